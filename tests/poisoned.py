@@ -45,7 +45,7 @@ class PoisonedEngine(Served):
         groups = enumerate(model.spec.cache_groups)
         owners = {layer: number for number, group in groups for layer in group.layers}
         self.runner.groups_of_layers = [owners[layer] for layer in range(model.spec.num_layers)]
-        self.runner.allocators = self.engine._scheduler.cache.allocators
+        self.runner.allocators = self.engine.scheduler.cache.allocators
 
     def answer(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
         """Of one prompt, alone."""

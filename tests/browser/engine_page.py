@@ -52,13 +52,13 @@ def written(books: Snapshot) -> Any:
 
 def assert_same_books(page: Page, server: SteppedServer, *, by_snapshot: bool = False) -> None:
     """What the page shows is what the engine, which is held, has in its books now; a snapshot tells of no step's end."""
-    step = server.engine._scheduler.step
+    step = server.engine.scheduler.step
     if by_snapshot:
         page.wait_for_function(f"step => {VIEW}.replay.step >= step", arg=step)
     else:
         wait_for_step(page, step)
     shown = shown_books(page)
-    assert shown == written(attrs.evolve(read_snapshot(server.engine._scheduler, at=0.0), at=shown[1]))
+    assert shown == written(attrs.evolve(read_snapshot(server.engine.scheduler, at=0.0), at=shown[1]))
 
 
 def table(page: Page, summary: str) -> list[list[str]]:

@@ -21,11 +21,11 @@ def page(visits: Visits, held: SteppedServer) -> Page:
 
 
 def aborts(server: SteppedServer) -> int:
-    return server.engine._scheduler.tally.finished[FinishReason.ABORT]
+    return server.engine.scheduler.tally.finished[FinishReason.ABORT]
 
 
 def test_stop_ends_the_request_in_the_engine_and_keeps_the_text(page: Page, held: SteppedServer) -> None:
-    before, scheduler = aborts(held), held.engine._scheduler
+    before, scheduler = aborts(held), held.engine.scheduler
     page.locator("#send").click()
     held.wait_for_living(1)
     held.turn(20)
@@ -70,7 +70,7 @@ def test_a_double_click_does_one_thing(page: Page, held: SteppedServer) -> None:
         "you"
     )
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert not held.engine._scheduler.requests
+    assert not held.engine.scheduler.requests
 
 
 def test_a_closed_tab_stops_as_well_and_the_neighbours_go_on(page: Page, held: SteppedServer) -> None:

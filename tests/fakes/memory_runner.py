@@ -69,6 +69,10 @@ class MemoryRunner:
 
     `submit` computes nothing: steps are computed in order when collected, as a device would, so that two plans can be
     in flight while the second one's newest tokens do not exist yet.
+
+    Attributes:
+        queued: the steps that are not computed yet; a test that clears it has the device forget them.
+        rows, store, states, slots: what is on the device and in host memory; a test may spoil it.
     """
 
     def __init__(
@@ -84,22 +88,22 @@ class MemoryRunner:
         self.num_tokens = 0
         self._groups = tuple(groups)
         self._num_blocks = per_group(num_blocks, len(self._groups))
-        self._block_size = block_size
+        self.block_size = block_size
         self._vocab_size = vocab_size
-        self._fail_at = fail_at or {}
-        self._rows: dict[int, _Row] = {}
+        self.fail_at = fail_at or {}
+        self.rows: dict[int, _Row] = {}
         recurrent = [isinstance(group.kind, Recurrent) for group in self._groups]
         self._recurrent = [group for group, each in enumerate(recurrent) if each]
         self._paged = [group for group, each in enumerate(recurrent) if not each]
-        self._store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
-        self._states: list[dict[int, list[int]]] = [{} for _ in groups]
-        self._slots: dict[int, dict[int, tuple[int, int]]] = {}
-        self._queued: deque[StepPlan] = deque()
+        self.store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
+        self.states: list[dict[int, list[int]]] = [{} for _ in groups]
+        self.slots: dict[int, dict[int, tuple[int, int]]] = {}
+        self.queued: deque[StepPlan] = deque()
         self._masks: dict[int, Mapping[int, bytes]] = {}
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         """Queue a step."""
-        self._queued.append(plan)
+        self.queued.append(plan)
         return plan
 
     def mask_block(self, count: int, /) -> MaskBlock:
@@ -108,7 +112,7 @@ class MemoryRunner:
 
     def draw(self, ticket: StepPlan, masks: Masks, /) -> None:
         """Remember what may be drawn, until the step is computed."""
-        if not self._queued or self._queued[-1] is not ticket or ticket.step in self._masks:
+        if not self.queued or self.queued[-1] is not ticket or ticket.step in self._masks:
             raise BrokenPlanError("only the newest step is drawn, and once")
         if not ticket.masked or not set(masks) <= set(ticket.masked):
             raise BrokenPlanError("there are masks for rows that need none")
@@ -118,8 +122,8 @@ class MemoryRunner:
         """Compute the steps up to this one; any that were dropped before it are computed too, as on a device."""
         if ticket.masked and ticket.step not in self._masks:
             raise BrokenPlanError("a step is collected that was never drawn")
-        while self._queued:
-            plan = self._queued.popleft()
+        while self.queued:
+            plan = self.queued.popleft()
             result = self._compute(plan)
             if plan is ticket:
                 return result
@@ -133,13 +137,13 @@ class MemoryRunner:
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         for released in plan.released:
-            self._rows.pop(released, None)
+            self.rows.pop(released, None)
         for admitted in plan.admitted:
             self._admit(admitted)
         for update in plan.table_updates:
             self._update(update)
-        if plan.step in self._fail_at:
-            raise self._fail_at[plan.step]
+        if plan.step in self.fail_at:
+            raise self.fail_at[plan.step]
         self._copy(plan.copies)
         result = StepResult(token_ids=[], copied=self._carry(plan))
         is_drawn = not plan.masked or plan.step in self._masks
@@ -147,15 +151,15 @@ class MemoryRunner:
         for chunk in plan.chunks:
             self._forward(chunk.row, chunk.start, chunk.length, result)
         for index in plan.decoding:
-            self._forward(index, self._rows[index].num_computed, 1, result)
+            self._forward(index, self.rows[index].num_computed, 1, result)
         for index in plan.sampling_rows if is_drawn else ():
             self._draw(index, masks.get(index), result)
         return result
 
     def _admit(self, admitted: AdmittedRow) -> None:
-        if admitted.row in self._rows:
+        if admitted.row in self.rows:
             raise BrokenPlanError(f"row {admitted.row} is admitted while it is held")
-        self._rows[admitted.row] = _Row(
+        self.rows[admitted.row] = _Row(
             token_ids=list(admitted.token_ids),
             num_prompt_tokens=admitted.num_prompt_tokens,
             num_computed=admitted.num_computed_tokens,
@@ -166,7 +170,7 @@ class MemoryRunner:
         )
 
     def _update(self, update: TableUpdate) -> None:
-        table = self._rows[update.row].tables[update.group]
+        table = self.rows[update.row].tables[update.group]
         if update.start > len(table):
             raise BrokenPlanError(f"row {update.row}: the table grows with a hole")
         table[update.start : update.start + len(update.block_ids)] = update.block_ids
@@ -179,14 +183,12 @@ class MemoryRunner:
             raise BrokenPlanError(f"copies of one step depend on each other: {copies}")
         for group, source, target in [(each.group, each.source, each.target) for each in copies]:
             if group in self._recurrent:
-                if source not in self._states[group]:
+                if source not in self.states[group]:
                     raise BrokenPlanError(f"state {source} is copied and was never written")
-                self._states[group][target] = list(self._states[group][source])
+                self.states[group][target] = list(self.states[group][source])
             else:
-                found = {
-                    place: fact for (block, place), fact in self._store[group].items() if block == source
-                }
-                self._store[group].update({(target, place): fact for place, fact in found.items()})
+                found = {place: fact for (block, place), fact in self.store[group].items() if block == source}
+                self.store[group].update({(target, place): fact for place, fact in found.items()})
 
     def _carry(self, plan: StepPlan) -> tuple[int, ...]:
         """Do the copies to host memory and from it; the steps whose copies are done."""
@@ -197,23 +199,23 @@ class MemoryRunner:
         return (plan.step,) if plan.stores or plan.loads else ()
 
     def _store_block(self, copy: SlotCopy) -> None:
-        (facts,) = self._store
-        self._slots[copy.slot] = {
+        (facts,) = self.store
+        self.slots[copy.slot] = {
             place: facts[copy.block, place]
-            for place in range(self._block_size)
+            for place in range(self.block_size)
             if (copy.block, place) in facts
         }
 
     def _load_block(self, copy: SlotCopy) -> None:
-        (facts,) = self._store
-        if copy.slot not in self._slots:
+        (facts,) = self.store
+        if copy.slot not in self.slots:
             raise BrokenPlanError(f"slot {copy.slot} is loaded and was never stored")
-        for place in range(self._block_size):
+        for place in range(self.block_size):
             facts.pop((copy.block, place), None)
-        facts.update({(copy.block, place): fact for place, fact in self._slots[copy.slot].items()})
+        facts.update({(copy.block, place): fact for place, fact in self.slots[copy.slot].items()})
 
     def _forward(self, index: int, start: int, length: int, result: StepResult) -> None:
-        row = self._rows[index]
+        row = self.rows[index]
         if start != row.num_computed or start + length > len(row.token_ids) or length < 1:
             raise BrokenPlanError(f"row {index}: tokens {start}+{length} do not follow {row.num_computed}")
         for group in self._recurrent:
@@ -227,7 +229,7 @@ class MemoryRunner:
             result.prompt_logprobs.setdefault(index, {}).update(scores)
 
     def _draw(self, index: int, mask: bytes | None, result: StepResult) -> None:
-        row = self._rows[index]
+        row = self.rows[index]
         if row.num_computed != len(row.token_ids):
             raise BrokenPlanError(f"row {index} samples before its last token is computed")
         token = self._next_token(row, mask)
@@ -238,20 +240,20 @@ class MemoryRunner:
 
     def _write(self, row: _Row, position: int) -> None:
         for group in self._paged:
-            block = row.tables[group][position // self._block_size]
+            block = row.tables[group][position // self.block_size]
             if not SINK_BLOCK < block <= self._num_blocks[group]:
                 raise BrokenPlanError(f"position {position} is written to block {block}")
-            self._store[group][block, position % self._block_size] = (position, row.token_ids[position])
+            self.store[group][block, position % self.block_size] = (position, row.token_ids[position])
 
     def _go_on(self, group: int, row: _Row, start: int, length: int) -> None:
         """The row's state takes in `length` tokens; before the first one it is empty, whatever is in the slot."""
         (live,) = row.tables[group]
         if not SINK_BLOCK < live <= self._num_blocks[group]:
             raise BrokenPlanError(f"a state lives in slot {live}")
-        seen = self._states[group].get(live) if start else []
+        seen = self.states[group].get(live) if start else []
         if seen != row.token_ids[:start]:
             raise BrokenPlanError(f"a state has seen {seen} and not {row.token_ids[:start]}")
-        self._states[group][live] = row.token_ids[: start + length]
+        self.states[group][live] = row.token_ids[: start + length]
 
     def _next_token(self, row: _Row, mask: bytes | None) -> int:
         for group in self._paged:
@@ -265,8 +267,8 @@ class MemoryRunner:
         window = self._groups[group].window
         first = 0 if window is None else max(0, position - window + 1)
         for each in range(first, position + 1):
-            block = row.tables[group][each // self._block_size]
-            found = self._store[group].get((block, each % self._block_size))
+            block = row.tables[group][each // self.block_size]
+            found = self.store[group].get((block, each % self.block_size))
             if found != (each, row.token_ids[each]):
                 message = f"position {each} reads {found} where token {row.token_ids[each]} was written"
                 raise BrokenPlanError(message)

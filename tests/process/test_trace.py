@@ -73,12 +73,12 @@ def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
         while waiting or engine.has_work:
             for _ in range(min(dice.randrange(3), len(waiting))):
                 engine.add(waiting.pop())
-            if dice.random() < 0.05 and inside(engine)._scheduler.requests:
-                engine.abort(dice.choice(list(inside(engine)._scheduler.requests)))
+            if dice.random() < 0.05 and inside(engine).scheduler.requests:
+                engine.abort(dice.choice(list(inside(engine).scheduler.requests)))
             engine.turn()
             turns = recorder.take()
             writer.write(turns)
-            expected.extend(read_snapshot(inside(engine)._scheduler, at=turn.at) for turn in turns)
+            expected.extend(read_snapshot(inside(engine).scheduler, at=turn.at) for turn in turns)
     replayed = [books.snapshot() for record, books in walk(read(path)) if isinstance(record, Turn)]
     assert replayed == expected
     last = replayed[-1]

@@ -26,7 +26,7 @@ class EngineBooks:
         clock: Clock,
         kv_events: KVEventPublisher | None = None,
     ) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._kv_events = kv_events
@@ -49,19 +49,19 @@ class EngineBooks:
         Its times count from the clock's reading `began`, or from now.
         """
         self.stop_recording()
-        self._recorder = Recorder(self._scheduler, self._clock, tokenizer, began=began)
+        self._recorder = Recorder(self.scheduler, self._clock, tokenizer, began=began)
         return self._recorder
 
     def stop_recording(self) -> None:
         """Keep no step log any more."""
-        self._scheduler.cache.journal = self._recorder = None
+        self.scheduler.cache.journal = self._recorder = None
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
         """The books now. Blocks are those of the fullest cache group, scaled to the size of the largest.
 
         Leaked ones are those of the last time that they were counted.
         """
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         if count_leaks:
             self._leaked_blocks = _count_leaks(scheduler)
         tally, prefixes, counted = scheduler.tally, scheduler.cache.statistics, self._runner.counts()
@@ -105,7 +105,7 @@ class EngineBooks:
 
     def counts(self) -> EngineCounts:
         """The few numbers that cost next to nothing to read."""
-        step, tally = self._scheduler.step, self._scheduler.tally
+        step, tally = self.scheduler.step, self.scheduler.tally
         prompt, generated = tally.computed_prompt_tokens, tally.generated_tokens
         return EngineCounts(step, tally.steps, prompt, generated, self._runner.counts())
 
@@ -118,7 +118,7 @@ class EngineBooks:
         self._forget_prefixes(with_directory=True)
 
     def _forget_prefixes(self, *, with_directory: bool) -> None:
-        cache = self._scheduler.cache
+        cache = self.scheduler.cache
         cache.forget_prefixes(with_directory=with_directory)
         if cache.events is not None:
             cache.events.note_cleared()
@@ -126,19 +126,19 @@ class EngineBooks:
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
-        assert not self._scheduler.requests
-        self._scheduler.tally = Tally()
+        assert not self.scheduler.requests
+        self.scheduler.tally = Tally()
         self._forget_prefixes(with_directory=False)
-        self._scheduler.cache.start_counting()
+        self.scheduler.cache.start_counting()
         self._counting_since = self._clock.now()
 
     def _publish_kv_events(self) -> None:
-        log = self._scheduler.cache.events
+        log = self.scheduler.cache.events
         if log is not None and self._kv_events is not None and (events := log.take()) is not None:
             self._kv_events.publish(events)
 
     def _alive(self) -> list[Sequence]:
-        families = self._scheduler.requests.values()
+        families = self.scheduler.requests.values()
         return [each for family in families for each in family if each.phase is not Phase.FINISHED]
 
 

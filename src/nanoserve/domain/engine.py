@@ -63,7 +63,7 @@ class Engine(EngineBooks, Generic[TicketT]):
             cache.add_tiers(limits.host_slots, min_tokens=limits.min_offload_tokens, directory=directory)
         super().__init__(Scheduler(limits, cache, clock), runner, clock, kv_events)
         self._has_text = tokenizer is not None
-        self._answers = Answers(self._scheduler, tokenizer)
+        self._answers = Answers(self.scheduler, tokenizer)
         self._tiers = cache.tiers
         self._depth = depth
         self._paranoid = paranoid
@@ -71,29 +71,29 @@ class Engine(EngineBooks, Generic[TicketT]):
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
         self._is_undrawn = False
         self._events: list[EngineEvent] = []
-        self._scheduler.constraints = constraints or Constraints()
+        self.scheduler.constraints = constraints or Constraints()
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would compute, collect or report something."""
         is_carrying = self._tiers is not None and self._tiers.is_busy
-        return bool(self._scheduler.requests or self._scheduler.ended or self._in_flight or is_carrying)
+        return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight or is_carrying)
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
         if request.sampling.stop and not self._has_text:
             raise BadValueError("stop", "stop strings need an engine with a tokenizer")
-        self._scheduler.add(request)
+        self.scheduler.add(request)
         if self._recorder is not None:
-            self._recorder.note_added(self._scheduler.requests[request.request_id])
+            self._recorder.note_added(self.scheduler.requests[request.request_id])
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
-        self._scheduler.abort(request_id)
+        self.scheduler.abort(request_id)
 
     def request_ids(self) -> list[str]:
         """The requests that have not ended."""
-        return list(self._scheduler.requests)
+        return list(self.scheduler.requests)
 
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened.
@@ -107,33 +107,31 @@ class Engine(EngineBooks, Generic[TicketT]):
             self._fill_pipeline()
             if self._in_flight:
                 self._bring_home_oldest(events)
-            elif self._scheduler.constraints.is_awaiting:
-                self._scheduler.constraints.rest()
+            elif self.scheduler.constraints.is_awaiting:
+                self.scheduler.constraints.rest()
             elif self._tiers is not None and self._tiers.is_reading:
                 self._tiers.rest()
         except BaseException:
             self._in_flight.clear()
             self._is_undrawn = False
-            self._scheduler.preempt_all()
+            self.scheduler.preempt_all()
             raise
         if self._recorder is not None:
             self._recorder.note_turn()
-        events[:0] = self._scheduler.notices
-        self._scheduler.notices.clear()
+        events[:0] = self.scheduler.notices
+        self.scheduler.notices.clear()
         self._answers.report_ends(events)
         if self._paranoid:
-            audit(self._scheduler)
+            audit(self.scheduler)
         if self._kv_events is not None:
             self._publish_kv_events()
         self._events = []
         return events
 
     def _fill_pipeline(self) -> None:
-        while (
-            not self._is_undrawn and len(self._in_flight) < self._depth and (plan := self._scheduler.plan())
-        ):
+        while not self._is_undrawn and len(self._in_flight) < self._depth and (plan := self.scheduler.plan()):
             if self._recorder is not None:
-                self._recorder.note_planned(self._scheduler.flights[-1])
+                self._recorder.note_planned(self.scheduler.flights[-1])
             try:
                 ticket = self._runner.submit(plan)
             except Exception as error:  # noqa: BLE001 - whatever a runner raises must end in events, not in a dead loop
@@ -155,9 +153,9 @@ class Engine(EngineBooks, Generic[TicketT]):
         plan, ticket = self._in_flight[0]
         try:
             if begin:
-                self._scheduler.constraints.begin(self._scheduler.flights[0])
+                self.scheduler.constraints.begin(self.scheduler.flights[0])
             else:
-                self._scheduler.draw(ticket)
+                self.scheduler.draw(ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
 
@@ -170,7 +168,7 @@ class Engine(EngineBooks, Generic[TicketT]):
             return
         if result.broken:
             self._end_broken(plan, result.broken)
-        gained = self._scheduler.commit(result)
+        gained = self.scheduler.commit(result)
         if self._recorder is not None:
             self._recorder.note_committed(plan.step, gained)
         try:
@@ -182,10 +180,10 @@ class Engine(EngineBooks, Generic[TicketT]):
     def _end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
         """Rows that have no token end, and cost the others of the step nothing: no row computes with another's numbers."""
         error = StepFailedError(f"step {plan.step}: logits of rows {rows} are not finite", rows)
-        by_row = self._scheduler.flights[0].by_row
+        by_row = self.scheduler.flights[0].by_row
         ended = [by_row[row] for row in rows if by_row[row].finish_reason is None]
         for sequence in ended:
-            self._scheduler.finish(sequence, FinishReason.ERROR, _reason(error))
+            self.scheduler.finish(sequence, FinishReason.ERROR, _reason(error))
         self._note_failure(plan, error, [each.request.request_id for each in ended])
 
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
@@ -201,7 +199,7 @@ class Engine(EngineBooks, Generic[TicketT]):
         guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
         self._in_flight.clear()
         self._is_undrawn = False
-        ended = self._scheduler.fail(plan, guilty, _reason(error))
+        ended = self.scheduler.fail(plan, guilty, _reason(error))
         self._note_failure(plan, error, [each.request.request_id for each in ended])
 
     def _note_failure(self, plan: StepPlan, error: Exception, ended: list[str]) -> None:

@@ -136,6 +136,19 @@ def test_the_contracts_of_kernels_import_without_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_no_test_of_the_control_plane_reaches_for_a_private_attribute() -> None:
+    """So that what they prove outlives how it is written. What `self` has is the test's own."""
+    for folder in ("domain", "adapters/engine_process"):
+        for page in (ROOT / "tests" / "unit" / folder).rglob("*.py"):
+            reaches = [
+                f"{page.relative_to(ROOT)}:{each.lineno}: {ast.unparse(each)}"
+                for each in ast.walk(ast.parse(page.read_text()))
+                if isinstance(each, ast.Attribute) and re.match("_[^_]", each.attr)
+                if not (isinstance(each.value, ast.Name) and each.value.id in {"self", "cls"})
+            ]
+            assert reaches == []
+
+
 def test_no_code_outside_the_domain_uses_the_scheduler() -> None:
     domain = ROOT / "src" / "nanoserve" / "domain"
     pages = [page for folder in ("src", "benchmarks", "tools") for page in (ROOT / folder).rglob("*.py")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import chain_root, fast_hash, strong_hash
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
@@ -52,3 +53,13 @@ class KVEventReader:
             assert self._hash(parent, tokens) == content
             parent = content
         assert len(event.token_ids) in {0, len(event.block_hashes) * size}
+
+
+def check_reader(reader: KVEventReader, cache: KVCache) -> None:
+    """The events said of every content that can be found that it is there, and of no other."""
+    for group, pool in enumerate(cache.allocators):
+        held = reader.held(group)
+        assert {pool.find(each) for each in held} == set(pool.findable)
+        assert len(held) == len(pool.findable)
+    if cache.tiers is not None:
+        assert reader.held(0, "host") == cache.tiers.host.findable

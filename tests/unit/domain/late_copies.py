@@ -33,11 +33,11 @@ class LateRunner(RecordingRunner):
         if plan.stores or plan.loads:
             copies = [(each, False) for each in plan.stores] + [(each, True) for each in plan.loads]
             self._under_way[plan.step] = self._dice.sample(copies, len(copies))
-        everything = range(self._block_size)
+        everything = range(self.block_size)
         for each in plan.stores:
-            self._slots[each.slot] = dict.fromkeys(everything, SPOILED)
+            self.slots[each.slot] = dict.fromkeys(everything, SPOILED)
         for each in plan.loads:
-            self._store[0].update({(each.block, place): SPOILED for place in everything})
+            self.store[0].update({(each.block, place): SPOILED for place in everything})
         return tuple(step for step in list(self._under_way) if self._go_on_with(step))
 
     def _go_on_with(self, step: int) -> bool:
@@ -68,7 +68,7 @@ class LateDirectory:
         return name in self.blocks
 
     def read(self, name: BlockHash, slot: int, /) -> None:
-        self._runner._slots[slot] = {0: SPOILED}
+        self._runner.slots[slot] = {0: SPOILED}
         self._under_way.append((name, slot, True))
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
@@ -87,11 +87,11 @@ class LateDirectory:
         if not is_read and is_forgotten:
             return DirectoryWork(name, slot, is_read=False, is_good=False)
         if not is_read:
-            self.blocks[name] = dict(self._runner._slots[slot])
+            self.blocks[name] = dict(self._runner.slots[slot])
             return DirectoryWork(name, slot, is_read=False, is_good=True)
         is_good = name in self.blocks and self._dice.random() < 0.9
         if is_good:
-            self._runner._slots[slot] = dict(self.blocks[name])
+            self._runner.slots[slot] = dict(self.blocks[name])
             self.num_read += 1
         else:
             self.blocks.pop(name, None)

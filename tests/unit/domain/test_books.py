@@ -78,7 +78,7 @@ def test_a_block_that_no_table_holds_is_leaked() -> None:
     for _ in range(12):
         world.turn()
         assert world.engine.state(count_leaks=True).leaked_blocks == 0
-    world.engine._scheduler.cache.allocators[1].allocate(3)
+    world.scheduler.cache.allocators[1].allocate(3)
     assert world.engine.state(count_leaks=True).leaked_blocks == 3
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
-from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
-from tests.unit.domain.world import World, oracle
+from tests.unit.domain.world import HandClock, RecordingRunner, World, oracle
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -19,7 +21,7 @@ def test_no_step_exceeds_its_budget(depth: int) -> None:
     world.run()
     sizes = [plan.num_tokens for plan in world.runner.plans]
     assert max(sizes) == 9
-    assert world.engine._scheduler.tally.computed_prompt_tokens == sum(
+    assert world.scheduler.tally.computed_prompt_tokens == sum(
         chunk.length for plan in world.runner.plans for chunk in plan.chunks
     )
 
@@ -64,29 +66,31 @@ def test_the_times_of_an_answer() -> None:
     assert times == pytest.approx((0.0, 0.004, 0.004, 0.005))
 
 
-class TimedRunner:
+class TimedRunner(RecordingRunner):
     """Lets a hand clock run while a step is computed: a price for the step, and one for each prefill token."""
 
-    def __init__(self, world: World, *, step: float, token: float) -> None:
-        self._world, self._step, self._token = world, step, token
-
-    def submit(self, plan: StepPlan, /) -> StepPlan:
-        return self._world.runner.submit(plan)
+    def __init__(self, *args: Any, step: float, token: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.clock = HandClock()
+        self._step, self._token = step, token
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
         prefill = ticket.num_tokens - len(ticket.decoding)
-        self._world.clock.time += self._step + self._token * prefill - 0.001
-        return self._world.runner.collect(ticket)
-
-    def counts(self) -> RunnerCounts:
-        return RunnerCounts()
+        self.clock.time += self._step + self._token * prefill - 0.001
+        return super().collect(ticket)
 
 
 def chunks_beside_a_decode(max_itl: float | None, *, depth: int = 1, token: float = 0.001) -> list[int]:
     world = World(
-        max_itl=max_itl, depth=depth, max_num_batched_tokens=200, num_blocks=500, max_model_len=1200
+        max_itl=max_itl,
+        depth=depth,
+        max_num_batched_tokens=200,
+        num_blocks=500,
+        max_model_len=1200,
+        runner=functools.partial(TimedRunner, step=0.010, token=token),
     )
-    world.engine._runner = TimedRunner(world, step=0.010, token=token)
+    assert isinstance(world.runner, TimedRunner)
+    world.runner.clock = world.clock
     world.add("chat", range(50), max_tokens=60)
     for _ in range(8):
         world.turn()

@@ -14,10 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.scheduler import Progress
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Masks, Matcher, Pending, new_block
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
@@ -31,8 +29,9 @@ from tests.fakes.finite_grammars import (
     Language,
 )
 from tests.fakes.memory_runner import expected_token
-from tests.unit.domain.faults import Fault, FlakyRunner
-from tests.unit.domain.world import FULL, HandClock, World, oracle
+from tests.unit.domain.faults import Fault
+from tests.unit.domain.tokenizers import ByteTokenizer
+from tests.unit.domain.world import FULL, HandClock, RecordingRunner, World, oracle
 
 VOCAB = 24
 EOS = (3, 7)
@@ -186,10 +185,9 @@ def check(request: Request, found: World, window: int | None = None) -> None:
 
 def test_a_token_is_drawn_behind_its_mask_at_full_depth() -> None:
     """At depth 2 the forward pass of a step is queued before the one in front of it is collected."""
-    found = world(depth=2)
     order: list[tuple[str, int]] = []
 
-    class Noting(FlakyDrawer):
+    class Noting(RecordingRunner):
         def submit(self, plan: StepPlan, /) -> StepPlan:
             order.append(("submit", plan.step))
             return super().submit(plan)
@@ -202,7 +200,7 @@ def test_a_token_is_drawn_behind_its_mask_at_full_depth() -> None:
             order.append(("collect", ticket.step))
             return super().collect(ticket)
 
-    Noting(found)
+    found = world(depth=2, runner=Noting)
     found.add("r", [1], eos=EOS, constraint=constraint(LANGUAGES[4]), max_tokens=5)
     found.run()
     steady = [("submit", 3), ("collect", 2), ("draw", 3), ("submit", 4), ("collect", 3), ("draw", 4)]
@@ -311,6 +309,18 @@ def test_a_row_with_nothing_to_draw_ends_alone(depth: int, ends: Sequence[int]) 
     check(neighbour, found)
 
 
+class Heard(ByteTokenizer):
+    """Calls `hear` with each token that becomes text."""
+
+    def __init__(self, hear: Callable[[int], object]) -> None:
+        super().__init__([b"x"] * VOCAB)
+        self._hear = hear
+
+    def text_of(self, token_id: int, /) -> str | None:
+        self._hear(token_id)
+        return super().text_of(token_id)
+
+
 class BrokenMatcher(FiniteMatcher):
     def consume(self, token_id: int, /) -> bool:
         raise OverflowError("too deep")
@@ -321,8 +331,8 @@ def test_a_grammar_that_refuses_a_token_costs_its_own_answer() -> None:
     found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
     neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
     found.turn()
-    (sequence,) = found.engine._scheduler.requests["bad"]
-    matcher = found.engine._scheduler.constraints.matchers[sequence]
+    (sequence,) = found.scheduler.requests["bad"]
+    matcher = found.scheduler.constraints.matchers[sequence]
     assert isinstance(matcher, FiniteMatcher)
     matcher.language = language_of(LANGUAGES[0])  # another one than its mask was of
     found.run()
@@ -337,9 +347,9 @@ def test_grammars_that_break_cost_no_free_answer() -> None:
     found = world()
     found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
     neighbour = found.add("good", [2])
-    (sequence,) = found.engine._scheduler.requests["bad"]
+    (sequence,) = found.scheduler.requests["bad"]
     broken = BrokenMatcher(language_of(LANGUAGES[4]))
-    found.engine._scheduler.constraints.matchers[sequence] = broken
+    found.scheduler.constraints.matchers[sequence] = broken
     found.run()
     last = found.answer("bad").last
     assert last is not None
@@ -361,15 +371,8 @@ def test_events_are_made_while_masks_are() -> None:
 
             return wait
 
-    found = world(depth=2, grammars=Noting(VOCAB))
+    found = world(depth=2, grammars=Noting(VOCAB), tokenizer=Heard(lambda _: order.append("report")))
     found.add("r", [1], eos=EOS, constraint=constraint(LANGUAGES[4]), max_tokens=6)
-    report = found.engine._answers.report
-
-    def reporting(gained: list[Progress], events: list[EngineEvent]) -> None:
-        order.append("report")
-        report(gained, events)
-
-    found.engine._answers.report = reporting  # type: ignore[method-assign]
     found.run()
     assert ["begin", "report", "wait", "begin", "report", "wait"] in [
         order[n : n + 6] for n in range(len(order))
@@ -378,16 +381,15 @@ def test_events_are_made_while_masks_are() -> None:
 
 def test_masks_of_a_step_that_is_given_up_are_waited_for() -> None:
     """`SlowGrammars` refuse to do anything with matchers meanwhile."""
-    found = world(depth=2, grammars=SlowGrammars(0, EOS))
-    asked = [found.add(f"r{n}", [n + 1], eos=EOS, constraint=constraint(LANGUAGES[4])) for n in range(2)]
-    report, count = found.engine._answers.report, itertools.count()
+    of_the_last, count = {*range(VOCAB)} - {*EOS} - {*map(int, LANGUAGES[4].split())}, itertools.count()
 
-    def interrupted(gained: list[Progress], events: list[EngineEvent]) -> None:
-        report(gained, events)
-        if next(count) == 3:
+    def interrupt(token: int) -> None:
+        if token in of_the_last and next(count) == 2:
             raise KeyboardInterrupt
 
-    found.engine._answers.report = interrupted  # type: ignore[method-assign]
+    found = world(depth=2, grammars=SlowGrammars(0, EOS), tokenizer=Heard(interrupt))
+    asked = [found.add(f"r{n}", [n + 1], eos=EOS, constraint=constraint(LANGUAGES[4])) for n in range(2)]
+    found.add("last", [3], max_tokens=20)
     with pytest.raises(KeyboardInterrupt):
         found.run()
     found.run()
@@ -427,30 +429,6 @@ def test_an_engine_whose_runner_cannot_draw_late_refuses() -> None:
         engine.add(request)
 
 
-class FlakyDrawer(FlakyRunner):
-    """Can also fail while it draws: before anything of it is done, or afterwards."""
-
-    def __init__(self, found: World) -> None:
-        super().__init__(found.runner)
-        self.draw_error: BaseException | None = None
-        self.draw_first = False
-        found.engine._runner = found.engine._scheduler.constraints._drawer = self
-
-    def mask_block(self, count: int, /) -> MaskBlock:
-        return self._inner.mask_block(count)
-
-    def draw(self, ticket: StepPlan, masks: Masks, /) -> None:
-        error, self.draw_error = self.draw_error, None
-        if error is None or self.draw_first:
-            self._inner.draw(ticket, masks)
-        if error is not None:
-            raise error
-
-    def heal(self) -> None:
-        super().heal()
-        self.draw_error = None
-
-
 ERRORS = (
     RuntimeError("lost"),
     KeyboardInterrupt(),
@@ -481,7 +459,6 @@ class ConstrainedMachine(RuleBasedStateMachine):
             max_num_batched_tokens=6,
             **settings,
         )
-        self.flaky = FlakyDrawer(self.world)
         self.requests: list[Request] = []
         self.window = min((group.window for group in groups if group.window), default=None)
 
@@ -519,22 +496,22 @@ class ConstrainedMachine(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from(Fault), kind=st.integers(0, 3))
     def fail(self, fault: Fault, kind: int) -> None:
-        self.flaky.fail(fault, ERRORS[kind])
+        self.world.runner.fail(fault, ERRORS[kind])
 
     @rule(first=st.booleans(), kind=st.integers(0, 3))
     def fail_to_draw(self, first: bool, kind: int) -> None:
-        self.flaky.draw_error, self.flaky.draw_first = ERRORS[kind], first
+        self.world.runner.fail_to_draw(ERRORS[kind], afterwards=first)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        self.flaky.heal()
+        self.world.runner.heal()
         self.world.run()
         for request in self.requests:
             check(request, self.world, self.window)
-        pools = self.world.engine._scheduler.cache.allocators
+        pools = self.world.scheduler.cache.allocators
         assert self.world.free_blocks == [pool.num_blocks for pool in pools]
-        assert not self.world.engine._scheduler.constraints.matchers
+        assert not self.world.scheduler.constraints.matchers
 
 
 TestConstrainedMachine = ConstrainedMachine.TestCase

@@ -13,10 +13,9 @@ from nanoserve.domain.kv.allocator import BlockAccountingError
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
-from tests.fakes.memory_runner import MemoryRunner
-from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.faults import Fault
 from tests.unit.domain.tokenizers import ByteTokenizer
-from tests.unit.domain.world import World, oracle
+from tests.unit.domain.world import RecordingRunner, World, oracle
 
 
 def crowd(world: World, count: int = 5) -> None:
@@ -36,11 +35,10 @@ def assert_right(world: World, names: Sequence[int]) -> None:
 @pytest.mark.parametrize("fault", Fault)
 def test_a_step_that_fails_once_changes_no_answer(fault: Fault, when: int, depth: int) -> None:
     world = World(depth=depth, max_num_seqs=3)
-    flaky = make_flaky(world)
     crowd(world)
     for _ in range(when):
         world.turn()
-    flaky.fail(fault)
+    world.runner.fail(fault)
     world.run()
     assert_right(world, range(5))
     assert world.free_blocks == [64]
@@ -51,14 +49,13 @@ def test_a_step_that_fails_once_changes_no_answer(fault: Fault, when: int, depth
 @pytest.mark.parametrize("fault", [each for each in Fault if not each.name.startswith("TOKEN")])
 def test_an_interrupt_passes_through_and_changes_no_answer(fault: Fault, when: int, depth: int) -> None:
     world = World(depth=depth, max_num_seqs=3)
-    flaky = make_flaky(world)
     crowd(world)
     for _ in range(when):
         world.turn()
-    flaky.fail(fault, KeyboardInterrupt())
+    world.runner.fail(fault, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         world.run()
-    audit(world.engine._scheduler)
+    audit(world.scheduler)
     world.run()
     assert_right(world, range(5))
     assert world.free_blocks == [64]
@@ -66,11 +63,10 @@ def test_an_interrupt_passes_through_and_changes_no_answer(fault: Fault, when: i
 
 def test_every_row_is_released_after_a_failure() -> None:
     world = World(max_num_seqs=2)
-    flaky = make_flaky(world)
     world.add("short", range(4), max_tokens=1)
     world.turn()
     world.add("r1", range(1, 10), seed=1)
-    flaky.fail(Fault.SUBMIT_LOST, KeyboardInterrupt())
+    world.runner.fail(Fault.SUBMIT_LOST, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         world.turn()
     world.run()
@@ -81,11 +77,10 @@ def test_every_row_is_released_after_a_failure() -> None:
 @pytest.mark.parametrize("fault", [Fault.SUBMIT_LOST, Fault.COLLECT_LATE])
 def test_the_guilty_end_alone(fault: Fault) -> None:
     world = World(depth=2)
-    flaky = make_flaky(world)
     crowd(world)
     for _ in range(3):
         world.turn()
-    flaky.fail(fault, StepFailedError("row 2 is not finite", (2,)))
+    world.runner.fail(fault, StepFailedError("row 2 is not finite", (2,)))
     world.run()
     guilty = world.answer("r2")
     assert guilty.reason is FinishReason.ERROR
@@ -99,18 +94,16 @@ def test_the_guilty_end_alone(fault: Fault) -> None:
 )
 def test_every_step_that_fails_is_reported(error: Exception, ended: list[str]) -> None:
     reported: list[Any] = []
-    world = World(depth=2)
-    world.engine._on_failure = lambda *failure: reported.append(failure)
-    flaky = make_flaky(world)
+    world = World(depth=2, on_failure=lambda *failure: reported.append(failure))
     crowd(world)
     for _ in range(3):
         world.turn()
-    flaky.fail(Fault.COLLECT_LATE, error)
+    world.runner.fail(Fault.COLLECT_LATE, error)
     world.run()
     assert [each[1:] for each in reported] == [(error, ended)]
 
 
-class BreakingRunner(MemoryRunner):
+class BreakingRunner(RecordingRunner):
     """A row of one of its steps has no finite logits."""
 
     row, at = 2, 4
@@ -122,10 +115,8 @@ class BreakingRunner(MemoryRunner):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_row_without_a_token_ends_alone_and_no_other_is_computed_again(depth: int) -> None:
-    world = World(depth=depth)
     reported: list[Any] = []
-    world.engine._on_failure = lambda *failure: reported.append(failure)
-    world.runner.__class__ = type("Breaking", (BreakingRunner, type(world.runner)), {})
+    world = World(depth=depth, runner=BreakingRunner, on_failure=lambda *failure: reported.append(failure))
     crowd(world)
     world.run()
     guilty = world.answer("r2")
@@ -142,10 +133,9 @@ def test_a_row_without_a_token_ends_alone_and_no_other_is_computed_again(depth: 
 
 def test_a_guilty_row_that_is_free_accuses_no_sequence() -> None:
     world = World()
-    flaky = make_flaky(world)
     crowd(world, 2)
     world.turn()
-    flaky.fail(Fault.COLLECT_LATE, StepFailedError("row 7", (7,)))
+    world.runner.fail(Fault.COLLECT_LATE, StepFailedError("row 7", (7,)))
     world.run()
     assert_right(world, range(2))
 
@@ -153,10 +143,9 @@ def test_a_guilty_row_that_is_free_accuses_no_sequence() -> None:
 @pytest.mark.parametrize("guilty", [(), (7,), (0,)])
 def test_a_sequence_alone_in_its_step_is_guilty(guilty: tuple[int, ...]) -> None:
     world = World(max_num_seqs=1)
-    flaky = make_flaky(world)
     crowd(world, 2)
     world.turn()
-    flaky.fail(Fault.COLLECT_LATE, StepFailedError("alone", guilty))
+    world.runner.fail(Fault.COLLECT_LATE, StepFailedError("alone", guilty))
     world.run()
     assert world.answer("r0").reason is FinishReason.ERROR
     assert_right(world, [1])
@@ -164,13 +153,12 @@ def test_a_sequence_alone_in_its_step_is_guilty(guilty: tuple[int, ...]) -> None
 
 def test_no_other_sequence_is_blamed_when_the_guilty_one_has_ended() -> None:
     world = World(depth=2)
-    flaky = make_flaky(world)
     crowd(world, 3)
     world.turn()
     world.engine.abort("r1")
-    flaky.fail(Fault.COLLECT_LATE, StepFailedError("row 1", (1,)))
+    world.runner.fail(Fault.COLLECT_LATE, StepFailedError("row 1", (1,)))
     world.turn()
-    assert not world.engine._scheduler.suspects
+    assert not world.scheduler.suspects
     world.run()
     assert_right(world, [0, 2])
 
@@ -178,23 +166,21 @@ def test_no_other_sequence_is_blamed_when_the_guilty_one_has_ended() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_failure_of_steps_whose_sequences_have_all_ended_changes_no_answer(depth: int) -> None:
     world = World(depth=depth, max_num_seqs=2)
-    flaky = make_flaky(world)
     crowd(world)
     world.turn()
     world.engine.abort("r0")
     world.engine.abort("r1")
     if depth == 2:
-        flaky.fail(Fault.COLLECT_LATE)
+        world.runner.fail(Fault.COLLECT_LATE)
     world.run()
     assert_right(world, [2, 3, 4] if depth == 1 else [])
-    assert sum(world.engine._scheduler.tally.finished.values()) == 5
+    assert sum(world.scheduler.tally.finished.values()) == 5
 
 
 def test_a_wrong_number_of_tokens_says_so() -> None:
     world = World()
-    flaky = make_flaky(world)
     crowd(world, 1)
-    flaky.fail(Fault.TOKEN_MISSING)
+    world.runner.fail(Fault.TOKEN_MISSING)
     world.run()
     last = world.answer("r0").last
     assert last is not None
@@ -238,8 +224,8 @@ def test_an_answer_that_cannot_be_read_costs_its_neighbours_nothing(at: int) -> 
     assert answer.last.error == "OverflowError: out of range"
     assert answer.token_ids == oracle(range(2, 11), at, seed=2)
     assert_right(world, [0, 1, 3, 4])
-    assert world.engine._scheduler.tally.finished[FinishReason.ERROR] == 1
-    assert world.engine._scheduler.tally.finished[FinishReason.LENGTH] == 4
+    assert world.scheduler.tally.finished[FinishReason.ERROR] == 1
+    assert world.scheduler.tally.finished[FinishReason.LENGTH] == 4
 
 
 @pytest.mark.parametrize("breakage", ["row", "block", "ledger", "queue", "phase", "slot"])
@@ -247,16 +233,16 @@ def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
     world = World()
     crowd(world)
     world.turn()
-    scheduler = world.engine._scheduler
+    scheduler = world.scheduler
     sequence = next(iter(scheduler.seats.running))
     if breakage == "row":
-        scheduler.seats._free.append(0)
+        sequence.row = 7
     elif breakage == "block":
-        scheduler.cache.allocators[0]._blank.pop()
+        scheduler.cache.allocators[0].allocate(1)
     elif breakage == "ledger":
         scheduler.tally.accepted += 1
     elif breakage == "queue":
-        scheduler.waiting._lengths["default"] += 1
+        scheduler.waiting.hold_back(sequence)
     elif breakage == "phase":
         del scheduler.seats.running[sequence]
     else:

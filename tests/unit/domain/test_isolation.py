@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.scheduling.limits import RequestClass
-from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
-from tests.fakes.memory_runner import MemoryRunner
-from tests.unit.domain.faults import Fault, make_flaky
-from tests.unit.domain.world import FULL, World, oracle
+from tests.unit.domain.faults import Fault
+from tests.unit.domain.world import FULL, RecordingRunner, World, oracle
 
 POISON = 999
 NARROW = CacheGroup(layers=(2,), kind=Window(5))
 
 
-@attrs.define
-class PoisonedRunner:
-    """Passes everything on to a memory runner, and raises where a row whose prompt starts with `POISON` computes a
-    position from `at` on: when the step is collected, or, knowing only what was planned, when it is submitted."""
+class PoisonedRunner(RecordingRunner):
+    """Raises where a row whose prompt starts with `POISON` computes a position from `at` on: when the step is collected,
+    or, knowing only what was planned, when it is submitted."""
 
-    inner: MemoryRunner
-    at: int = 0
-    in_submit: bool = False
-    positions: dict[int, int] = attrs.field(factory=dict)
-    failures: int = 0
-    batches: list[int] = attrs.field(factory=list)
+    def __init__(self, *args: Any, at: int = 0, in_submit: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.at, self.in_submit = at, in_submit
+        self.positions: dict[int, int] = {}
+        self.failures = 0
+        self.batches: list[int] = []
+        self.poisoned: set[int] = set()
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         self.batches.append(len(plan.chunks) + len(plan.decoding))
@@ -43,18 +41,14 @@ class PoisonedRunner:
             if self.in_submit:
                 self.failures += 1
                 raise RuntimeError("poison")
-            self.inner.submit(plan)
-            return attrs.evolve(plan, step=-plan.step)
-        return self.inner.submit(plan)
+            self.poisoned.add(plan.step)
+        return super().submit(plan)
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
-        if ticket.step < 0:
+        if ticket.step in self.poisoned:
             self.failures += 1
             raise RuntimeError("poison")
-        return self.inner.collect(ticket)
-
-    def counts(self) -> RunnerCounts:
-        return RunnerCounts()
+        return super().collect(ticket)
 
     def _is_poisoned(self, plan: StepPlan) -> bool:
         for row in plan.released:
@@ -68,11 +62,11 @@ class PoisonedRunner:
         return any(self.positions[row] > self.at for row in self.positions.keys() & computed.keys())
 
 
-def poison(world: World, at: int, *, in_submit: bool = False) -> PoisonedRunner:
-    """Let position `at` of poisoned sequences be impossible to compute."""
-    runner = PoisonedRunner(world.runner, at, in_submit)
-    world.engine._runner = runner
-    return runner
+def poisoned_world(at: int, *, in_submit: bool = False, **settings: Any) -> tuple[World, PoisonedRunner]:
+    """Position `at` of poisoned sequences is impossible to compute."""
+    world = World(runner=functools.partial(PoisonedRunner, at=at, in_submit=in_submit), **settings)
+    assert isinstance(world.runner, PoisonedRunner)
+    return world, world.runner
 
 
 def prompt_of(number: int, length: int, poisoned: Sequence[int]) -> list[int]:
@@ -109,16 +103,15 @@ def assert_only_the_poisoned_ended(
             assert answer.token_ids == whole[: len(answer.token_ids)]
         else:
             assert (answer.reason, answer.token_ids) == (FinishReason.LENGTH, whole)
-    assert world.free_blocks == [pool.num_blocks for pool in world.engine._scheduler.cache.allocators]
-    assert not world.engine._scheduler.suspects
+    assert world.free_blocks == [pool.num_blocks for pool in world.scheduler.cache.allocators]
+    assert not world.scheduler.suspects
 
 
 @pytest.mark.parametrize("in_submit", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize(("at", "said"), [(0, 0), (8, 0), (9, 1), (12, 4), (15, 7)])
 def test_the_poisoned_end_alone(at: int, said: int, depth: int, in_submit: bool) -> None:
-    world = World(depth=depth)
-    runner = poison(world, at, in_submit=in_submit)
+    world, runner = poisoned_world(at, in_submit=in_submit, depth=depth)
     fill(world)
     world.run()
     assert_only_the_poisoned_ended(world, said=said)
@@ -126,32 +119,30 @@ def test_the_poisoned_end_alone(at: int, said: int, depth: int, in_submit: bool)
 
 
 def test_suspects_run_alone_in_lock_step_and_the_others_wait() -> None:
-    world = World(depth=3)
-    runner = poison(world, 11)
+    world, runner = poisoned_world(11, depth=3)
     fill(world, count=3)
     while not runner.failures:
         world.turn()
     for number in (7, 8):
         world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8)
     start = len(runner.batches)
-    suspects = world.engine._scheduler.suspects
+    suspects = world.scheduler.suspects
     while suspects:
         on_trial = suspects.first
         world.turn()
-        assert set(world.engine._scheduler.seats.running) <= {on_trial, *([] if suspects else [on_trial])}
-        assert len(world.engine._scheduler.flights) <= 1
+        assert set(world.scheduler.seats.running) <= {on_trial, *([] if suspects else [on_trial])}
+        assert len(world.scheduler.flights) <= 1
     assert set(runner.batches[start:]) == {1}
     world.run()
     assert_only_the_poisoned_ended(world, said=3)
 
 
 def test_a_trial_costs_one_recomputation() -> None:
-    world = World(prefix_caching=False, max_num_batched_tokens=45)
-    runner = poison(world, 11)
+    world, runner = poisoned_world(11, prefix_caching=False, max_num_batched_tokens=45)
     fill(world)
     while not runner.failures:
         world.turn()
-    start, suspects = world.runner.num_tokens, world.engine._scheduler.suspects
+    start, suspects = world.runner.num_tokens, world.scheduler.suspects
     while suspects:
         world.turn()
     assert world.runner.num_tokens - start == 5 + 5 * 12
@@ -159,10 +150,9 @@ def test_a_trial_costs_one_recomputation() -> None:
 
 def test_a_leader_on_trial_lets_its_followers_go() -> None:
     world = World()
-    flaky = make_flaky(world)
     for number in range(3):
         world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, n=3)
-    flaky.fail(Fault.COLLECT_LATE)
+    world.runner.fail(Fault.COLLECT_LATE)
     world.run()
     assert_only_the_poisoned_ended(world, ())
 
@@ -171,13 +161,12 @@ def test_a_leader_on_trial_lets_its_followers_go() -> None:
 @pytest.mark.parametrize("end", ["abort", "deadline"])
 def test_suspects_that_end_meanwhile_drop_out(end: str, depth: int) -> None:
     world = World(depth=depth)
-    flaky = make_flaky(world)
     for number in range(3):
         deadline = 5.0 if end == "deadline" and number < 2 else None
         world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, deadline=deadline)
-    flaky.fail(Fault.COLLECT_LATE)
+    world.runner.fail(Fault.COLLECT_LATE)
     world.turn()
-    assert world.engine._scheduler.suspects
+    assert world.scheduler.suspects
     if end == "abort":
         world.engine.abort("r0")
         world.engine.abort("r1")
@@ -189,7 +178,7 @@ def test_suspects_that_end_meanwhile_drop_out(end: str, depth: int) -> None:
         FinishReason.ABORT if end == "abort" else FinishReason.TIMEOUT
     ] * 2
     assert world.answer("r2").token_ids == oracle(prompt_of(2, 9, ()), 8, seed=2)
-    assert not world.engine._scheduler.suspects
+    assert not world.scheduler.suspects
 
 
 def test_a_device_that_is_broken_ends_its_batch_and_the_engine_goes_on() -> None:
@@ -202,28 +191,25 @@ def test_a_device_that_is_broken_ends_its_batch_and_the_engine_goes_on() -> None
 
 
 def test_a_fault_that_needs_several_rows_comes_to_an_end() -> None:
-    world = World(depth=2, prefix_caching=False, max_num_batched_tokens=8)
-    fill(world, (), length=20)
-
     class FailsInCompany(PoisonedRunner):
         def _is_poisoned(self, plan: StepPlan) -> bool:
             return self.batches[-1] > 1
 
-    world.engine._runner = FailsInCompany(world.runner)
+    world = World(depth=2, prefix_caching=False, max_num_batched_tokens=8, runner=FailsInCompany)
+    fill(world, (), length=20)
     world.run()
     assert_only_the_poisoned_ended(world, (), length=20)
 
 
 def test_an_interrupt_during_a_trial_changes_no_answer() -> None:
     world = World(depth=2)
-    flaky = make_flaky(world)
     fill(world, ())
-    flaky.fail(Fault.COLLECT_LATE)
+    world.runner.fail(Fault.COLLECT_LATE)
     world.turn()
-    flaky.fail(Fault.COLLECT_LOST, KeyboardInterrupt())
+    world.runner.fail(Fault.COLLECT_LOST, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         world.run()
-    audit(world.engine._scheduler)
+    audit(world.scheduler)
     world.run()
     assert_only_the_poisoned_ended(world, ())
 
@@ -232,7 +218,7 @@ def test_the_audit_sees_other_rows_in_a_trial() -> None:
     world = World()
     fill(world, ())
     world.turn()
-    scheduler = world.engine._scheduler
+    scheduler = world.scheduler
     plan = scheduler.plan()
     assert plan is not None
     scheduler.suspects.accuse(scheduler.flights[0], ())
@@ -269,8 +255,7 @@ def test_any_poisoned_request_ends_alone_in_any_traffic(
     limits: dict[str, Any],
 ) -> None:
     classes = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2))
-    world = World(groups=groups, depth=depth, classes=classes, **limits)
-    poison(world, at, in_submit=in_submit)
+    world, _ = poisoned_world(at, in_submit=in_submit, groups=groups, depth=depth, classes=classes, **limits)
     for number, turns in enumerate(arrivals):
         for _ in range(turns):
             world.turn()

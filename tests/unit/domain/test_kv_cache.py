@@ -51,25 +51,25 @@ def test_a_block_is_found_only_after_the_step_that_wrote_it_came_home(depth: int
     world.add("a", range(20), max_tokens=4)
     world.add("b", range(20), max_tokens=4)
     assert world.admissions("b") == [0]
-    pool = world.engine._scheduler.cache.allocators[0]
+    pool = world.scheduler.cache.allocators[0]
     root = chain_root("salt", "", isolated=False)
     assert pool.find(fast_hash(root, (0, 1, 2, 3))) is not None
 
     world = World(depth=depth)
     world.add("a", range(20), max_tokens=4)
-    plan = world.engine._scheduler.plan()
+    plan = world.scheduler.plan()
     assert plan is not None
-    assert world.engine._scheduler.cache.allocators[0].find(fast_hash(root, (0, 1, 2, 3))) is None
+    assert world.scheduler.cache.allocators[0].find(fast_hash(root, (0, 1, 2, 3))) is None
 
 
 def test_an_aborted_prefill_leaves_only_what_was_committed() -> None:
     world = World(max_num_batched_tokens=8)
     world.add("a", range(40), max_tokens=4)
     world.turn()
-    world.engine._scheduler.plan()
+    world.scheduler.plan()
     world.engine.abort("a")
-    pool = world.engine._scheduler.cache.allocators[0]
-    assert len(pool._kept) == 2
+    pool = world.scheduler.cache.allocators[0]
+    assert pool.num_kept == 2
     assert world.free_blocks == [64]
 
 
@@ -103,7 +103,7 @@ def test_forgotten_prefixes_are_not_found() -> None:
     world = World()
     world.add("warm", range(20), max_tokens=2)
     world.run()
-    world.engine._scheduler.cache.forget_prefixes()
+    world.scheduler.cache.forget_prefixes()
     world.add("a", range(20), max_tokens=2)
     assert world.admissions("a") == [0]
 
@@ -113,7 +113,7 @@ def test_forgetting_while_sequences_run_loses_no_block() -> None:
     world.add("a", range(20), max_tokens=20)
     for _ in range(5):
         world.turn()
-    world.engine._scheduler.cache.forget_prefixes()
+    world.scheduler.cache.forget_prefixes()
     world.run()
     assert world.answer("a").token_ids == oracle(range(20), 20)
     assert world.free_blocks == [64]
@@ -126,9 +126,9 @@ def test_blocks_computed_twice_become_one_in_the_runners_tables_too(depth: int) 
         world.add(name, range(12), max_tokens=10)
     for _ in range(4 + depth):
         world.turn()
-    one, other = list(world.engine._scheduler.seats.running)
+    one, other = list(world.scheduler.seats.running)
     assert one.block_tables[0][:3] == other.block_tables[0][:3]
-    pool = world.engine._scheduler.cache.allocators[0]
+    pool = world.scheduler.cache.allocators[0]
     assert [pool.reference_count(block) for block in one.block_tables[0][:3]] == [2, 2, 2]
     remapped = [
         (update.row, update.start)
@@ -174,18 +174,18 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     world.run()
     world.add("other", range(100, 116), max_tokens=1)
     world.run()
-    assert world.engine._scheduler.cache.statistics.evicted_blocks == 2
+    assert world.scheduler.cache.statistics.evicted_blocks == 2
     world.add("a", range(32), max_tokens=1)
     assert world.admissions("a") == [24]
 
 
 def test_usage_is_the_fullest_groups() -> None:
     world = World(groups=(FULL, WINDOWED), num_blocks=20)
-    assert world.engine._scheduler.cache.usage == 0
+    assert world.scheduler.cache.usage == 0
     world.add("a", range(32), max_tokens=20)
     world.turn()
     world.turn()
-    assert world.engine._scheduler.cache.usage == pytest.approx(0.45)
+    assert world.scheduler.cache.usage == pytest.approx(0.45)
 
 
 def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
@@ -193,7 +193,7 @@ def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
     world.add("a", range(20), max_tokens=30)
     for _ in range(20):
         world.turn()
-    (sequence,) = world.engine._scheduler.seats.running
+    (sequence,) = world.scheduler.seats.running
     full, windowed = sequence.block_tables
     assert SINK_BLOCK not in full
     assert windowed[:7] == [SINK_BLOCK] * 7
@@ -204,7 +204,7 @@ def test_a_window_needs_only_the_blocks_it_sees_to_reuse_a_prefix() -> None:
     world = World(groups=(WINDOWED,), num_blocks=9, max_num_batched_tokens=8)
     world.add("warm", range(24), max_tokens=1)
     world.run()
-    pool = world.engine._scheduler.cache.allocators[0]
+    pool = world.scheduler.cache.allocators[0]
     hashes: list[BlockHash] = []
     parent: BlockHash = chain_root("salt", "", isolated=False)
     for start in range(0, 24, 4):
@@ -250,7 +250,7 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
     world = World(groups=(FULL, WINDOWED), num_blocks=40)
     world.add("warm", range(24), max_tokens=1)
     world.run()
-    world.engine._scheduler.cache.allocators[1].forget()
+    world.scheduler.cache.allocators[1].forget()
     world.add("a", range(24), max_tokens=3)
     assert world.admissions("a") == [0]
     assert world.answer("a").token_ids == oracle(range(24), 3, window=7)
@@ -284,9 +284,9 @@ def test_the_memory_runner_sees_a_wrong_block() -> None:
     world = World()
     world.add("a", range(8), max_tokens=6)
     world.turn()
-    (sequence,) = world.engine._scheduler.seats.running
-    world.runner._rows[0].tables[0][0] = sequence.block_tables[0][1]
-    plan = world.engine._scheduler.plan()
+    (sequence,) = world.scheduler.seats.running
+    world.runner.rows[0].tables[0][0] = sequence.block_tables[0][1]
+    plan = world.scheduler.plan()
     assert plan is not None
     world.runner.submit(plan)
     with pytest.raises(BrokenPlanError):
@@ -323,8 +323,8 @@ def test_roots_never_meet_however_salts_are_spelt(isolated: bool) -> None:
 def test_hashing_goes_on_where_it_stopped() -> None:
     world = World()
     request = world.add("a", range(23), max_tokens=9)
-    cache = world.engine._scheduler.cache
-    (sequence,) = world.engine._scheduler.requests[request.request_id]
+    cache = world.scheduler.cache
+    (sequence,) = world.scheduler.requests[request.request_id]
     assert isinstance(sequence, Sequence)
-    assert len(cache._hashes(sequence, 3)) == 3
-    assert cache._hashes(sequence, 5)[:3] == cache._hashes(sequence, 3)
+    assert len(cache.hashes(sequence, 3)) == 3
+    assert cache.hashes(sequence, 5)[:3] == cache.hashes(sequence, 3)

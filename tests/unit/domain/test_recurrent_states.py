@@ -107,8 +107,8 @@ def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() 
     world.add("a", range(41), max_tokens=30)
     for _ in range(6):
         world.turn()
-    (sequence,) = world.engine._scheduler.seats.running
-    pool = world.engine._scheduler.cache.allocators[0]
+    (sequence,) = world.scheduler.seats.running
+    pool = world.scheduler.cache.allocators[0]
     assert len(pool.findable) == 3
     assert pool.num_blocks - pool.num_free == 2
     assert sequence.snapshots[0] in pool.findable
@@ -118,7 +118,7 @@ def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_snapshot_is_named_only_when_its_step_came_home(depth: int) -> None:
     world = world_of(STATE, depth=depth)
-    scheduler = world.engine._scheduler
+    scheduler = world.scheduler
     world.add("a", range(6), max_tokens=4)
     plans = [scheduler.plan(), scheduler.plan()]
     assert all(isinstance(plan, StepPlan) for plan in plans)
@@ -129,7 +129,7 @@ def test_a_snapshot_is_named_only_when_its_step_came_home(depth: int) -> None:
 
 def test_a_row_that_ends_before_its_next_step_leaves_no_snapshot() -> None:
     world = world_of(STATE, depth=1)
-    scheduler = world.engine._scheduler
+    scheduler = world.scheduler
     world.add("a", range(6), max_tokens=4)
     world.turn()
     world.engine.abort("a")
@@ -150,14 +150,14 @@ def test_what_a_copy_in_flight_reads_is_not_handed_out() -> None:
     world = world_of(STATE, num_blocks=2, max_num_seqs=2)
     world.add("warm", range(6), max_tokens=1)
     world.run()
-    (kept,) = world.engine._scheduler.cache.allocators[0].findable
+    (kept,) = world.scheduler.cache.allocators[0].findable
     world.add("a", range(6), max_tokens=3)
     world.add("b", range(50, 53), max_tokens=3)
-    plan = world.engine._scheduler.plan()
+    plan = world.scheduler.plan()
     assert plan is not None
     assert [each.source for each in plan.copies] == [kept]
     assert len(plan.admitted) == 1
-    assert world.engine._scheduler.cache.allocators[0].num_free == 0
+    assert world.scheduler.cache.allocators[0].num_free == 0
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -166,7 +166,7 @@ def test_admission_waits_where_states_run_out(slots: int) -> None:
     for name in "abcd":
         world.add(name, [ord(name)] * 7, max_tokens=12)
     world.turn()
-    assert len(world.engine._scheduler.seats.running) == min(slots, 4)
+    assert len(world.scheduler.seats.running) == min(slots, 4)
     world.run()
     for name in "abcd":
         assert world.answer(name).token_ids == oracle([ord(name)] * 7, 12)
@@ -217,7 +217,7 @@ def test_a_state_without_its_blocks_and_blocks_without_their_state_are_no_hits()
     world = world_of(FULL, STATE, num_blocks=(64, 8))
     world.add("warm", range(18), max_tokens=1)
     world.run()
-    full, state = world.engine._scheduler.cache.allocators
+    full, state = world.scheduler.cache.allocators
     for pool, other in ((full, state), (state, full)):
         pool.forget()
         assert other.findable
@@ -231,7 +231,7 @@ def test_an_audit_sees_states_in_the_wrong_place() -> None:
         world.add(f"r{start}", range(start, start + 18), max_tokens=9)
     for _ in range(4):
         world.turn()
-    scheduler = world.engine._scheduler
+    scheduler = world.scheduler
     one, other = scheduler.seats.running
     pool = scheduler.cache.allocators[0]
     audit(scheduler)
@@ -259,10 +259,10 @@ def test_the_memory_runner_sees_a_copy_that_was_missed() -> None:
     world.add("warm", range(18), max_tokens=1)
     world.run()
     world.add("a", range(18), max_tokens=1)
-    plan = world.engine._scheduler.plan()
+    plan = world.scheduler.plan()
     assert plan is not None
     (copy,) = plan.copies
-    world.runner._states[0][copy.source][3] = 77
+    world.runner.states[0][copy.source][3] = 77
     world.runner.submit(plan)
     with pytest.raises(BrokenPlanError, match="a state has seen"):
         world.runner.collect(plan)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
-from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.request import FinishReason
-from tests.unit.domain.world import World
+from nanoserve.ports.step import StepPlan
+from tests.unit.domain.world import RecordingRunner, World
 
 
-def looking_always(engine: Engine[Any]) -> None:
-    """Make an engine look at every row of every step."""
+class Unsettling(RecordingRunner):
+    """Makes a scheduler look at every row of every step."""
 
-    class Unsettled(type(engine._scheduler)):  # type: ignore[misc]
-        _is_settled = property(lambda _: False, lambda *_: None)
-        _cut_short_at = property(lambda _: 10**9, lambda *_: None)
+    scheduler: Scheduler | None = None
 
-    engine._scheduler.__class__ = Unsettled
+    def submit(self, plan: StepPlan, /) -> StepPlan:
+        if self.scheduler is not None:
+            self.scheduler.is_settled, self.scheduler.cut_short_at = False, 10**9
+        return super().submit(plan)
 
 
 def serve(seed: int, depth: int, *, looks_always: bool) -> World:
     """Long answers in a cramped cache, with requests that arrive, stop, time out and are aborted between quiet steps."""
-    world = World(depth=depth, num_blocks=20, block_size=8, max_model_len=120)
-    if looks_always:
-        looking_always(world.engine)
+    world = World(depth=depth, num_blocks=20, block_size=8, max_model_len=120, runner=Unsettling)
+    assert isinstance(world.runner, Unsettling)
+    world.runner.scheduler = world.scheduler if looks_always else None
     rng = random.Random(seed)
     for number in range(14):
         world.add(

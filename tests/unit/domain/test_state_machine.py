@@ -19,8 +19,8 @@ from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
-from tests.unit.domain.faults import Fault, make_flaky
-from tests.unit.domain.kv_event_reader import KVEventReader
+from tests.unit.domain.faults import Fault
+from tests.unit.domain.kv_event_reader import KVEventReader, check_reader
 from tests.unit.domain.late_copies import LateDirectory, LateRunner
 from tests.unit.domain.tokenizers import characters
 from tests.unit.domain.world import FULL, Answer, World, oracle
@@ -150,7 +150,6 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.recorder = self.world.engine.record(LETTERS)
         self.replay = Replay(self.recorder.snapshot())
-        self.flaky = make_flaky(self.world)
         self.requests: dict[str, Request] = {}
         self.window = min((group.window for group in groups if group.window), default=None)
 
@@ -164,12 +163,12 @@ class EngineMachine(RuleBasedStateMachine):
             fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
         if not fields["detokenize"]:
             fields["stop"] = ()
-        waiting = len(self.world.engine._scheduler.waiting)
+        waiting = len(self.world.scheduler.waiting)
         try:
             self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
         except QueueFullError:
             assert fields["request_class"] == "batch"
-            assert len(self.world.engine._scheduler.waiting) == waiting
+            assert len(self.world.scheduler.waiting) == waiting
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
@@ -187,7 +186,7 @@ class EngineMachine(RuleBasedStateMachine):
             except KeyboardInterrupt:
                 return
             self.follow()
-            assert self.replay.snapshot() == read_snapshot(self.world.engine._scheduler, at=self.replay.at)
+            assert self.replay.snapshot() == read_snapshot(self.world.scheduler, at=self.replay.at)
 
     def follow(self) -> None:
         for turn in self.recorder.take():
@@ -216,29 +215,26 @@ class EngineMachine(RuleBasedStateMachine):
             StepFailedError("row 0", (0,)),
             StepFailedError("rows", (1, 9)),
         ]
-        self.flaky.fail(fault, errors[kind])
+        self.world.runner.fail(fault, errors[kind])
 
     @invariant()
     def books_balance(self) -> None:
         if hasattr(self, "world"):
-            audit(self.world.engine._scheduler)
+            audit(self.world.scheduler)
 
     @invariant()
     def events_say_what_can_be_found(self) -> None:
         if hasattr(self, "world") and self.world.limits.prefix_caching:
-            engine = self.world.engine
-            engine._publish_kv_events()  # what is left of a turn that was interrupted
-            for group, pool in enumerate(engine._scheduler.cache.allocators):
-                assert self.kv_events.held(group) == set(pool._block_of)
-            if (tiers := engine._scheduler.cache.tiers) is not None:
-                host = tiers.host
-                ready = {name for name in host._slot_of if host.find(name) is not None}
-                assert self.kv_events.held(0, "host") == ready
+            cache = self.world.scheduler.cache
+            assert cache.events is not None
+            if (left := cache.events.take()) is not None:  # of a turn that was interrupted
+                self.kv_events.publish(left)
+            check_reader(self.kv_events, cache)
 
     @invariant()
     def classes_keep_their_bounds(self) -> None:
         if hasattr(self, "world"):
-            scheduler = self.world.engine._scheduler
+            scheduler = self.world.scheduler
             batch = [seq for seq in scheduler.seats.running if seq.request.request_class == "batch"]
             assert len(batch) <= 2
             assert scheduler.waiting.length("batch") <= 7 + 2
@@ -246,12 +242,12 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        self.flaky.heal()
+        self.world.runner.heal()
         self.world.run()
-        audit(self.world.engine._scheduler)
+        audit(self.world.scheduler)
         for (name, index), answer in self.world.answers.items():
             self.check_answer(self.requests[name], index, answer)
-        pools = self.world.engine._scheduler.cache.allocators
+        pools = self.world.scheduler.cache.allocators
         assert self.world.free_blocks == [pool.num_blocks for pool in pools]
         self.check_ledger()
 
@@ -270,7 +266,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert answer.last.num_generated == expected.num_generated
 
     def check_ledger(self) -> None:
-        tally = self.world.engine._scheduler.tally
+        tally = self.world.scheduler.tally
         reasons = [answer.reason for answer in self.world.answers.values()]
         assert tally.accepted == len(reasons)
         assert tally.finished == {reason: reasons.count(reason) for reason in FinishReason}

@@ -15,8 +15,8 @@ from nanoserve.ports.kv_tiers import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan
-from tests.unit.domain.faults import Fault, make_flaky
-from tests.unit.domain.kv_event_reader import KVEventReader
+from tests.unit.domain.faults import Fault
+from tests.unit.domain.kv_event_reader import KVEventReader, check_reader
 from tests.unit.domain.late_copies import LateDirectory, LateRunner
 from tests.unit.domain.world import FULL, RecordingRunner, World, oracle
 
@@ -58,7 +58,6 @@ def check_random_load(seed: int) -> Counter[str]:
         isolated=(isolated := dice.random() < 0.3),
         kv_events=(reader := KVEventReader(4, isolated=isolated)),
     )
-    flaky = make_flaky(world)
     trees = [[dice.randrange(1000) for _ in range(48)] for _ in range(4)]
     asked = {}
     for number in range(24):
@@ -74,18 +73,16 @@ def check_random_load(seed: int) -> Counter[str]:
         if dice.random() < 0.03:
             world.engine.forget_prefixes()
         if dice.random() < 0.1:
-            flaky.fail(dice.choice(list(Fault)), StepFailedError("lost", dice.choice(((), (0,)))))
-    flaky.heal()
+            world.runner.fail(dice.choice(list(Fault)), StepFailedError("lost", dice.choice(((), (0,)))))
+    world.runner.heal()
     world.run()
     for (name, _), answer in world.answers.items():
         said = oracle(asked[name], len(answer.token_ids))
         assert answer.token_ids == said
         assert answer.reason in {FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR}
-    cache = world.engine._scheduler.cache
+    cache = world.scheduler.cache
     assert cache.tiers is not None
-    host = cache.tiers.host
-    assert reader.held(0) == set(cache.allocators[0]._block_of)
-    assert reader.held(0, "host") == {name for name in host._slot_of if host.find(name) is not None}
+    check_reader(reader, cache)
     return Counter(loaded=counts(world).loaded, read=sum(each.num_read for each in directories))
 
 
@@ -155,7 +152,7 @@ def test_blocks_on_their_way_out_are_held_and_their_slots_are_not_found() -> Non
     while world.engine.request_ids():
         world.turn()
     assert world.free_blocks == [24 - 10]
-    world.engine._scheduler.cache.allocators[0].forget()  # the device alone
+    world.scheduler.cache.allocators[0].forget()  # the device alone
     world.add("b", PROMPT, max_tokens=3)
     while world.engine.request_ids():
         world.turn()
@@ -196,7 +193,7 @@ def test_blocks_come_in_for_no_more_sequences_than_rows_are_free() -> None:
         world.add(name, PROMPT)
     for _ in range(4):
         world.turn()
-    tiers = world.engine._scheduler.cache.tiers
+    tiers = world.scheduler.cache.tiers
     assert tiers is not None
     assert tiers.num_waiting == 1
     will.value = 0.0
@@ -230,10 +227,9 @@ def test_a_sequence_may_end_while_its_blocks_come_in(ends: str) -> None:
 
 def test_a_failed_step_forgets_what_it_was_to_store() -> None:
     world = small_world()
-    flaky = make_flaky(world)
     world.add("a", PROMPT, max_tokens=3)
     while not world.runner.plans or not world.runner.plans[-1].stores:
-        flaky.fail(Fault.COLLECT_LOST) if len(world.runner.plans) == 1 else flaky.heal()
+        world.runner.fail(Fault.COLLECT_LOST) if len(world.runner.plans) == 1 else world.runner.heal()
         world.turn()
     failed = world.runner.plans[-1]
     assert world.answer("a").reason is FinishReason.ERROR
@@ -256,15 +252,14 @@ def test_a_slot_that_a_lost_step_may_still_write_is_not_used_before_the_runner_h
     former = small_world(directory=directory)
     former.add("a", PROMPT)
     former.run()
-    assert former.engine._tiers is not None
-    former.engine._tiers.poll()
+    assert former.scheduler.cache.tiers is not None
+    former.scheduler.cache.tiers.poll()
     world = small_world(directory=directory)
     made[1].blocks.update(made[0].blocks)
     assert len(made[1].blocks) == 10
-    flaky = make_flaky(world)
     world.add("lost", range(300, 332), max_tokens=3)
     world.turn()
-    flaky.fail(Fault.SUBMIT_KEPT)
+    world.runner.fail(Fault.SUBMIT_KEPT)
     world.turn()
     assert world.answer("lost").reason is FinishReason.ERROR
     world.add("b", PROMPT)

@@ -67,7 +67,7 @@ def test_after_the_end_nothing_is_recorded() -> None:
     world.add("a", range(9), max_tokens=5)
     world.run()
     assert recorder.take() == []
-    assert world.engine._scheduler.cache.journal is None
+    assert world.scheduler.cache.journal is None
 
 
 def test_words_are_there_only_where_they_are_asked_for() -> None:

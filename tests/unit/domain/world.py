@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.domain.engine import Engine
+from nanoserve.domain.engine import Engine, FailureNote
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits, RequestClass
 from nanoserve.domain.sequence import derive_seed
@@ -21,7 +21,8 @@ from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan, StepResult
-from tests.fakes.memory_runner import BrokenPlanError, MemoryRunner, expected_token
+from tests.fakes.memory_runner import BrokenPlanError, expected_token
+from tests.unit.domain.faults import FlakyRunner
 
 FULL = CacheGroup(layers=(0, 1))
 INTERACTIVE = RequestClass(name="default", priority=0)
@@ -51,8 +52,8 @@ class Answer:
     last: TokensGenerated | None = None
 
 
-class RecordingRunner(MemoryRunner):
-    """A memory runner that remembers the plans it was given, and that one of them was broken.
+class RecordingRunner(FlakyRunner):
+    """Remembers the plans it was given, and that one of them was broken.
 
     An engine makes an error event of whatever a runner raises, so that alone would not fail a test.
     """
@@ -62,9 +63,9 @@ class RecordingRunner(MemoryRunner):
         self.plans: list[StepPlan] = []
         self.broken: BrokenPlanError | None = None
 
-    def submit(self, plan: StepPlan, /) -> StepPlan:
+    def keep(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        return super().submit(plan)
+        super().keep(plan)
 
     def collect(self, ticket: StepPlan, /) -> StepResult:
         try:
@@ -88,6 +89,8 @@ class World:
         kv_events: KVEventPublisher | None = None,
         runner: Callable[..., RecordingRunner] = RecordingRunner,
         directory: Callable[[RecordingRunner], BlockDirectory] | None = None,
+        on_failure: FailureNote | None = None,
+        paranoid: bool = True,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -114,11 +117,13 @@ class World:
             clock=self.clock,
             tokenizer=tokenizer,
             depth=depth,
-            paranoid=True,
+            paranoid=paranoid,
+            on_failure=on_failure,
             constraints=None if grammars is None else Constraints(grammars, self.runner),
             kv_events=kv_events,
             directory=None if directory is None else directory(self.runner),
         )
+        self.scheduler = self.engine.scheduler
         self.answers: dict[tuple[str, int], Answer] = {}
         self.preemptions = 0
         self._turns_left = 10_000
@@ -190,7 +195,7 @@ class World:
     @property
     def free_blocks(self) -> list[int]:
         """Free blocks of each group."""
-        return [pool.num_free for pool in self.engine._scheduler.cache.allocators]
+        return [pool.num_free for pool in self.scheduler.cache.allocators]
 
 
 def oracle(

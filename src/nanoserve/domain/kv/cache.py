@@ -81,7 +81,7 @@ class KVCache:
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
         self.events: EventLog | None = None
-        self.states = States(states, self._hashes, self._note)
+        self.states = States(states, self.hashes, self._note)
         self._names_of_states = {self._names[group] for group, _, _ in states}
         self.has_states = bool(states)
         self.tiers: Tiers | None = None
@@ -132,7 +132,7 @@ class KVCache:
         sequence.junction, sequence.lost_tokens = 0, {}
         if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
             return 0
-        hashes = self._hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
+        hashes = self.hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
         pools = zip(self._laws, self.allocators, strict=True)
         lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
         shared = max(set.intersection(*lengths))
@@ -237,7 +237,7 @@ class KVCache:
         full = num_computed // self.block_size
         if sequence.hash_root is None or full <= sequence.num_shared_blocks:
             return []
-        hashes = self._hashes(sequence, full)
+        hashes = self.hashes(sequence, full)
         updates, named = [], []
         for index in range(sequence.num_shared_blocks, full):
             for group, _, pool in self._paged:
@@ -296,7 +296,8 @@ class KVCache:
         if self.journal is not None:
             self.journal.append(change)
 
-    def _hashes(self, sequence: Sequence, count: int) -> list[BlockHash]:
+    def hashes(self, sequence: Sequence, count: int) -> list[BlockHash]:
+        """The names of a sequence's first `count` full blocks; it remembers them."""
         known, size = sequence.block_hashes, self.block_size
         assert sequence.hash_root is not None
         parent = known[-1] if known else sequence.hash_root

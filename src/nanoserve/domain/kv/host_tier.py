@@ -38,6 +38,11 @@ class HostTier:
         """Contents that can be found, or will be."""
         return len(self._slot_of)
 
+    @property
+    def findable(self) -> set[BlockHash]:
+        """The contents that are ready."""
+        return {name for name, slot in self._slot_of.items() if slot not in self._writing}
+
     def knows(self, name: BlockHash) -> bool:
         """Whether the content is in a slot, or being written into one."""
         return name in self._slot_of
@@ -113,9 +118,8 @@ class HostTier:
     def forget(self) -> None:
         """No content can be found any more; slots in use are free when they are used no more."""
         if self.on_lost is not None:
-            for name, slot in self._slot_of.items():
-                if slot not in self._writing:
-                    self.on_lost(name)
+            for name in self.findable:
+                self.on_lost(name)
         self._free.extend(self._idle)
         for each in (self._idle, self._slot_of, self._name_of):
             each.clear()

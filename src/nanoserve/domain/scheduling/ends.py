@@ -73,8 +73,8 @@ class Roster:
         self._deadlines = Deadlines()
         self._remapped: dict[int, list[TableUpdate]] = {}
         self._held: set[Sequence] = set()
-        self._is_settled = False
-        self._cut_short_at = 0
+        self.is_settled = False
+        self.cut_short_at = 0
         """The newest step that was planned when a sequence last ended before its full length: such steps compute too much."""
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
@@ -87,9 +87,9 @@ class Roster:
         else:
             sequence.move(Trigger.FINISH)
             self.waiting.note_finished(sequence)
-        self._is_settled = False
+        self.is_settled = False
         if reason is not FinishReason.LENGTH:
-            self._cut_short_at = self.step
+            self.cut_short_at = self.step
         self._deadlines.note_finished(sequence)
         self.suspects.drop(sequence)
         self.constraints.close(sequence)
@@ -206,7 +206,7 @@ class Roster:
     def _preempt(self, sequence: Sequence, draft: Draft | None = None, *, held: bool = False) -> None:
         """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
         assert sequence.row is not None
-        self._is_settled = False
+        self.is_settled = False
         if draft is not None:
             self.cache.states.cancel(draft.withdraw(sequence.row))
         self._vacate(sequence)

@@ -15,7 +15,7 @@ that running sequences are served before waiting ones:
 4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
 
 Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since,
-and no row needs a block or is through. Then the scheduler `_is_settled`, and looks at nothing else.
+and no row needs a block or is through. Then the scheduler `is_settled`, and looks at nothing else.
 
 Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its
 value is known, and the device itself feeds the value into the next step. What does need values waits for `commit`:
@@ -64,7 +64,7 @@ class Scheduler(Roster):
             raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
         check_request(request, self.limits, self.cache)
         self.waiting.check_room(request)
-        self._is_settled = False
+        self.is_settled = False
         grammar = self.constraints.compile(request)
         sequences = expand_request(request, self.limits, arrival=self.tally.accepted, now=self._clock.now())
         may_start = self.constraints.open(sequences, grammar)
@@ -85,7 +85,7 @@ class Scheduler(Roster):
         now = self._clock.now()
         for sequence in self._deadlines.due(now):
             self.finish(sequence, FinishReason.TIMEOUT)
-        if self._is_settled and not self.decoding.has_date(self.step + 1):
+        if self.is_settled and not self.decoding.has_date(self.step + 1):
             return self._repeat(now)
         if self.constraints.is_awaiting:
             self._welcome_arrivals()
@@ -135,7 +135,7 @@ class Scheduler(Roster):
                 self.decoding.join(sequence, step + 1)
         self.tally.steps += 1
         moves = self.waiting or self._prefilling or self.suspects or bound or self.cache.tiers is not None
-        self._is_settled = bool(self.decoding) and not moves
+        self.is_settled = bool(self.decoding) and not moves
         return plan
 
     def _grow_decoding(self, draft: Draft) -> None:
@@ -290,7 +290,7 @@ class Scheduler(Roster):
 
     def _commit_tokens(self, flight: Flight, result: StepResult) -> list[Progress]:
         scores = _by_position(result.logprobs, flight.plan)
-        if flight.chunks or flight.plan.masked or flight.plan.step <= self._cut_short_at:
+        if flight.chunks or flight.plan.masked or flight.plan.step <= self.cut_short_at:
             return self._commit_each(flight, result.token_ids, scores)
         decoding = flight.decoding
         for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
@@ -331,7 +331,7 @@ class Scheduler(Roster):
         updates = self.cache.share(sequence, num_computed)
         if updates:
             assert sequence.row is not None
-            self._is_settled = False
+            self.is_settled = False
             self._remapped.setdefault(sequence.row, []).extend(updates)
 
     def _observe(self, flight: Flight, now: float) -> None:

@@ -68,8 +68,4 @@ class Seats:
 
     def youngest(self) -> Sequence:
         """The running sequence that comes last in order, the first to be preempted."""
-        return max(self.running, key=_order)
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
+        return max(self.running, key=lambda each: each.order)

@@ -73,6 +73,7 @@ class World:
     """An engine over two ranks."""
 
     ranks: Ranks
+    rank: Rank
     own: SpyRunner
     other: SpyRunner
     leading: LeadingRunner[Any]
@@ -101,11 +102,12 @@ def group(
 
     thread = threading.Thread(target=work, daemon=True)
     process: Any = ThreadProcess(thread)
-    ranks = Ranks([Rank(1, process, ours)], [Join(1, 2, {"model": "m"})])
+    rank = Rank(1, process, ours)
+    ranks = Ranks([rank], [Join(1, 2, {"model": "m"})])
     own = SpyRunner()
     thread.start()
     try:
-        yield World(ranks, own, follower, LeadingRunner(own, ranks, is_watchful=True), built)
+        yield World(ranks, rank, own, follower, LeadingRunner(own, ranks, is_watchful=True), built)
     finally:
         ranks.close()
         thread.join(60)
@@ -181,7 +183,7 @@ def test_ranks_that_part_end_the_engine_and_no_request(other: SpyRunner, reason:
 def test_a_fault_of_the_first_rank_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "LAST_WORDS", 0.1)
     with group() as world:
-        world.own._fail_at[3] = StepFailedError("a fault")
+        world.own.fail_at[3] = StepFailedError("a fault")
         with pytest.raises(RunnerLostError, match=r"a step failed on rank 0: StepFailedError\('a fault'\)"):
             answer(begin(world).engine(), "a")
 
@@ -206,7 +208,7 @@ def test_a_rank_that_ends_is_noticed_without_being_asked_for(*, is_lost: bool) -
     with group() as world:
         begin(world).ranks.watch(abandoned.set)
         if is_lost:
-            world.ranks._others[0].connection.shutdown(socket.SHUT_WR)
+            world.rank.connection.shutdown(socket.SHUT_WR)
             assert abandoned.wait(60)
     assert abandoned.is_set() == is_lost
 
@@ -215,8 +217,8 @@ def test_an_idle_engine_notices_that_a_rank_has_ended() -> None:
     with group() as world:
         engine = begin(world).engine()
         engine.state()
-        world.ranks._others[0].connection.shutdown(socket.SHUT_WR)
-        world.ranks._others[0].process.wait(60)
+        world.rank.connection.shutdown(socket.SHUT_WR)
+        world.rank.process.wait(60)
         with pytest.raises(RunnerLostError, match="rank 1 has ended: it ended with 1"):
             engine.state()
         with pytest.raises(RunnerLostError, match="rank 1 has ended"):

@@ -117,7 +117,7 @@ def answers(
     while served.engine.has_work:
         served.turn(found)
     assert served.has_preempted == (num_blocks < 100 or grammars is not None)
-    assert not served.engine._scheduler.constraints.matchers
+    assert not served.engine.scheduler.constraints.matchers
     return list(found.values())
 
 

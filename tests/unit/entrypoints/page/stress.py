@@ -10,7 +10,7 @@ import attrs
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord
-from tests.unit.domain.faults import Fault, make_flaky
+from tests.unit.domain.faults import Fault
 from tests.unit.domain.tokenizers import characters
 from tests.unit.domain.world import FULL, World
 
@@ -47,10 +47,9 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
         max_num_batched_tokens=9,
         max_model_len=32,
     )
-    flaky = make_flaky(world)
     run, added = Run(), 0
     recorder = world.engine.record(LETTERS)
-    run.note(recorder.snapshot(), read_snapshot(world.engine._scheduler, at=0.0))
+    run.note(recorder.snapshot(), read_snapshot(world.scheduler, at=0.0))
     while added < 100 or world.engine.has_work:
         if added < 100 and dice.random() < 0.4:
             add_request(world, f"r{added}", dice)
@@ -58,16 +57,16 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
         if dice.random() < 0.2:
             world.engine.abort(f"r{dice.randrange(added + 1)}")
         if dice.random() < 0.05:
-            flaky.fail(dice.choice(list(Fault)))
+            world.runner.fail(dice.choice(list(Fault)))
         if dice.random() < 0.03:
-            world.engine._scheduler.cache.forget_prefixes()
+            world.scheduler.cache.forget_prefixes()
         if dice.random() < 0.03:
             recorder = world.engine.record(LETTERS)
             run.note(StatusChange(0.0, "restarting"), run.books[-1])
-            run.note(recorder.snapshot(), read_snapshot(world.engine._scheduler, at=0.0))
+            run.note(recorder.snapshot(), read_snapshot(world.scheduler, at=0.0))
         world.turn()
         for turn in recorder.take():
-            run.note(turn, read_snapshot(world.engine._scheduler, at=turn.at))
+            run.note(turn, read_snapshot(world.scheduler, at=turn.at))
     return run
 
 

@@ -7,7 +7,7 @@ import time
 
 from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
 from nanoserve.adapters.engine_process.client.replies import Replies
-from nanoserve.adapters.engine_process.client.supervision import TRANSITIONS
+from nanoserve.adapters.engine_process.client.supervision import following
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
@@ -105,10 +105,7 @@ class ReportedEngine:
 
     def _move(self, status: EngineStatus) -> None:
         """Change the status, which `TRANSITIONS` must allow."""
-        assert status in TRANSITIONS[self._status], (
-            f"{self._status.value} is never followed by {status.value}"
-        )
-        self._status = status
+        self._status = following(self._status, status)
         self._tell(self._status)
         self._settled.set()
         self._resume_watch()

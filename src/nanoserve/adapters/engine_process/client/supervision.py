@@ -8,25 +8,23 @@ import attrs
 
 from nanoserve.ports.driving import EngineStatus
 
+_AWAY: Final = (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED)
 TRANSITIONS: Final = {
     EngineStatus.STARTING: (EngineStatus.READY, EngineStatus.FAILED, EngineStatus.STOPPED),
-    EngineStatus.READY: (
-        EngineStatus.STALLED,
-        EngineStatus.RESTARTING,
-        EngineStatus.FAILED,
-        EngineStatus.STOPPED,
-    ),
-    EngineStatus.STALLED: (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED),
-    EngineStatus.RESTARTING: (
-        EngineStatus.READY,
-        EngineStatus.RESTARTING,
-        EngineStatus.FAILED,
-        EngineStatus.STOPPED,
-    ),
+    EngineStatus.READY: (EngineStatus.STALLED, *_AWAY),
+    EngineStatus.STALLED: _AWAY,
+    EngineStatus.RESTARTING: (EngineStatus.READY, *_AWAY),
     EngineStatus.FAILED: (EngineStatus.STOPPED,),
     EngineStatus.STOPPED: (),
 }
 """What may follow each status; `docs/architecture.md` draws its diagram from this table."""
+
+
+def following(status: EngineStatus, after: EngineStatus) -> EngineStatus:
+    """`after`, which must be allowed to follow `status`."""
+    assert after in TRANSITIONS[status], f"{status.value} is never followed by {after.value}"
+    return after
+
 
 MOST_DEATHS: Final = 5
 """Engines that may die in a row, without an answer between them, before no other is started."""

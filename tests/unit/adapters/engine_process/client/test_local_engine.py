@@ -40,7 +40,7 @@ async def test_it_serves_as_the_remote_one_does() -> None:
         turn = assembly.engine.turn
 
         def wait() -> Any:
-            if "r0" in inside(assembly.engine)._scheduler.requests:
+            if "r0" in inside(assembly.engine).scheduler.requests:
                 all_sent.wait(PATIENCE)
             return turn()
 
@@ -84,7 +84,7 @@ async def test_a_bug_in_the_engine_ends_every_answer() -> None:
         turn = assembly.engine.turn
 
         def fail() -> Any:
-            if "doomed" in inside(assembly.engine)._scheduler.requests:
+            if "doomed" in inside(assembly.engine).scheduler.requests:
                 raise AssertionError("the books are wrong")
             return turn()
 
@@ -102,12 +102,12 @@ async def test_a_bug_in_the_engine_ends_every_answer() -> None:
             engine.submit(request("late"))
 
 
-async def test_a_silent_engine_counts_as_stalled_until_it_reports() -> None:
-    engine, began = local_engine(), time.monotonic()
+@pytest.mark.parametrize(("timeout", "status"), [(-1.0, EngineStatus.STALLED), (1e9, EngineStatus.READY)])
+async def test_a_silent_engine_counts_as_stalled_until_it_reports(
+    timeout: float, status: EngineStatus
+) -> None:
+    engine = compose.local_engine(EngineSettings(), build=build, stall_timeout=timeout)
+    began = time.monotonic()
     async with started(engine):
-        engine._stall_timeout = -1.0
-        stalled = engine.status
-        assert stalled is EngineStatus.STALLED
-        engine._stall_timeout = 1e9
-        assert engine.status is EngineStatus.READY
+        assert engine.status is status
         await until(lambda: engine.last_report > began)

@@ -25,6 +25,7 @@ from nanoserve.ports.engine_link import (
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
+from tests.fakes.memory_runner import MemoryRunner
 from tests.inside import inside
 from tests.unit.adapters.engine_process.client.engines import expected, request
 from tests.unit.adapters.engine_process.host.scripted_host import DENIED, build
@@ -177,6 +178,6 @@ def test_a_lost_parent_ends_it() -> None:
 
 def test_what_the_runner_counts_is_added_to_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = inside(build(EngineSettings(), Stopwatch()).engine)
-    monkeypatch.setattr(engine._runner, "counts", lambda: RunnerCounts(1.5, 2, {"graph": 5}))
+    monkeypatch.setattr(MemoryRunner, "counts", lambda _: RunnerCounts(1.5, 2, {"graph": 5}))
     state = engine.state()
     assert (state.device_wait_seconds, state.late_compiles, state.graph_steps) == (1.5, 2, {"graph": 5})

@@ -48,7 +48,7 @@ class Served:
 
     @property
     def books(self) -> Any:
-        return without_time(read_snapshot(inside(self.assembly.engine)._scheduler, at=0.0))
+        return without_time(read_snapshot(inside(self.assembly.engine).scheduler, at=0.0))
 
 
 def read(parts: Sequence[Logged]) -> LogReader:
@@ -123,7 +123,7 @@ def test_nothing_is_recorded_without_a_viewer() -> None:
     class Looking(ScriptedLink):
         def receive(self, timeout: float) -> Sequence[Command]:
             engine = built[0].engine
-            recorded.append(inside(engine)._scheduler.cache.journal is not None)
+            recorded.append(inside(engine).scheduler.cache.journal is not None)
             return super().receive(timeout)
 
     built: list[Assembly] = []
@@ -192,7 +192,7 @@ def test_what_was_recorded_when_the_stop_comes_is_sent() -> None:
     link = ScriptedLink([WATCH], [add(1)], *[[]] * 10, [Stop()])
     served = serve(link)
     reader = served.log
-    assert reader.state.step == inside(served.assembly.engine)._scheduler.step
+    assert reader.state.step == inside(served.assembly.engine).scheduler.step
 
 
 def test_a_reader_that_is_behind_gets_a_snapshot_instead_of_the_turns(instant: None) -> None:
@@ -236,7 +236,7 @@ def test_a_log_that_cannot_be_written_ends_and_the_engine_goes_on(
     assert [token for event in served.link.answers for token in event.token_ids] == expected(
         (1, *range(9)), 20
     )
-    assert inside(served.assembly.engine)._scheduler.cache.journal is None
+    assert inside(served.assembly.engine).scheduler.cache.journal is None
     assert len(served.parts) == 1
     assert "the step log cannot be written" in "".join(capsys.readouterr())
 

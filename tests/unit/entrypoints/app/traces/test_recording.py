@@ -85,7 +85,7 @@ def test_an_interrupted_run_leaves_its_trace(
 def test_nothing_is_recorded_unless_asked(generate: Callable[..., int]) -> None:
     assembly = scripted_assembly()
     assert generate(assembly, PROMPT, "--max-tokens", "9") == 0
-    assert inside(assembly.engine)._scheduler.cache.journal is None
+    assert inside(assembly.engine).scheduler.cache.journal is None
 
 
 def test_an_unwritable_path_is_refused_before_the_model_is_loaded(
@@ -129,7 +129,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path: pathlib.Path) -> N
 
     writer.write = fail  # type: ignore[method-assign, assignment]
     recording.write_turns()
-    assert inside(engine)._scheduler.cache.journal is None
+    assert inside(engine).scheduler.cache.journal is None
     recording.write_turns()
     recording.close()
 

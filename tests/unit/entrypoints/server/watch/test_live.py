@@ -58,7 +58,7 @@ def test_a_viewer_gets_the_status_the_header_and_then_every_step(world: AppWorld
         complete(world)
         stream.until(lambda *_: stream.reader.state.finished.get("length") == 2)
         engine = world.engine.engine
-        books = world.call(lambda: read_snapshot(engine._scheduler, at=0.0))
+        books = world.call(lambda: read_snapshot(engine.scheduler, at=0.0))
         assert stream.reader.state == without_time(books)
 
 
@@ -87,7 +87,7 @@ def test_without_steps_there_are_only_status_events_and_nothing_is_recorded(worl
     with world.client() as client, live(client, "?steps=false") as stream:
         stream.next()
         complete(world)
-        assert world.call(lambda: world.engine.engine._scheduler.cache.journal) is None
+        assert world.call(lambda: world.engine.engine.scheduler.cache.journal) is None
         at = [stream.next()[1]["at"] for _ in range(3)]
         assert {name for name, _ in stream.events} == {"status"}
         assert at[2] - at[0] >= 0.9, "more than two per second"
