@@ -23,22 +23,10 @@ def test_a_piped_conversation_is_what_the_model_says(llm: LLM) -> None:
     assert b"tok/s" in done.stderr
 
 
-def test_a_conversation_in_a_terminal() -> None:
-    with terminal("chat", *GREEDY) as screen:
-        screen.wait_for("7 million parameters")
-        place = screen.wait_for("> ", after=screen.wait_for("/help lists what you can do"))
-        screen.type("Hello!\r")
-        place = screen.wait_for("> ", after=screen.wait_for("Hello!", after=place + 6))
-        screen.type("/stats\r")
-        screen.wait_for("> ", after=screen.wait_for("tok/s", after=place))
-        assert screen.leave("/quit\r") == 0
-        assert "Traceback" not in screen.seen
-
-
-def test_ctrl_c_stops_the_answer_and_then_leaves() -> None:
+def test_a_conversation_in_a_terminal_whose_answers_ctrl_c_stops() -> None:
     endless = {"NANOSERVE_IGNORE_EOS": "1"}
     with terminal("chat", "--temperature", "1", "--seed", "1", extra=endless) as screen:
-        place = screen.wait_for("> ", after=screen.wait_for("/help lists what you can do"))
+        place = screen.wait_for("> ", after=screen.wait_for("7 million parameters"))
         screen.type("Tell me a story.\r")
         place = screen.wait_for_more(than=screen.wait_for("story.\n", after=place) + 20)
         screen.type("\x03")
@@ -46,7 +34,7 @@ def test_ctrl_c_stops_the_answer_and_then_leaves() -> None:
         assert "^C" not in screen.seen[:stopped], "it would move the cursor under the answer"
         place = screen.wait_for("> ", after=stopped)
         screen.type("/stats\r")
-        place = screen.wait_for("> ", after=screen.wait_for("2 messages", after=place))
+        screen.wait_for("> ", after=screen.wait_for("2 messages", after=place))
         assert screen.leave("\x03") == 0
         assert "Traceback" not in screen.seen
         assert "interrupted" not in screen.seen

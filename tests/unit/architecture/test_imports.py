@@ -35,7 +35,7 @@ assert "Hi" in text.tokenizer.decode(ids)
     ("program", "absent"),
     [
         ("import nanoserve.entrypoints.cli.main", COMPUTING | SERVING | ASKING),
-        ("import nanoserve.entrypoints.client.top.command", COMPUTING | SERVING - {"msgspec"}),
+        ("import nanoserve.entrypoints.client.top", COMPUTING | SERVING - {"msgspec", "prometheus_client"}),
         ("import nanoserve.entrypoints.bench.serving.command", COMPUTING),
         (
             "import nanoserve.entrypoints.server.run",

@@ -57,6 +57,6 @@ def chat(configuration: Configuration, *, api_key: str | None) -> None:
 
     /help lists the commands, Ctrl-C stops an answer. From a pipe, every line is a message and only answers are printed.
     """
-    from nanoserve.entrypoints.client.chat.command import run_chat  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.client.chat import run_chat  # noqa: PLC0415 - not needed for --help
 
     run_chat(configuration, key=api_key, sampling=_SAMPLING)

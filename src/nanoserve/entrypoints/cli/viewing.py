@@ -59,6 +59,6 @@ def top(configuration: Configuration, *, api_key: str | None, once: bool) -> Non
 
     q or Ctrl-C leaves. Into a pipe or a file goes one plain line per second.
     """
-    from nanoserve.entrypoints.client.top.command import run_top  # noqa: PLC0415 - not needed for --help
+    from nanoserve.entrypoints.client.top import run_top  # noqa: PLC0415 - not needed for --help
 
     run_top(configuration.client.url or "http://127.0.0.1:8000", key=api_key, once=once)

@@ -13,7 +13,7 @@ import attrs
 import httpx
 import structlog
 
-from nanoserve.entrypoints.client.address import read_address
+from nanoserve.entrypoints.client.server import read_address
 from nanoserve.entrypoints.server.http.disconnects import end
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.entrypoints.route.bounds import Keeping

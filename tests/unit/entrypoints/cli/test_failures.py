@@ -6,7 +6,7 @@ import pytest
 
 from nanoserve.entrypoints.cli.failures import FAILED, INTERRUPTED, USAGE, Reporting, report
 from nanoserve.entrypoints.cli.main import nanoserve, run_command
-from nanoserve.entrypoints.client.protocol import ProtocolError
+from nanoserve.entrypoints.client.server import ProtocolError
 from nanoserve.ports.errors import BadValueError
 
 

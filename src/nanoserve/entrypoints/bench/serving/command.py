@@ -21,9 +21,13 @@ from nanoserve.entrypoints.bench.serving.running import (
 )
 from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
 from nanoserve.entrypoints.bench.tables import doing
-from nanoserve.entrypoints.client.address import read_address
-from nanoserve.entrypoints.client.openai_server import OpenAIServer, open_server
-from nanoserve.entrypoints.client.protocol import ServerRefusedError, UnreachableError
+from nanoserve.entrypoints.client.server import (
+    OpenAIServer,
+    ServerRefusedError,
+    UnreachableError,
+    open_server,
+    read_address,
+)
 from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.printable import counted

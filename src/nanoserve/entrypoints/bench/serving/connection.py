@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import httptools
 
 from nanoserve.entrypoints.bench.serving.requests import AnswerReader
-from nanoserve.entrypoints.client.address import Address
+from nanoserve.entrypoints.client.server import Address
 
 CONNECT_SECONDS: Final = 30.0
 

@@ -10,8 +10,15 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from nanoserve.entrypoints.client.address import Address
-from nanoserve.entrypoints.client.protocol import DONE, EventReader, ProtocolError, error_message, read_chunk
+from nanoserve.entrypoints.client.server import (
+    DONE,
+    Address,
+    EventReader,
+    ProtocolError,
+    ServerRefusedError,
+    error_message,
+    read_chunk,
+)
 
 UNKNOWN_VOCABULARY: Final = 1000
 """Ids below this are in every vocabulary; used where the server does not say how large its own is."""
@@ -145,7 +152,7 @@ class AnswerReader:
         A piece of text counts when it came; so does the end of an answer that shows no text at all.
         """
         if self._error is None:
-            for _, data in self._events.feed(piece):
+            for data in self._events.feed(piece):
                 self._read(data, now)
         elif len(self._error) < MOST_OF_AN_ERROR:
             self._error += piece
@@ -167,12 +174,12 @@ class AnswerReader:
         except ProtocolError as error:
             outcome.result, outcome.message = "protocol", str(error)
             return
-        if chunk.error is not None:
-            outcome.result, outcome.message = "in-band error", error_message({"error": chunk.error})
+        except ServerRefusedError as error:
+            outcome.result, outcome.message = "in-band error", str(error)
             return
-        ends = chunk.finish_reason is not None
+        ends = chunk.choice.finish_reason is not None
         self._is_whole |= ends
-        if chunk.text or (ends and not outcome.arrivals):
+        if chunk.said or chunk.thought or (ends and not outcome.arrivals):
             outcome.arrivals.append(now)
         if chunk.usage is not None:
             outcome.prompt_tokens = chunk.usage.prompt_tokens

@@ -23,7 +23,7 @@ from nanoserve.entrypoints.bench.serving.running import (
     run_loop,
     run_open,
 )
-from nanoserve.entrypoints.client.address import Address, read_address
+from nanoserve.entrypoints.client.server import Address, read_address
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 
@@ -211,7 +211,12 @@ def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> 
     [
         (Behaviour(break_after=3), PATIENCE, "connection", "the server closed the connection"),
         (Behaviour(break_after=3, chunked=False), PATIENCE, "broken off", ""),
-        (Behaviour(break_after=3, error="engine died"), PATIENCE, "in-band error", "engine died"),
+        (
+            Behaviour(break_after=3, error="engine died"),
+            PATIENCE,
+            "in-band error",
+            "the server broke off: engine died",
+        ),
         (Behaviour(gap=600.0), 0.3, "timeout", "no whole answer within 0.3 s"),
     ],
 )

@@ -10,14 +10,8 @@ import pytest
 from rich.console import Console
 
 from nanoserve.entrypoints.cli.main import run_command
-from nanoserve.entrypoints.client.chat.talk import (
-    Said,
-    Screen,
-    Talk,
-    TerminalScreen,
-    split_settled,
-    without_controls,
-)
+from nanoserve.entrypoints.client.chat import Said, Screen, Talk, split_settled, without_controls
+from nanoserve.entrypoints.client.server import EventReader, ProtocolError
 from nanoserve.entrypoints.compose.assembly import Assembly
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
 from tests.unit.entrypoints.server.protocols.talking_world import TalkTemplate, talking, talking_assembly
@@ -34,7 +28,7 @@ def chat(monkeypatch: pytest.MonkeyPatch) -> Chat:
 
     def run(lines: str | bytes, *arguments: str, assembly: Assembly | None = None) -> int:
         built = assembly or scripted_assembly()
-        monkeypatch.setattr("nanoserve.entrypoints.client.chat.command.assemble", lambda _settings: built)
+        monkeypatch.setattr("nanoserve.entrypoints.client.chat.assemble", lambda _settings: built)
         raw = lines if isinstance(lines, bytes) else lines.encode()
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
         try:
@@ -84,10 +78,10 @@ def test_commands_answer_on_standard_error_and_quit_ends(
     assert chat("/stats\nhi\n/stats\n/help\n/nonsense\n/quit\nnever\n", *SEEDED) == 0
     shown, notes = capsys.readouterr()
     assert shown == f"{alone('user.hi.')}\n"
-    assert notes.startswith("answers  none yet\n")
-    assert "last answer   12 tokens, " in notes
+    assert notes.startswith("no answers yet\n")
+    assert "last answer: 12 tokens, " in notes
     assert " tok/s, first text after " in notes
-    assert "conversation  20 tokens, 2 messages" in notes
+    assert "conversation: 20 tokens, 2 messages" in notes
     assert "/reset" in notes
     assert "/nonsense is no command" in notes
 
@@ -138,7 +132,7 @@ def test_a_server_is_asked_for_what_was_set_and_nothing_else(
     )
     shown, notes = capsys.readouterr()
     assert shown == "one two one two \n" * 2
-    assert "last answer   4 tokens" in notes
+    assert "last answer: 4 tokens" in notes
     assert server.bodies[-1] == {
         "model": "timed",
         "messages": [
@@ -238,11 +232,6 @@ def test_nothing_that_a_model_says_steers_a_terminal() -> None:
     assert without_controls("a\x1b[2J\tb\n\x9b\u202ec\r") == "a\ufffd[2J\tb\n\ufffd\ufffdc\ufffd"
 
 
-def test_help_says_how_to_leave(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-    assert chat("", "--help") == 0
-    assert "Ctrl-C stops an answer" in capsys.readouterr().out
-
-
 THINKING = {"hello": "<think>I greet.</think>Hi there", "again": "Hi again"}
 
 
@@ -276,25 +265,26 @@ def test_a_call_is_named_and_not_shown(chat: Chat, capsys: pytest.CaptureFixture
     assert notes == "(the model called the tool 'weather'; nanoserve chat has no tools)\n"
 
 
-@pytest.mark.parametrize("is_toy", [True, False])
-def test_the_model_in_the_box_says_what_it_is_to_people(
-    is_toy: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Talk("m", lambda *_: (each for each in [Said("yes")]), Screen(), interactive=True, is_toy=is_toy).run([])
-    notes = capsys.readouterr().err
-    assert notes.count("\n") == 1 + is_toy
-    assert ("7 million parameters" in notes and "nanoserve chat Qwen/" in notes) is is_toy
-
-
 def test_in_a_terminal_thoughts_are_dimmed_and_on_lines_of_their_own() -> None:
     drawn = io.StringIO()
-    screen = TerminalScreen(Console(file=drawn, force_terminal=True, width=80, color_system="standard"))
-    talk = Talk(
-        "m",
-        lambda *_: (each for each in [Said("hm, ", True), Said("so", True), Said("yes")]),
-        screen,
-        interactive=True,
-    )
+    console = Console(file=drawn, force_terminal=True, width=80, color_system="standard")
+    said = [Said("hm, ", is_thought=True), Said("so", is_thought=True), Said("yes")]
+    talk = Talk(lambda _: (each for each in said), Screen(interactive=True, console=console))
     talk.run(["why"])
     assert "\x1b[2mhm, \x1b[0m\x1b[2mso\x1b[0m\n" in drawn.getvalue()
     assert talk.messages[-1]["content"] == "yes"
+
+
+def test_events_are_cut_as_the_standard_says() -> None:
+    events = EventReader()
+    body = b": note\n:\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\nevent: empty\n\ndata:3\nid: 7\n\nevent: cut"
+    pieces = [body[start : start + 5] for start in range(0, len(body), 5)]
+    assert [event for piece in pieces for event in events.feed(piece)] == [b"1\n2", b"3"]
+
+
+@pytest.mark.parametrize("line", [b"data: x", b"data:\n"])
+def test_an_event_without_end_is_refused(line: bytes) -> None:
+    events = EventReader()
+    body = line * (2**21 // len(line))
+    with pytest.raises(ProtocolError, match="an event of more than 1,048,576 bytes"):
+        events.feed(body)

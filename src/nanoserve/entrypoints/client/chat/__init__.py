@@ -1,1 +1,0 @@
-"""A conversation in a terminal: with a model in this process, or with a server."""

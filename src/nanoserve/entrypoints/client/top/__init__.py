@@ -1,1 +1,0 @@
-"""A running server's numbers in a terminal: the program behind `nanoserve top`."""
