@@ -4,7 +4,7 @@
     python -m tools.gateway_check --router "python -m nanoserve route"
 
 The router is best installed in an environment of its own (`pip install sglang-router`), whose Python is named in `--router`. Every
-answer is compared with that of a server without a router. The exit code is 0 where all is as `docs/gateways.md` says.
+answer is compared with that of a server without a router. The exit code is 0 where all is as `docs/scale.md` says.
 """
 
 from __future__ import annotations

@@ -52,6 +52,11 @@ def test_links_in_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
 def test_decisions_are_numbered_one_by_one() -> None:
     pages = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
     assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
