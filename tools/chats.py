@@ -14,7 +14,7 @@ import attrs
 
 @attrs.define
 class Reply:
-    """What came of one request: its text, whether it is whole, how many pieces, and the seconds to the first and the last."""
+    """The outcome of one request: its text, whether it is whole, how many pieces, and the seconds to the first and the last."""
 
     text: str = ""
     is_whole: bool = False

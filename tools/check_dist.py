@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def compare(name: str, found: set[str], wanted: set[str]) -> list[str]:
-    """What is missing and what is too much, in words."""
+    """Missing and superfluous files, in words."""
     return [f"{name} lacks {each}" for each in sorted(wanted - found)] + [
         f"{name} holds {each}, which git does not track" for each in sorted(found - wanted)
     ]

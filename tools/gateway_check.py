@@ -63,7 +63,7 @@ class Program:
 
 @attrs.frozen
 class Reply:
-    """What came of one streamed chat; `is_whole` where it came to its end."""
+    """The outcome of one streamed chat; `is_whole` where it came to its end."""
 
     name: str
     text: str

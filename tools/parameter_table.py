@@ -15,7 +15,7 @@ from nanoserve.ports.sampling import PARAMETERS
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "server.md"
 BEGIN, END = "<!-- parameters: begin -->\n", "<!-- parameters: end -->\n"
 _DEFAULTS = {"max_tokens": "none; 16 under `/v1/completions` and in Python, 256 for `nanoserve generate`"}
-"""Of parameters for which every door has its own."""
+"""Parameters for which every interface has its own name."""
 _VALUES = {
     Kind.SWITCH: "true or false",
     Kind.TEXTS: "texts",

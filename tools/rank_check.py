@@ -59,7 +59,7 @@ def main() -> None:
 
 
 class Seen:
-    """What the ranks have compared.
+    """The ranks' comparisons.
 
     Attributes:
         steps: in which tokens were drawn, and `tokens`, of all of them.

@@ -48,7 +48,7 @@ STREAMS, AT_ONCE, DISCONNECTS = 200, 32, 100
 
 
 def is_ready(address: str) -> bool:
-    """Whether a server takes requests."""
+    """True if a server takes requests."""
     try:
         with urllib.request.urlopen(f"{address}/readyz", timeout=5) as answer:  # noqa: S310 - our own
             return bool(answer.status == 200)
@@ -65,7 +65,7 @@ def listed(role: str = "replica") -> list[str]:
 
 
 async def replicas() -> list[str]:
-    """The same from within an event loop."""
+    """Ask a server from within an event loop whether it takes requests."""
     return await asyncio.to_thread(listed)
 
 

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def draw_experiments() -> None:
-    """What each experiment draws."""
+    """The drawing of each experiment."""
     for each in EXPERIMENTS:
         path = IMAGES / f"watch-{each.name}.png"
         subprocess.run(  # noqa: S603 - our own command
@@ -173,7 +173,7 @@ def ask(url: str, stop: threading.Event, number: int) -> None:
 
 
 def save(page: Page, name: str, **options: Any) -> None:
-    """What the page shows, as a PNG."""
+    """The page as a PNG."""
     shrink(Image.open(io.BytesIO(page.screenshot(animations="disabled", **options))), IMAGES / f"{name}.png")
 
 

@@ -13,7 +13,7 @@ import re
 SKIPPED = re.compile(r"^(nanoserve|pip|setuptools|wheel|nvidia-.*|cuda-.*)$")
 
 UNTESTED = {"ray": "2.60.0"}
-"""Of an extra that the tests do without: `python -m tools.ray_check` passed with it."""
+"""The version of an extra that the tests do without: `python -m tools.ray_check` passed with it."""
 
 
 def constraints() -> list[str]:

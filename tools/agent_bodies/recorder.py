@@ -26,7 +26,7 @@ class Recorder:
     url: str = ""
 
     def pop(self) -> list[dict[str, Any]]:
-        """What was seen since the last time."""
+        """The requests seen since the last call."""
         seen, self.seen = self.seen, []
         return seen
 

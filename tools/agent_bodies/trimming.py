@@ -1,4 +1,4 @@
-"""What is kept of a recorded request: its structure. Prose, ids, paths and dates of the recording are not."""
+"""Trims a recorded request to its structure. Prose, ids, paths and dates of the recording are left out."""
 
 from __future__ import annotations
 

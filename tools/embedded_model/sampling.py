@@ -18,7 +18,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @attrs.frozen
 class Answer:
-    """What the model wrote, and whether it ended it with the end token."""
+    """The model's text, and whether it ended with the end token."""
 
     text: str
     stopped: bool

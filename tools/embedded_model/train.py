@@ -34,7 +34,7 @@ _RUNS_FILE: Final = "training.json"
 
 @attrs.frozen
 class Run:
-    """What a finished stage reports: its schedule, tokens seen, seconds of data making and training, the device's name."""
+    """The report of a finished stage: its schedule, tokens seen, seconds of data making and training, the device's name."""
 
     stage: Recipe
     tokens: int

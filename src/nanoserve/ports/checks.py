@@ -75,7 +75,7 @@ def check_vocabulary(name: str, ids: Collection[int], vocab_size: int) -> None:
 
 
 def _all_inside(ids: Collection[int], vocab_size: int) -> bool:
-    """Whether all are ids of the vocabulary. Prompts have thousands: nothing here runs Python code once per id."""
+    """Tests whether all are ids of the vocabulary. Prompts have thousands: nothing here runs Python code once per id."""
     if operator.countOf(map(type, ids), int) == len(ids):
         ids = set(ids)  # sooner compared: texts repeat themselves
     else:

@@ -49,7 +49,7 @@ class Counts:
 
 @attrs.frozen(eq=False)
 class Distribution:
-    """What a histogram keeps: values in each bucket, and in the one element of `sum` the sum of all values."""
+    """A histogram's cells: values in each bucket, and in the one element of `sum` the sum of all values."""
 
     counts: MutableSequence[int]
     sum: MutableSequence[float]

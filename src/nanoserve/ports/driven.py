@@ -40,12 +40,12 @@ class ModelRunner(Protocol[TicketT]):
         """Wait for a step and return what it yielded."""
 
     def counts(self) -> RunnerCounts:
-        """What it has counted since it was built; read after every turn of a benchmark, so it costs next to nothing."""
+        """Counters since the runner was built; read after every turn of a benchmark, so reading costs next to nothing."""
 
 
 @attrs.frozen(kw_only=True)
 class TokenizerFacts:
-    """What a model's files say of its tokenizer; None is what they do not say.
+    """A tokenizer's settings as a model's files state them; None where they are silent.
 
     It is for clients that render conversations themselves; this engine has a `ChatTemplate` for that.
 
@@ -90,7 +90,7 @@ class Tokenizer(Protocol):
 
 @attrs.frozen(kw_only=True)
 class DialectFacts:
-    """What a model's files say of how it writes reasoning and calls.
+    """A model's way to write reasoning and calls, as its files state it.
 
     Attributes:
         model_type: of its config.

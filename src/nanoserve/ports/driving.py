@@ -19,7 +19,7 @@ from nanoserve.ports.trace import Snapshot, Turn
 
 
 class StepLog(Protocol):
-    """What an engine records of itself."""
+    """An engine's record of its own changes."""
 
     def snapshot(self) -> Snapshot:
         """The books now, between two turns; the turns that were not taken yet lead up to it."""
@@ -33,7 +33,7 @@ class EngineHandle(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn would compute, collect or report something."""
+        """True if a turn would compute, collect or report something."""
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
@@ -87,14 +87,14 @@ class Link(Protocol):
         """Bytes of reports that wait for their reader, as far as that is known."""
 
     def receive(self, timeout: float) -> Sequence[Command]:
-        """What has come in, waiting up to `timeout` seconds for the first; raises `LinkClosedError`."""
+        """Return the commands that have arrived, waiting up to `timeout` seconds for the first; raises `LinkClosedError`."""
 
     def send(self, report: Report) -> None:
         """Hand a report over without waiting for its reader; raises `LinkClosedError`, or `BadValueError`."""
 
 
 class EngineStatus(enum.Enum):
-    """What the engine is doing, as probes and pages say it."""
+    """The engine's state, as probes and pages show it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -112,7 +112,7 @@ class Reply(Protocol):
     """The events of one submitted request."""
 
     def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
-        """What has happened since the last look, never nothing; ends after the last event of its last sequence.
+        """Return the events since the last call, never none; ends after the last event of its last sequence.
 
         Events of one sequence that pile up are joined, so that a slow reader holds no more than the answer.
         Raises the engine's refusal (`RequestRefusedError`, `BadValueError`), or `EngineDiedError`.
@@ -128,11 +128,11 @@ class EngineClient(Protocol):
 
     @property
     def status(self) -> EngineStatus:
-        """What it is doing now."""
+        """The engine's current status."""
 
     @property
     def facts(self) -> EngineFacts | None:
-        """Of the running engine, or of the last one; None before the first is ready."""
+        """Facts of the running engine, or of the last one; None before the first is ready."""
 
     @property
     def state(self) -> EngineState | None:

@@ -1,4 +1,4 @@
-"""What an engine says of itself, as values: what was settled once, its books at one moment, and its bare counts."""
+"""An engine's facts as values: those settled once, its books at one moment, and its bare counts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EngineSizes:
 
 @attrs.frozen(kw_only=True)
 class EngineFacts(EngineSizes):
-    """What is settled once an engine is ready.
+    """Facts that are settled once an engine is ready.
 
     Attributes:
         pid: the process that computes.
@@ -79,7 +79,7 @@ class EngineFacts(EngineSizes):
 
     @property
     def budget(self) -> dict[str, str | int]:
-        """What was decided where the settings left it open, as logs and reports show it."""
+        """Settings that were decided at the start because they had been left open, as logs and reports show them."""
         names = (
             *("num_kv_blocks", "kv_bytes", "max_model_len", "dtype", "threads"),
             *("device", "max_num_seqs", "max_num_batched_tokens", "depth"),
@@ -159,7 +159,7 @@ class EngineState:
 
 @attrs.frozen
 class RunnerCounts:
-    """What only a runner can count, since it was built; one that counts nothing returns `RunnerCounts()`.
+    """Counts that only a runner can make, since it was built; one that counts nothing returns `RunnerCounts()`.
 
     Attributes:
         device_wait_seconds: how long `collect` has waited for the device; None where it is not measured.
@@ -173,7 +173,7 @@ class RunnerCounts:
 
 @attrs.frozen
 class EngineCounts:
-    """What may be read after every turn, because it costs next to nothing; the same numbers stand in the books.
+    """Counts that may be read after every turn, because it costs next to nothing; the same numbers stand in the books.
 
     Attributes:
         step: the newest that was planned since the engine was built; `steps` counts those since the counts began.

@@ -1,4 +1,4 @@
-"""What crosses the wall between the process that computes and the process that talks to clients, as values.
+"""Commands and reports between the process that computes and the process that talks to clients, as values.
 
 Commands go to the engine, reports come back. Several processes may share one engine as its members: one of them keeps it
 alive, and passes on what the others send and get. Clock readings are those of the machine's monotonic clock, which both
@@ -108,7 +108,7 @@ class Stop:
 
 @attrs.frozen
 class Prepared:
-    """What `Prepare` asked for is done."""
+    """Reports that `Prepare` has been carried out."""
 
 
 @attrs.frozen
@@ -151,7 +151,7 @@ class Refused:
 
 @attrs.frozen
 class Turned:
-    """What one turn of the engine brought; also sent while idle, without events, as a sign of life.
+    """The result of one turn of the engine; also sent while idle, without events, as a sign of life.
 
     `state` comes with the first turn, then at most a few times per second.
 

@@ -1,4 +1,4 @@
-"""What the engine reports: one stream that clients, metrics and inspectors read and none of them can steer."""
+"""The engine's reports: one stream that clients, metrics and inspectors read and none of them can steer."""
 
 from __future__ import annotations
 

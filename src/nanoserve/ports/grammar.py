@@ -44,7 +44,7 @@ def _tuple_of_ids(ids: Sequence[int]) -> tuple[int, ...]:
 
 
 Mark = tuple[int | str, ...]
-"""What a model writes around a part of its answer: ids of tokens, and texts that any tokens may write."""
+"""A mark that a model writes around a part of its answer: ids of tokens, and texts that any tokens may write."""
 
 
 def _as_mark(parts: Sequence[int | str]) -> Mark:
@@ -68,7 +68,7 @@ class ReasoningLimit:
 
 @attrs.frozen
 class Constraint:
-    """What an answer must be.
+    """The form that an answer must have.
 
     Attributes:
         kind: the language that `text` is written in, a `ConstraintKind` where the engine's grammars know those.
@@ -94,7 +94,7 @@ class Matcher(Protocol):
         """End-of-sequence ids that its masks allow where `may_end`, and only there; of others they say nothing."""
 
     def may_end(self) -> bool:
-        """Whether the answer so far is whole."""
+        """True if the answer so far is whole."""
 
     def copy(self) -> Matcher:
         """Another one in the same state."""
@@ -108,13 +108,13 @@ class Grammar(Protocol):
 
 
 class Pending(Protocol[ValueT_co]):
-    """What a worker makes; a `Future` is one."""
+    """The result of a worker, present or still to come; a `Future` is one."""
 
     def done(self) -> bool:
-        """Whether the worker has come to an end, one way or the other."""
+        """True once the worker has ended, with or without success."""
 
     def result(self) -> ValueT_co:
-        """What it has made, or raises what went wrong; only once it is done."""
+        """Return the worker's result, or raise its error; only once it is done."""
 
 
 @attrs.define(eq=False)
@@ -136,7 +136,7 @@ class MaskBlock:
         return memoryview(self.memory)[number * self.width : (number + 1) * self.width]
 
     def is_written(self) -> bool:
-        """Whether it must not be lent again yet."""
+        """True while the block must not be lent again."""
         if self.writers:
             self.writers = [each for each in self.writers if not each.done()]
         return bool(self.writers)
@@ -195,18 +195,18 @@ class Grammars(Protocol):
         """
 
     def is_ready(self, matcher: Matcher, /) -> bool:
-        """Whether a mask that took too long is there; the next `fill` writes it."""
+        """True once a mask that took too long is there; the next `fill` writes it."""
 
     def rest(self) -> None:
         """Wait a moment for what workers make, where there is nothing else to do."""
 
     def counts(self) -> GrammarCounts:
-        """What it has counted since it was built."""
+        """Counters since the grammars were built."""
 
 
 @attrs.frozen
 class GrammarCounts:
-    """What only grammars can count; those that count nothing return `GrammarCounts()`.
+    """Counts that only grammars can make; those that count nothing return `GrammarCounts()`.
 
     Attributes:
         compiles: constraints that were made ready, those found among earlier ones not counted, and `compile_seconds`, of workers.

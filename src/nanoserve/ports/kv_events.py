@@ -1,4 +1,4 @@
-"""What prefixes an engine's KV cache holds, as a stream of changes: for routers that send a request to where its prefix is.
+"""Changes of the prefixes in an engine's KV cache, as a stream: for routers that send a request to where its prefix is.
 
 Blocks are named by the chained hash of their tokens and of all before them, the same in every process that hashes alike. A consumer
 that applies all events in order, from an engine's start on, knows of each cache group exactly which blocks can be found on the

@@ -47,7 +47,7 @@ class BlockDirectory(Protocol):
     """
 
     def holds(self, name: BlockHash, /) -> bool:
-        """Whether the block is there, as far as is known without looking."""
+        """True if the block is there, as far as is known without looking."""
 
     def read(self, name: BlockHash, slot: int, /) -> None:
         """Begin to bring a block into a slot; reported by `finished`."""
@@ -56,7 +56,7 @@ class BlockDirectory(Protocol):
         """Begin to write a block from a slot, reported by `finished`; False where too much waits to be written already."""
 
     def finished(self) -> list[DirectoryWork]:
-        """What is done since the last time."""
+        """Return the copies that are done since the last call."""
 
     def rest(self) -> None:
         """Wait a moment, or until something is done."""
@@ -65,4 +65,4 @@ class BlockDirectory(Protocol):
         """Hold nothing any more, what is on its way to the disk included; what was begun is reported all the same."""
 
     def counts(self) -> TierCounts:
-        """What it holds, and has counted since it was opened."""
+        """The tier's content and its counters since it was opened."""

@@ -1,4 +1,4 @@
-"""What one layer of a model is made of, as plain numbers: a mixer, which lets tokens read one another, and a feed."""
+"""The parts of one layer of a model as plain numbers: a mixer, which lets tokens read one another, and a feed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class AttentionSpec:
 
     @property
     def rotation(self) -> Rotation:
-        """What turns, and over how many elements."""
+        """The rotation of queries and keys, and the number of elements that turn."""
         return self.rope, self.head_dim
 
     @property
@@ -148,7 +148,7 @@ class LatentSpec:
 
     @property
     def rotation(self) -> Rotation:
-        """What turns, and over how many elements."""
+        """The rotation of queries and keys, and the number of elements that turn."""
         return self.rope, self.rope_dim
 
     @property

@@ -1,4 +1,4 @@
-"""What is declared of a sampling parameter, for every door that offers it."""
+"""The declaration of a sampling parameter, for every interface that offers it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoserve.ports.checks import check_integer, check_number, check_switch, ch
 
 
 class Kind(enum.Enum):
-    """What a parameter's value is; all others than numbers and switches are lists."""
+    """The type of a parameter's value; all except numbers and switches are lists."""
 
     NUMBER = "number"
     INTEGER = "integer"

@@ -1,4 +1,4 @@
-"""What a client asked, as the engine receives it, and why a sequence ended."""
+"""A client's request as the engine receives it, and the reasons why a sequence ends."""
 
 from __future__ import annotations
 

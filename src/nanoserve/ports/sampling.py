@@ -81,7 +81,7 @@ _NO_API: Final[Mapping[Api, tuple[str, ...]]] = dict.fromkeys(Api, ())
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
-    """What to generate and when to stop. Checked on creation: a bad value raises `BadValueError`.
+    """Settings of generation and of its end. Checked on creation: a bad value raises `BadValueError`.
 
     The penalties of presence and frequency are OpenAI's, that of repetition is CTRL's (Keskar et al. 2019).
     """

@@ -108,7 +108,7 @@ class Chunk:
 
 @made_per_step(kw_only=True)
 class StepPlan:
-    """What one step does, in the order the runner applies it: release, admit, update tables, copy, compute.
+    """The work of one step, in the order in which the runner applies it: release, admit, update tables, copy, compute.
 
     Attributes:
         step: counts up from 1.
@@ -172,7 +172,7 @@ class TokenLogprobs:
 
 @attrs.frozen(kw_only=True)
 class StepResult:
-    """What a step yielded.
+    """The result of a step.
 
     Attributes:
         token_ids: one id per row of `StepPlan.sampling_rows`, in that order.

@@ -61,7 +61,7 @@ class Tool:
 
 
 class CallMode(enum.Enum):
-    """Whether an answer has calls: never, as the model likes, at least one."""
+    """The choice between answers with and without calls: never, as the model likes, at least one."""
 
     NONE = "none"
     AUTO = "auto"
@@ -70,7 +70,7 @@ class CallMode(enum.Enum):
 
 @attrs.frozen
 class ToolChoice:
-    """What a request says about calls.
+    """A request's settings of tool calls.
 
     Attributes:
         names: the tools that may be called; empty for all. One name with `REQUIRED` is a named tool.

@@ -18,7 +18,7 @@ LEFT_OUT_IF_EMPTY: Mapping[str, bool] = {"left out if empty": True}
 
 @attrs.frozen(kw_only=True)
 class TraceHeader:
-    """What a reader must know first.
+    """The first line of a log, which a reader needs before all others.
 
     Attributes:
         version: of the format; a reader refuses another one.
@@ -229,7 +229,7 @@ class Words:
 
 @attrs.frozen(kw_only=True)
 class Turn:
-    """What one turn of the engine, and the calls since the turn before, have changed.
+    """The changes of one turn of the engine, and of the calls since the turn before.
 
     Attributes:
         at: seconds since the trace began.
@@ -307,7 +307,7 @@ class Snapshot:
 
 @attrs.frozen
 class StatusChange:
-    """What the engine as a whole did, such as `restarting`; a `Snapshot` follows when it is back."""
+    """A change of the engine's status, such as `restarting`; a `Snapshot` follows when it is back."""
 
     at: float
     status: str

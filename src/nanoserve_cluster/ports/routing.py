@@ -1,4 +1,4 @@
-"""What a router knows when it chooses a replica for a request."""
+"""The router's knowledge when it chooses a replica for a request."""
 
 from __future__ import annotations
 

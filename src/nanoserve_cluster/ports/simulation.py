@@ -1,4 +1,4 @@
-"""What is simulated, as values: requests of a trace, what happens to a cluster, and what came of it."""
+"""Simulations as values: requests of a trace, what happens to a cluster, and what came of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ComputedStep:
 
 
 class SimulatedRunner(Protocol):
-    """What a simulation reads of an engine's runner."""
+    """The interface of an engine's runner that a simulation reads."""
 
     @property
     def busy(self) -> float:
@@ -93,7 +93,7 @@ class TracedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt."""
+        """Tokens of the prompt."""
         return sum(count for _, count in self.prompt)
 
     def token_ids(self) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class Scenario:
 
 @attrs.frozen(kw_only=True)
 class ServedRequest:
-    """What became of one request.
+    """The outcome of one request.
 
     Attributes:
         at: when it was sent.
@@ -223,7 +223,7 @@ class Spread:
 
 @attrs.frozen(kw_only=True)
 class RunFigures:
-    """What a run, or a part of it, comes to.
+    """The result of a run, or of a part of it.
 
     Attributes:
         answered: requests.

@@ -9,7 +9,7 @@ from nanoserve.ports.checks import check_number
 
 @attrs.define
 class StepWork:
-    """What one step computes.
+    """The work of one step.
 
     Attributes:
         tokens: that pass through the layers, of chunks and of decoding rows.
@@ -53,7 +53,7 @@ class StepCost:
 
     @property
     def least(self) -> float:
-        """What a step takes at least, whatever it computes."""
+        """The least time of a step, whatever it computes."""
         return self.fixed + self.weights
 
     def seconds(self, work: StepWork) -> float:

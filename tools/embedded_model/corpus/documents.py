@@ -19,7 +19,7 @@ from tools.embedded_model.corpus.tool_talks import SYSTEMS, extraction, tool_tal
 
 Split = Literal["train", "held_out"]
 Course = Literal["texts", "tools"]
-"""What training goes through: first texts and chats alone, then these and tools, thinking and puzzles."""
+"""The order of training: first texts and chats alone, then these and tools, thinking and puzzles."""
 SEED: Final = 20_260
 HELD_OUT_EVERY: Final = 20
 BOS: Final = "<|bos|>"
@@ -46,7 +46,7 @@ class Document:
 
 
 def belongs(scene: Scene, split: Split) -> bool:
-    """Whether a scene is in a split: one combination in `HELD_OUT_EVERY` is never trained on."""
+    """True if a scene is in a split: one combination in `HELD_OUT_EVERY` is never trained on."""
     return (scene.key % HELD_OUT_EVERY == 0) == (split == "held_out")
 
 

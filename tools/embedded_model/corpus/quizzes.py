@@ -135,7 +135,7 @@ def animal_fact(rng: random.Random) -> Exchange:
 
 
 def trade(rng: random.Random) -> Exchange:
-    """What somebody of a profession does."""
+    """The work of each profession."""
     worker, work = rng.choice(pairs("trades"))
     return f"What does {with_article(worker)} do?", f"{capitalized(with_article(worker))} {work}."
 

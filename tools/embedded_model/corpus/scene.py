@@ -18,7 +18,7 @@ _OUTDOORS: Final = frozenset({"journey", "storm", "treasure", "fear", "promise"}
 
 @attrs.frozen
 class Wishes:
-    """What a reader asked of a story; empty strings leave the choice open."""
+    """A reader's wishes for a story; empty strings leave the choice open."""
 
     kind: str = ""
     name: str = ""

@@ -151,7 +151,7 @@ def planned_story(rng: random.Random) -> tuple[Thought, Story]:
 
 
 def remembered(rng: random.Random) -> tuple[list[Exchange], Thought, Story | None]:
-    """What was said before, and a question about it: a name, or a story."""
+    """An earlier text and a question about it: a name, or a story."""
     if rng.random() < 0.5:
         name = given_name(rng, rng.choice(("she", "he")), 0.6)
         told = rng.choice(("My name is {}.", "I am {}.", "You can call me {}.")).format(name)

@@ -180,7 +180,7 @@ def _spoken(template: str, rng: random.Random) -> str:
 
 
 def ask(tool: Tool, rng: random.Random, times: int = 1) -> tuple[str, list[Call]]:
-    """What a user says, and the calls that it wants: one, or several that differ in one argument.
+    """A user's message, and the calls that it wants: one, or several that differ in one argument.
 
     Raises `LookupError` where no argument of the tool can be several things at once.
     """
@@ -234,7 +234,7 @@ def follow_up(call: Call, rng: random.Random) -> tuple[str, Call]:
 
 
 def outcome(call: Call, rng: random.Random) -> tuple[str, str]:
-    """What the tool returns for a call, and the sentence that tells it."""
+    """The tool's result for a call, and the sentence that tells it."""
     draw = rng.random()
     if draw < 0.08:
         names = [each.slot for each in call.tool.parameters]

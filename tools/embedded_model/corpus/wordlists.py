@@ -50,7 +50,7 @@ def calendar() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
 
 @cache
 def morals(plot: str) -> tuple[str, ...]:
-    """What a story with this plot may teach, as clauses without capital or full stop."""
+    """The lessons of a story with this plot, as clauses without capital or full stop."""
     rows = [line.split(" | ") for line in _lines(_HERE / "grammar" / "morals.txt")]
     return tuple(clause for clause, *names in rows if not names or plot in names[0].split())
 

@@ -144,7 +144,7 @@ def _checkpoint_name(name: str) -> tuple[str, str]:
 
 
 def _refuse_unsupported(metadata: Mapping[str, Any], kind: str, head_dim: int) -> None:
-    """What llama.cpp computes from the metadata and nanoserve does not."""
+    """Refuses metadata that llama.cpp computes with and nanoserve does not."""
     for key in ("expert_count", "attention.sliding_window", "rope.scale_linear", "logit_scale"):
         if metadata.get(f"{kind}.{key}"):
             raise ModelLoadError(
@@ -194,6 +194,6 @@ def _size(metadata: Mapping[str, Any], kind: str, key: str, default: int | None 
 
 
 def _dtype(tensors: Sequence[TensorEntry]) -> str:
-    """What the matrices are stored in; bfloat16, in whose range any model stays, where they are quantized."""
+    """The dtype of the matrices; bfloat16, in whose range any model stays, where they are quantized."""
     kinds = {entry.kind for entry in tensors if len(entry.shape) > 1}
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")

@@ -53,7 +53,7 @@ def _cache() -> pathlib.Path:
 
 
 def _is_complete(folder: pathlib.Path) -> bool:
-    """Whether every file has the size that the index, which is written last, has noted."""
+    """True if every file has the size that the index, which is written last, has noted."""
     try:
         sizes = json.loads((folder / _INDEX).read_text())["sizes"]
         return (folder / _LINK).exists() and all(

@@ -27,7 +27,7 @@ _ALIGNMENT: Final = 32
 _LONGEST: Final = 2**24
 """More values than any array of metadata has."""
 DAMAGE: Final = (struct.error, ValueError, TypeError, LookupError, ArithmeticError)
-"""What comes of a header with wrong bytes in it."""
+"""Errors that a header with wrong bytes can raise."""
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class TensorEntry:
 
 @attrs.frozen
 class Header:
-    """What a file says of the model in it; the keys of `metadata` are GGUF's."""
+    """A file's description of the model in it; the keys of `metadata` are GGUF's."""
 
     metadata: Mapping[str, Any]
     tensors: Sequence[TensorEntry]

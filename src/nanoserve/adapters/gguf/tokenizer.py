@@ -41,7 +41,7 @@ _WHOLE_WORDS_FIRST: Final = frozenset({"llama-bpe", "llama3", "llama-v3", "tekke
 """Rules with which a word that is a token is that token, whatever the merges make of it; texts then begin with BOS."""
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
 _USUAL_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}
-"""What counts for a tokenizer of the kind `llama` that does not say."""
+"""Defaults for a tokenizer of the kind `llama` whose file is silent."""
 _ENDS: Final = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "<end_of_turn>"}
 )

@@ -46,7 +46,7 @@ class HFChatTemplate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """What the template reads besides the conversation, such as `enable_thinking`; none where there is no template."""
+        """The template's inputs besides the conversation, such as `enable_thinking`; none where there is no template."""
         sources = filter(None, (self._tokenizer.chat_template, self._tokenizer.tool_template))
         return frozenset().union(*map(template_process().variables, sources))
 

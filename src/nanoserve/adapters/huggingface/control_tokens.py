@@ -49,7 +49,7 @@ class ControlTokens:
         self._tails = tuple({token[cut:] for token in longest_first for cut in range(1, len(token))})
 
     def suspicious(self, text: str) -> bool:
-        """Whether text contains a control token, or could become part of one beside other text."""
+        """True if text contains a control token, or could become part of one beside other text."""
         core = text.strip()
         return bool(core.endswith(self._heads) or core.startswith(self._tails) or self._anywhere.search(text))
 

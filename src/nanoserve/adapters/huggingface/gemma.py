@@ -60,12 +60,12 @@ def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def gemma2_features(config: Config) -> dict[str, Any]:
-    """What the whole model has besides its layers."""
+    """The settings of the whole model besides its layers."""
     return {**_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", 30.0)}
 
 
 def gemma3_features(config: Config) -> dict[str, Any]:
-    """What the whole model has besides its layers."""
+    """The settings of the whole model besides its layers."""
     return {**_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", None)}
 
 

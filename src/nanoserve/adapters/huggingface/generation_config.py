@@ -1,4 +1,4 @@
-"""What generation_config.json says: the sampling values that a model's authors recommend, and the ids that end a sequence."""
+"""Reads generation_config.json: the sampling values that a model's authors recommend, and the ids that end a sequence."""
 
 from __future__ import annotations
 

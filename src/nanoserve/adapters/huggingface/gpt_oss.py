@@ -14,7 +14,7 @@ from nanoserve.ports.model_spec import NormSpec
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
 STEEPNESS: Final = 1.702
-"""Of the sigmoid in the gate of the experts, which their kernels know."""
+"""The factor in the sigmoid of the experts' gate, which their kernels know."""
 
 GPT_OSS: Final = {
     "num_hidden_layers": 36,

@@ -138,7 +138,7 @@ def _download_file(name: str, file: str, revision: str | None, progress: bool) -
 
 
 def _other_weights(name: str, revision: str | None) -> str:
-    """What to do about a repository without safetensors."""
+    """Advice about a repository without safetensors."""
     try:
         files = sorted(huggingface_hub.list_repo_files(name, revision=revision))
     except (errors.HfHubHTTPError, OSError, ValueError):

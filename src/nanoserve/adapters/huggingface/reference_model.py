@@ -19,7 +19,7 @@ from nanoserve.ports.errors import ModelLoadError
 
 GGUF_LINK: Final = "model.gguf"
 GGUF_INDEX: Final = "model.gguf.index.json"
-"""What a folder that `adapters/gguf` has written holds in place of weights; its config says more than transformers reads."""
+"""The index that a folder of `adapters/gguf` holds in place of weights; its config says more than transformers reads."""
 EMBEDDINGS: Final = -1
 ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 REPLACEMENTS: Final = ("fla", "causal_conv1d")
@@ -113,7 +113,7 @@ def _check_formulas(folder: str, config: Any) -> None:
 
 
 def _keep_input(seen: dict[int, list[list[float]]]) -> Any:
-    """Of the first layer: embeddings, with what families multiply them with."""
+    """The input of the first layer: embeddings, multiplied by the family's factor."""
 
     def hook(_module: torch.nn.Module, inputs: Any, keywords: Any) -> None:
         hidden = inputs[0] if inputs else keywords["hidden_states"]

@@ -121,7 +121,7 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def attention_sharpness(config: Mapping[str, Any]) -> float:
-    """What DeepSeek multiplies scores with for the sake of YaRN; cosines and sines need no factor then."""
+    """DeepSeek's factor on scores for YaRN; cosines and sines need no factor then."""
     written = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind, all_dim = written.get("rope_type", written.get("type", "default")), written.get("mscale_all_dim")
     if kind == "default" or not all_dim:

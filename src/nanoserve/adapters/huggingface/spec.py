@@ -126,7 +126,7 @@ def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, A
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """What transformers reads in the config of every family, and nanoserve does not compute."""
+    """Settings that transformers reads in the config of every family, and nanoserve does not compute."""
     if raw.get("per_layer_config") is not None:
         raise ModelLoadError("per_layer_config (layers of different shapes) is not supported")
     if not raw.get("is_causal", True):

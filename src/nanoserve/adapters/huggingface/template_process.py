@@ -23,7 +23,7 @@ from jinja2.exceptions import TemplateError
 from nanoserve.adapters.huggingface.template_language import compile_template, variables_of
 
 CPU_SECONDS: Final = 2
-"""Of computing, not of waiting; a template takes milliseconds."""
+"""Seconds of CPU time, not of waiting; a template takes milliseconds."""
 MEMORY: Final = 2**30
 LONGEST: Final = 2**26
 """Bytes of an answer."""

@@ -78,7 +78,7 @@ class HFTokenizer:
 
     @property
     def facts(self) -> TokenizerFacts:
-        """What the folder says of it."""
+        """The tokenizer's settings from the folder."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return TokenizerFacts(
             tokenizer_class=self._class_name,
@@ -88,7 +88,7 @@ class HFTokenizer:
 
     @property
     def dialect_facts(self) -> DialectFacts:
-        """What the folder says of how the model writes reasoning and calls."""
+        """The folder's description of how the model writes reasoning and calls."""
         added = self.added_tokens
         return DialectFacts(
             model_type=self._model_type,
@@ -145,7 +145,7 @@ class HFTokenizer:
 
 
 class _Texts(dict[int, str | None]):
-    """What `text_of` says, by id, found at the first look."""
+    """The texts of `text_of` by id, filled at the first use."""
 
     def __init__(self, backend: Tokenizer) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ _OFTEN_MISLABELLED: Final = ("mistral", "qwen2")
 
 
 def choose_class(config: Config, model: Config, tokenizer_file: pathlib.Path) -> str:
-    """What `AutoTokenizer` chooses by tokenizer_config.json, config.json, and the text of tokenizer.json."""
+    """Chooses the tokenizer class as `AutoTokenizer` does, by tokenizer_config.json, config.json, and the text of tokenizer.json."""
     kind = model.get("model_type")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class")
     if not isinstance(declared, str) or kind in _OFTEN_MISLABELLED:

@@ -16,7 +16,7 @@ from nanoserve.ports.errors import ModelLoadError
 STANDARD_NAMES: Final = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 NEEDS_TRANSFORMERS: Final = frozenset({"fix_mistral_regex", "fast_tokenizer_files"})
 VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model*", "vocab*", "*.tiktoken", "tekken.json", "*.model")
-"""What a tokenizer's vocabulary is in; without any of these, transformers makes an empty tokenizer."""
+"""Files that may hold a tokenizer's vocabulary; without any of them, transformers makes an empty tokenizer."""
 EXTRA: Final = "extra_special_tokens"
 ADDITIONAL: Final = "additional_special_tokens"  # the older name
 
@@ -174,7 +174,7 @@ def _missing_tokens(
     named: Mapping[str, str | AddedToken],
     extra: Sequence[str | AddedToken],
 ) -> list[AddedToken]:
-    """What the backend has still to learn, in the order in which new ids are given."""
+    """Tokens that the backend has still to learn, in the order in which new ids are given."""
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *added)}
     missing: list[str | AddedToken] = list(added)
     for token in (*named.values(), *extra):

@@ -48,7 +48,7 @@ _MOMENT: Final = 0.002
 _OF_A_MODEL: Final = re.compile("[0-9a-f]{32}")
 """A folder; others are not ours."""
 _LEFT: Final = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}\.[0-9a-f]+{re.escape(UNFINISHED)}")
-"""What a process has not finished."""
+"""The unfinished work of a process."""
 _Job = Callable[[], DirectoryWork | None]
 
 

@@ -1,4 +1,4 @@
-"""What this process asks of the machine: the time, a GPU that wakes early, and to keep the memory that it frees."""
+"""This process's requests to the machine: the time, a GPU that wakes early, and to keep the memory that it frees."""
 
 from __future__ import annotations
 

@@ -59,11 +59,11 @@ class SharedTable:
         return SharedRow(self.cells(row, group), self._places[group])
 
     def cells(self, row: int, group: str) -> MutableSequence[int]:
-        """The same without names."""
+        """The cells as integers, without names."""
         return cast("MutableSequence[int]", self._whole[self._slice(row, group)])
 
     def reals(self, row: int, group: str) -> MutableSequence[float]:
-        """The same cells as floating-point numbers."""
+        """The cells as floating-point numbers."""
         return cast("MutableSequence[float]", self._real[self._slice(row, group)])
 
     def _slice(self, row: int, group: str) -> slice:

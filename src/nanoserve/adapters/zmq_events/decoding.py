@@ -26,7 +26,7 @@ _TIERS: Final[Mapping[str | None, Tier]] = {None: "device", "GPU": "device", "CP
 
 
 class _Stored(msgspec.Struct):
-    """What is read of a `BlockStored`."""
+    """The fields of a `BlockStored` that are read."""
 
     block_hashes: tuple[BlockHash, ...]
     parent_block_hash: BlockHash | None
@@ -34,7 +34,7 @@ class _Stored(msgspec.Struct):
 
 
 class _Removed(msgspec.Struct):
-    """What is read of a `BlockRemoved`."""
+    """The fields of a `BlockRemoved` that are read."""
 
     block_hashes: tuple[BlockHash, ...]
 
@@ -72,7 +72,7 @@ def _events(events: Iterator[Mapping[str, Any]]) -> Iterator[KVEvent]:
 
 
 def _is_plain(event: Mapping[str, Any]) -> bool:
-    """Whether every prompt that begins with these tokens finds these blocks."""
+    """True if every prompt that begins with these tokens finds these blocks."""
     is_adapted = event.get("lora_id") is not None or event.get("lora_name") is not None
     has_keys = any(event.get("extra_keys") or ())
     return not is_adapted and not has_keys and event.get("kv_cache_spec_kind") in _KINDS

@@ -15,7 +15,7 @@ from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved,
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, Recurrent, Window
 
 _MEDIA: Final[Mapping[Tier, str]] = {"device": "GPU", "host": "CPU"}
-"""What consumers call tiers of memory, on whichever device the first one is."""
+"""Consumers' names for tiers of memory, on whichever device the first one is."""
 _RANK: Final = 0
 _KINDS: Final = {
     Full: "full_attention",

@@ -37,7 +37,7 @@ class Detokenizer:
 
     @property
     def is_mid_character(self) -> bool:
-        """Whether the newest tokens are held back because they may be the beginning of a character."""
+        """True if the newest tokens are held back because they may be the beginning of a character."""
         return self._mid_character
 
     def push(self, token_id: int) -> str:
@@ -63,7 +63,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character as U+FFFD."""
+        """The remaining text at the end: an incomplete character as U+FFFD."""
         text = self._decode(self._window)
         if not text.startswith(self._shown):
             text = self._drop_context()

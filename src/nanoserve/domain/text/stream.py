@@ -45,7 +45,7 @@ class OutputStream(Protocol):
         """Take in a token that ends the sequence and is counted but not printed."""
 
     def take(self) -> Released:
-        """What can be shown now and was not shown before."""
+        """Return the text that can be shown now and was not shown before."""
 
     def close(self) -> Released:
         """The last output, after the sequence has ended."""
@@ -74,7 +74,7 @@ class IdStream:
         )
 
     def close(self) -> Released:
-        """What was not taken yet."""
+        """The text that was not taken yet."""
         return self.take()
 
 
@@ -173,7 +173,7 @@ class TextStream:
             self._held[-1].end = None
 
     def take(self) -> Released:
-        """What can be shown now."""
+        """The text that can be shown now."""
         if self._ready is not None:
             ready, self._ready = self._ready, None
             self._released += len(ready.text)

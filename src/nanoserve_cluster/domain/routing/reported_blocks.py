@@ -1,4 +1,4 @@
-"""What one replica says is in its cache, entered in a router's index.
+"""A replica's reports of its cache, entered in a router's index.
 
 A replica's names for its blocks are its own business: another engine hashes otherwise, and so may another release. So a block is named
 anew, by its tokens and those before it, as the router names the blocks of a prompt; the replica's name is kept to know
@@ -15,7 +15,7 @@ from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved,
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex, block_names
 
 _MOST_NAMES: Final = 2**20
-"""Of blocks of one replica, more than a GPU's cache holds in a few cache groups."""
+"""Blocks of one replica, more than a GPU's cache holds in a few cache groups."""
 
 
 class ReportedBlocks:
@@ -60,7 +60,7 @@ class ReportedBlocks:
         self._index.remove(self._replica, lost)
 
     def _parent(self, event: BlockStored) -> BlockHash | None:
-        """What the block before is called here; 0 at the beginning of a text, None where it is not known."""
+        """The index's name of the block before; 0 at the beginning of a text, None where it is not known."""
         if event.parent is None:
             return 0
         tiers = (event.tier, *get_args(Tier))

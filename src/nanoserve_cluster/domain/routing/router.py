@@ -54,7 +54,7 @@ class Router:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no replica takes requests."""
+        """True if no replica takes requests."""
         return not self._views
 
     def join(self, replica: int, at: float) -> None:

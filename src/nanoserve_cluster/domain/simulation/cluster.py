@@ -138,7 +138,7 @@ class Cluster:
         heapq.heapreplace(self._busy, (replica.due, replica.number, replica.life))
 
     def _turn(self, replica: Replica) -> bool:
-        """What a replica's last turn has yielded is there, and its next one begins; returns whether there is one."""
+        """Take the result of a replica's last turn, and begin its next one; returns whether there is one."""
         life = replica.life
         if replica.steps or replica.events:
             self._deliver(replica, replica.time)
@@ -153,7 +153,7 @@ class Cluster:
             self._turn(replica)
 
     def _deliver(self, replica: Replica, at: float) -> None:
-        """What the replica's last turn has yielded is there."""
+        """Take the result of the replica's last turn."""
         steps, events = replica.steps, replica.events
         replica.steps, replica.events = [], []
         for step in steps:

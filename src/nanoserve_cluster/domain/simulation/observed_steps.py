@@ -1,4 +1,4 @@
-"""What the steps of a step log computed, and how long each took."""
+"""Reads from a step log what each step computed, and how long it took."""
 
 from __future__ import annotations
 

@@ -58,17 +58,17 @@ class Replica:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has an engine."""
+        """True if it has an engine."""
         return self._running is not None
 
     @property
     def time(self) -> float:
-        """Of its own clock."""
+        """The time of its own clock."""
         assert self._running is not None
         return self._running.clock.time
 
     def answer_tokens(self, traced: TracedRequest) -> int:
-        """Of a request here: as many as it asks for, or as there is room for behind its prompt."""
+        """The length of a request's answer here: as long as it asks for, or as there is room for behind its prompt."""
         assert self._running is not None
         return min(traced.output_tokens, self._running.max_model_len - traced.num_tokens)
 
@@ -88,7 +88,7 @@ class Replica:
 
     @property
     def busy_seconds(self) -> float:
-        """That its device has computed in this life."""
+        """Seconds that its device has computed in this life."""
         assert self._running is not None
         return self._running.runner.busy
 

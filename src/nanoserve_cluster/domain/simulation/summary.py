@@ -13,7 +13,7 @@ _PER_E: Final = 50
 """Buckets of gaps for each factor e: they are 2% wide."""
 _SHORTEST: Final = 1e-9
 JUDGED: Final = ("ttft", "tpot", "e2e")
-"""What objectives may bound: figures that are known of each request."""
+"""Figures that objectives may bound, known of each request."""
 
 
 def gap_bucket(seconds: float) -> int:

@@ -20,7 +20,7 @@ from nanoserve.ports.checks import check_integer, check_number
 from nanoserve_cluster.ports.simulation import RandomSource, TracedRequest
 
 _SIGMA: Final = 0.6
-"""Of the logarithm of a length: the 99th percentile is about 3.4 times the mean."""
+"""The standard deviation of the logarithm of a length: the 99th percentile is about 3.4 times the mean."""
 _LEAD_TURNS: Final = 3.0
 """Conversations begin so many mean durations before the trace does, so that its first minute is like the others."""
 

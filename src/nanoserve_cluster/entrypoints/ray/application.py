@@ -100,7 +100,7 @@ def _gpus(settings: RaySettings, serving: Serving) -> float:
 
 
 def _door(settings: RaySettings, serving: Serving) -> Callable[[], Any]:
-    """What builds the router's application in its actor."""
+    """The builder of the router's application in its actor."""
 
     def build() -> Any:
         directory = serve.get_deployment_handle(DIRECTORY, app_name=serve.get_replica_context().app_name)

@@ -29,7 +29,7 @@ APP: Final = "nanoserve_cluster.entrypoints.ray:app"
 
 @attrs.frozen(kw_only=True)
 class RaySettings:
-    """What is Ray's part: how many replicas, with which resources, and how requests reach them."""
+    """Ray's part of the arguments: how many replicas, with which resources, and how requests reach them."""
 
     replicas: int = setting(1, integer(low=1), "Replicas of the model; where they scale, the fewest.")
     max_replicas: int | None = setting(
@@ -100,7 +100,7 @@ _PASSED_ON: Final = (
 
 
 def read_arguments(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[RaySettings, Serving]:
-    """What to ask of Ray, and what each replica serves with.
+    """Requests to Ray, and the settings of each replica.
 
     Settings that no argument names come from the environment and from the TOML file `config`, as for `nanoserve serve`.
     Raises `BadValueError`.

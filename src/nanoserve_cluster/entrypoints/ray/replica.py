@@ -79,7 +79,7 @@ class Replica:
             raise RuntimeError(f"the engine of {self.address} is {self._engine.status.value}")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `scale_by_queue` reads."""
+        """The numbers that `scale_by_queue` reads."""
         state, facts = self._engine.state, self._engine.facts
         if state is None or facts is None:
             return {}

@@ -7,9 +7,9 @@ from typing import Final
 import httpx
 
 MOST_BYTES: Final = 64 << 20
-"""Of one answer that is kept until it is whole."""
+"""Bytes of one answer that is kept until it is whole."""
 MOST_TOGETHER: Final = 256 << 20
-"""Of all that are kept; beyond it each may grow to `LEAST_BYTES`, so that those without an end stop no usual one."""
+"""Bytes of all answers that are kept; beyond it each may grow to `LEAST_BYTES`, so that endless ones stop no usual one."""
 LEAST_BYTES: Final = 1 << 20
 
 

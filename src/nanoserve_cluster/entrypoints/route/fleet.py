@@ -49,7 +49,7 @@ class Replica:
     suspected: asyncio.Event = attrs.field(factory=asyncio.Event)
 
     async def heard(self, awaited: Awaitable[T]) -> T:
-        """What it sends. Raises `httpx.ReadTimeout` where it is given up meanwhile."""
+        """Send a request and return the answer. Raises `httpx.ReadTimeout` where the replica is given up meanwhile."""
         bound = asyncio.timeout(None)
         self._waits.add(bound)
         try:

@@ -1,4 +1,4 @@
-"""What a router reads of a request: its prompt as ids, for an index of prefixes, and what its conversation is told by.
+"""Reads a request for the router: its prompt as ids, for an index of prefixes, and the name of its conversation.
 
 Real token ids come from a replica's own `/tokenize`, and are asked for where replicas publish what they have cached. Without them, and
 for protocols that it does not know, each 4 bytes of the prompt's JSON are one id: equal beginnings make equal ids, which is all that guesses
@@ -36,15 +36,15 @@ _HEAD: Final = 1024
 """Bytes of a plain prompt that say which conversation it is of."""
 _PLAIN: Final = (b"accept-encoding", b"identity")
 _MOST_IDS: Final = 100_000
-"""Of a prompt are read; what two longer ones share further on is not seen."""
+"""Ids of a prompt that are read; what two longer ones share further on is not seen."""
 _MOST_TOKENIZED_BYTES: Final = 1 << 24
 _TOKENIZE_SECONDS: Final = 1.0
-"""That a replica has to tokenize a prompt; a guess is worth more than a long wait."""
+"""Seconds that a replica has to tokenize a prompt; a guess is worth more than a long wait."""
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 class _Tokenized(msgspec.Struct):
-    """What is read of an answer of `/tokenize`."""
+    """The fields of an answer of `/tokenize` that are read."""
 
     tokens: tuple[int, ...]
 
@@ -58,7 +58,7 @@ class Prompt:
 
 
 def read_prompt(headers: Headers, body: bytes) -> tuple[Prompt, Mapping[str, Any]]:
-    """What the bytes alone say, and the fields of the body.
+    """The information in the bytes alone, and the fields of the body.
 
     Clients with different keys share no prefixes, so the key is a part of the prompt.
     """

@@ -26,7 +26,7 @@ from nanoserve_cluster.entrypoints.route.settings import RouteSettings
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
 _IDLE_SECONDS: Final = 30.0
-"""That a connection to a replica is kept; servers keep theirs longer, so that it is not they who close it."""
+"""Seconds that a connection to a replica is kept; servers keep theirs longer, so that it is not they who close it."""
 _KEEP_ALIVE: Final = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
     (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10),

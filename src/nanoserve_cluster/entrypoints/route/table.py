@@ -14,7 +14,7 @@ from nanoserve_cluster.domain.routing.router import Placement, Router
 __all__ = ["Placement", "RoutingTable"]
 
 _MOST_BLOCKS: Final = 2**18
-"""That are remembered of one replica: 4 million tokens in blocks of 16, which is more than a GPU's cache holds."""
+"""Blocks that are remembered of one replica: 4 million tokens in blocks of 16, more than a GPU's cache holds."""
 
 
 class RoutingTable(Router):

@@ -51,7 +51,7 @@ _GROUPS: Final = (CacheGroup(layers=(0,)),)
 
 @attrs.frozen(kw_only=True)
 class ReplicaShape:
-    """What one replica is; token ids of `sizes` are those of traces, which know no vocabulary."""
+    """The description of one replica; token ids of `sizes` are those of traces, which know no vocabulary."""
 
     cost: StepCost
     sizes: EngineSizes

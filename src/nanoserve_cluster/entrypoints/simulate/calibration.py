@@ -45,7 +45,7 @@ class MeasuredReplica:
     cost: StepCost
 
     def sizes(self, block_size: int, vocab_size: int) -> EngineSizes:
-        """The same memory in blocks of another size."""
+        """Return the sizes of this memory in blocks of another size."""
         return EngineSizes(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

@@ -18,14 +18,14 @@ from nanoserve_cluster.ports.step_cost import StepCost
 
 ELEMENT_BYTES: Final = 2
 READ_SHARE: Final = 0.96
-"""Of the data sheet's bandwidth, where weights are read."""
+"""The reached fraction of the data sheet's bandwidth, where weights are read."""
 KV_SHARE: Final = 0.7
 MULTIPLY_SHARE: Final = 0.7
 ATTEND_SHARE: Final = 0.4
 STEP_SECONDS: Final = 0.5e-3
 ROW_SECONDS: Final = 5e-6
 REDUCE_SECONDS: Final = 4.5e-6
-"""Of one all-reduce of a few rows; there are two in each layer."""
+"""Seconds of one all-reduce of a few rows; there are two in each layer."""
 EXPERT_ROWS: Final = 64
 """Rows of the step whose chosen experts are counted as read."""
 MEMORY_SHARE: Final = 0.9

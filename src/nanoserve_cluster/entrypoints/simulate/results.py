@@ -1,4 +1,4 @@
-"""What `nanoserve simulate` shows: a line for each run, how many replicas are enough, and a plot over time."""
+"""The output of `nanoserve simulate`: a line for each run, how many replicas are enough, and a plot over time."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ DEFAULT_MODEL: Final = "shape:llama-3.1-8b"
 DEFAULT_LOAD: Final = 0.8
 DEFAULT_DURATION: Final = 300.0
 BLOCK_SIZE: Final = 64
-"""Of simulated caches if none is asked for: a simulation with small blocks takes longer and more memory, and finds the same."""
+"""The block size of simulated caches by default: small blocks take longer and more memory, and give equal results."""
 MANY_TOKENS: Final = 2**62
 """A vocabulary in which every piece of a trace is a token."""
 WINDOWS: Final = 60
@@ -132,7 +132,7 @@ def _choose_objectives(configuration: Configuration) -> dict[str, float]:
 
 
 def _choose_replica(settings: EngineSettings, cluster: ClusterSettings) -> tuple[ReplicaShape, str]:
-    """What a replica is, and how to call it."""
+    """The description of a replica, and its name."""
     if cluster.cost is not None:
         measured = read_measured(cluster.cost)
         return _measured_replica(settings, measured), f"{measured.model} on {measured.device}, {cluster.cost}"
