@@ -1,9 +1,7 @@
-"""`nanoserve bench throughput`, `latency` and `startup`, once their settings are read: measure, print, write the file."""
+"""`nanoserve bench throughput` and `latency`, once their settings are read: measure, print, write the file."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
@@ -28,7 +26,6 @@ from nanoserve.entrypoints.bench.tables import (
     profile_table,
     profile_title,
     show,
-    sum_table,
 )
 from nanoserve.entrypoints.bench.workloads import (
     BenchWorkload,
@@ -39,14 +36,11 @@ from nanoserve.entrypoints.bench.workloads import (
 from nanoserve.entrypoints.compose.assembly import BenchParts, Ceilings
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import Configuration
-from nanoserve.entrypoints.compose.machine import process_age
 from nanoserve.entrypoints.compose.printable import counted
-from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
 from nanoserve.ports.model_spec import ModelSpec
 
 DEFAULT_INPUT_LEN: Final = 128
 DEFAULT_OUTPUT_LEN: Final = 128
-CACHE_VARIABLE: Final = "TRITON_CACHE_DIR"
 
 
 @attrs.frozen(kw_only=True)
@@ -184,30 +178,6 @@ def run_latency(configuration: Configuration, *, json_file: str | None, profile:
     if profile:
         report["profiles"] = {batch: done.profile(each.workload) for batch, each in measured.items()}
     write_report(json_file, report)
-
-
-def run_startup(configuration: Configuration, *, json_file: str | None, cold: bool) -> None:
-    """What this very process does between its start and its first token; `cold` compiles every kernel anew."""
-    before, watch = Phase("interpreter and command line", process_age()), Stopwatch()
-    check_writable(json_file)
-    length = configuration.bench.input_len or DEFAULT_INPUT_LEN
-    workload = BenchWorkload(name="startup", num_prompts=1, input_len=length, output_len=1)
-    with tempfile.TemporaryDirectory() as empty:
-        if cold:
-            os.environ[CACHE_VARIABLE] = empty
-        subject = choose_subject(configuration, workload.longest, watch=watch)
-        parts = assemble_bench(subject.engine, watch)
-        run_load(parts, draw_load(workload, vocab_size=parts.spec.vocab_size, seed=0), subject.sampling)
-        watch.lap(f"first token of a prompt of {length}")
-    phases = [before, *watch.phases]
-    seconds = {each.name: each.seconds for each in phases}
-    show(f"{subject.title}; {'no' if cold else 'with a'} cache of compiled kernels")
-    show(sum_table("phase", "seconds", seconds | {"total": sum(seconds.values())}))
-    if parts.facts.memory:
-        gigabytes = {name: size / 2**30 for name, size in parts.facts.memory.items()}
-        show(sum_table("device memory", "GiB", gigabytes))
-    report = describe("startup", subject, parts.facts)
-    write_report(json_file, report | {"cold": cold, "phases": phases})
 
 
 def _measure(subject: BenchSubject, workloads: Sequence[BenchWorkload]) -> Measurements:

@@ -119,11 +119,6 @@ def batches_table(
     )
 
 
-def sum_table(name: str, unit: str, values: Mapping[str, float]) -> Table:
-    """One row per value."""
-    return table([name, unit], [(each, f"{value:.2f}") for each, value in values.items()])
-
-
 def profile_table(profile: StepProfile) -> Table:
     """The longest kernels: calls and microseconds of a step, and the share of all kernels' time."""
     total = sum(each.seconds for each in profile.kernels) or 1.0

@@ -1,4 +1,4 @@
-"""`nanoserve bench`: throughput, latency and start, on random tokens, without text; and a server's from outside."""
+"""`nanoserve bench`: throughput and latency on random tokens, without text; and a server's from outside."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def bench() -> None:
     """
 
 
-def _benchmark(name: str, *settings: str, flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What all benchmarks of the engine have in common, around their own settings."""
     panels: Panels = {
         "Model": (MODEL, *LOADING),
-        "Benchmark": (*named(_BENCH, *settings), flag, "--output-json"),
+        "Benchmark": (*named(_BENCH, *settings), "--profile", "--output-json"),
         "Sampling": sampling_settings(Door.BENCH),
         "Engine": ENGINE,
     }
@@ -65,7 +65,6 @@ _profile = click.option(
 
 @_benchmark(
     *("throughput", "workload", "num_prompts", "input_len", "output_len", "compute", *_REPEATS),
-    flag="--profile",
 )
 @_profile
 def throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
@@ -78,24 +77,13 @@ def throughput(configuration: Configuration, *, json_file: str | None, profile: 
     run_throughput(configuration, json_file=json_file, profile=profile)
 
 
-@_benchmark(*("latency", "batch_sizes", "input_len", "output_len", *_REPEATS), flag="--profile")
+@_benchmark(*("latency", "batch_sizes", "input_len", "output_len", *_REPEATS))
 @_profile
 def latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
     from nanoserve.entrypoints.bench.command import run_latency  # noqa: PLC0415 - not needed for --help
 
     run_latency(configuration, json_file=json_file, profile=profile)
-
-
-@_benchmark(*("startup", "input_len"), flag="--cold")
-@click.option(
-    "--cold", is_flag=True, help="Compile every kernel anew instead of taking it from Triton's cache."
-)
-def startup(configuration: Configuration, *, json_file: str | None, cold: bool) -> None:
-    """Start an engine and report what the time up to the first token was spent on."""
-    from nanoserve.entrypoints.bench.command import run_startup  # noqa: PLC0415 - not needed for --help
-
-    run_startup(configuration, json_file=json_file, cold=cold)
 
 
 _SERVED_MODEL: Final = attrs.evolve(

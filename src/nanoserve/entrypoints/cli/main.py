@@ -13,11 +13,10 @@ import rich_click as click
 
 from nanoserve.entrypoints.cli.bench import bench
 from nanoserve.entrypoints.cli.chat import chat
-from nanoserve.entrypoints.cli.env import env
+from nanoserve.entrypoints.cli.env import env, models
 from nanoserve.entrypoints.cli.failures import Reporting, report, warn
 from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.help import Command, Group
-from nanoserve.entrypoints.cli.models import models
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top

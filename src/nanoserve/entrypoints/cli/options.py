@@ -105,25 +105,36 @@ def configured(
             for line in print_as(shown(configuration, **arguments), settings):
                 click.echo(line)
 
-        made: Callable[..., Any] = run
-        prints = (
-            {"--print-toml": (as_toml, "Show them as a configuration file with comments.")} if sample else {}
-        )
-        prints["--print-config"] = (as_table, "Show every setting, its value and its origin.")
-        for flag, (form, summary) in prints.items():
-            option = click.option(flag, "print_as", flag_value=form, type=click.UNPROCESSED, help=summary)
-            made = option(made)
-        summary = "Read settings from a TOML file."
-        made = click.option("--config", metavar="FILE", type=click.Path(), help=summary)(made)
-        for each in reversed(settings):
-            is_models = each.name in set_by(Door.MODEL) and each.name not in own
-            made = _option(each, unset if is_models else "{}")(made)
-        if argument is not None:
-            kind = click.Path() if argument == "model" else str
-            made = click.argument("named", required=False, metavar=f"[{argument.upper()}]", type=kind)(made)
-        return click.pass_obj(made)
+        return click.pass_obj(_with_options(run, settings, own, argument, unset, sample=sample))
 
     return decorate
+
+
+def _with_options(
+    command: Callable[..., Any],
+    settings: Sequence[Setting],
+    own: Mapping[str, Any],
+    argument: str | None,
+    unset: str,
+    *,
+    sample: bool,
+) -> Callable[..., Any]:
+    """The command with an option for each of its settings, those for configurations, and its argument."""
+    made = command
+    prints = {"--print-toml": (as_toml, "Show them as a configuration file with comments.")} if sample else {}
+    prints["--print-config"] = (as_table, "Show every setting, its value and its origin.")
+    for flag, (form, summary) in prints.items():
+        option = click.option(flag, "print_as", flag_value=form, type=click.UNPROCESSED, help=summary)
+        made = option(made)
+    summary = "Read settings from a TOML file."
+    made = click.option("--config", metavar="FILE", type=click.Path(), help=summary)(made)
+    for each in reversed(settings):
+        is_models = each.name in set_by(Door.MODEL) and each.name not in own
+        made = _option(each, unset if is_models else "{}")(made)
+    if argument is not None:
+        kind = click.Path() if argument == "model" else str
+        made = click.argument("named", required=False, metavar=f"[{argument.upper()}]", type=kind)(made)
+    return made
 
 
 def _stand_for(flags: Mapping[str, Any], name: str, value: str | None) -> None:

@@ -13,7 +13,6 @@ from nanoserve.entrypoints.bench import tables
 from nanoserve.entrypoints.bench.peers import PeerRuns
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.assembly import Ceilings, Survey
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.errors import StepFailedError
 from tests.unit.entrypoints.bench.scripted_bench import scripted_parts
 from tests.unit.entrypoints.scripted_world import SPEC, interrupt_in_turn
@@ -35,12 +34,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> BenchRun:
         monkeypatch.setattr("nanoserve.entrypoints.bench.subject.survey", lambda _settings, _watch: FOUND)
         place = "nanoserve.entrypoints.bench.command.assemble_bench"
 
-        def assemble(_settings: object, watch: Stopwatch | None = None) -> Any:
-            if watch is not None:
-                watch.lap("next to nothing")
-            return parts
-
-        monkeypatch.setattr(place, assemble)
+        monkeypatch.setattr(place, lambda _settings: parts)
         try:
             return run_command(["bench", *arguments])
         except SystemExit as ended:
@@ -108,18 +102,6 @@ def test_latency_prints_a_row_per_batch(
     assert report["summary"]["5"]["floor_fraction"]["median"] > 0
 
 
-def test_startup_prints_phases_that_add_up(
-    bench: BenchRun, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
-) -> None:
-    path = tmp_path / "out.json"
-    assert bench(scripted_parts(), "startup", "--input-len", "8", "--json", str(path), "--cold") == 0
-    assert "the built-in model, float32 on cpu; no cache of compiled kernels" in capsys.readouterr().out
-    report = json.loads(path.read_text())
-    names = [each["name"] for each in report["phases"]]
-    assert names == ["interpreter and command line", "next to nothing", "first token of a prompt of 8"]
-    assert report["cold"] is True
-
-
 def test_a_peer_stands_beside_us(
     bench: BenchRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +153,6 @@ def test_the_temperature_is_the_benchmarks_own_unless_somebody_sets_one(
             ("latency", "--batch-sizes", "9", "--input-len", "8", "--output-len", "6", "--max-num-seqs", "8"),
             "batch_sizes: 9 is more than max_num_seqs, 8",
         ),
-        (("startup", "--output-len", "3"), "No such option"),
         (("speed",), "No such command"),
     ],
 )

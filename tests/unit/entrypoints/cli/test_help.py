@@ -115,7 +115,7 @@ def test_an_example_can_be_typed(name: str, example: str, capsys: pytest.Capture
 
 
 def test_model_and_url_are_arguments_where_nothing_else_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("serve", "chat", "verify", "bench throughput", "bench latency", "bench startup"):
+    for name in ("serve", "chat", "verify", "bench throughput", "bench latency"):
         rows = shown(capsys, *name.split(), "a/model", "--print-config").splitlines()
         assert any(row.split() == ["model", "a/model", "the", "argument", "MODEL"] for row in rows), name
     for name in ("top", "bench serve"):

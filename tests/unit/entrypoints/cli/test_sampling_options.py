@@ -15,7 +15,6 @@ OFFERED = {
     "chat": DRAWS | PENALTIES | {"max_tokens", "seed", "stop"},
     "bench throughput": DRAWS,
     "bench latency": DRAWS,
-    "bench startup": DRAWS,
     "bench serve": DRAWS | {"ignore_eos", "seed"},
     "serve": set[str](),
 }

@@ -1,0 +1,61 @@
+"""What the time from a process's start to its first token is spent on, and the device memory that is taken by then.
+
+`python -m benchmarks.startup shape:llama-3.1-8b`; with `--cold`, every kernel is compiled anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+
+from nanoserve.entrypoints.bench.measurement import run_load
+from nanoserve.entrypoints.bench.subject import choose_subject, describe, write_report
+from nanoserve.entrypoints.bench.tables import show, table
+from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config.configuration import read_configuration
+from nanoserve.entrypoints.compose.machine import process_age
+from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
+
+
+def main() -> None:
+    """Start an engine, generate one token, and print and write where the time went."""
+    before, watch, arguments = Phase("interpreter and imports", process_age()), Stopwatch(), _arguments()
+    given = {"model": arguments.model, "device": arguments.device, "dtype": arguments.dtype}
+    configuration = read_configuration(given, os.environ)
+    length = arguments.input_len
+    workload = BenchWorkload(name="startup", num_prompts=1, input_len=length, output_len=1)
+    with tempfile.TemporaryDirectory() as empty:
+        if arguments.cold:
+            os.environ["TRITON_CACHE_DIR"] = empty
+        subject = choose_subject(configuration, workload.longest, watch=watch)
+        parts = assemble_bench(subject.engine, watch)
+        run_load(parts, draw_load(workload, vocab_size=parts.spec.vocab_size, seed=0), subject.sampling)
+        watch.lap(f"first token of a prompt of {length}")
+    phases = [before, *watch.phases]
+    rows = [(each.name, f"{each.seconds:.2f}") for each in phases]
+    show(f"{subject.title}; {'no' if arguments.cold else 'with a'} cache of compiled kernels")
+    show(table(["phase", "seconds"], [*rows, ("total", f"{sum(each.seconds for each in phases):.2f}")]))
+    if parts.facts.memory:
+        memory = [(name, f"{size / 2**30:.2f}") for name, size in parts.facts.memory.items()]
+        show(table(["device memory", "GiB"], memory))
+    report = describe("startup", subject, parts.facts)
+    write_report(arguments.json, report | {"cold": arguments.cold, "phases": phases})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "model", nargs="?", help="a folder, a hub name or a shape; the built-in model if left out"
+    )
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--device")
+    parser.add_argument("--dtype")
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
