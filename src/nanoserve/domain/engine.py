@@ -75,7 +75,7 @@ class Engine(EngineBooks, Generic[TicketT]):
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn would compute, collect or report something."""
+        """True if a turn would compute, collect or report something."""
         is_carrying = self._tiers is not None and self._tiers.is_busy
         return bool(self.scheduler.requests or self.scheduler.ended or self._in_flight or is_carrying)
 

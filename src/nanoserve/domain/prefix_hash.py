@@ -37,5 +37,5 @@ def chain_root(*salt: str, isolated: bool) -> BlockHash:
 
 @functools.cache
 def _packer(count: int) -> struct.Struct:
-    """Of so many tokens, always those of a block: formats take longer to read than to use."""
+    """The packing format of that many tokens, always those of a block: formats take longer to read than to use."""
     return struct.Struct(f"<{count}i")

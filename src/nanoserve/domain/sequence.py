@@ -26,7 +26,7 @@ class Phase(enum.Enum):
 
 
 class Trigger(enum.Enum):
-    """What moves a sequence on."""
+    """The causes that move a sequence from one phase to the next."""
 
     ADMIT = "admit"
     PREEMPT = "preempt"

@@ -119,7 +119,7 @@ class KVCache:
         return max(1 - allocator.num_free / allocator.num_blocks for allocator in self.allocators)
 
     def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
-        """Whether a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
+        """True if a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
         peaks = [law.peak_pages(num_tokens, max_chunk) for law in self._laws]
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.allocators, strict=True))
 
@@ -153,7 +153,7 @@ class KVCache:
         return lost
 
     def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: list[int]) -> bool:
-        """Whether `admit` with the same arguments finds room and leaves `spare` pages free in each group."""
+        """True if `admit` with the same arguments finds room and leaves `spare` pages free in each group."""
         for law, pool, kept_free in zip(self._laws, self.allocators, spare, strict=True):
             reused = sequence.block_hashes[law.first_read(shared * self.block_size) : shared]
             revived = sum(pool.reference_count(pool.find(content) or SINK_BLOCK) == 0 for content in reused)

@@ -18,11 +18,11 @@ from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 _Note = tuple[int | None, Tier, Sequence | None, Any]
-"""Of a group and a tier: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""
+"""A note about a group and a tier: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""
 
 
 class EventLog:
-    """What has changed since it was taken last, in order; `pools` are those of all cache groups, `host` is behind the only one."""
+    """The changes since they were taken last, in order; `pools` are those of all cache groups, `host` is behind the only one."""
 
     def __init__(
         self, block_size: int, pools: Iterable[BlockAllocator] = (), host: HostTier | None = None

@@ -44,7 +44,7 @@ class HostTier:
         return {name for name, slot in self._slot_of.items() if slot not in self._writing}
 
     def knows(self, name: BlockHash) -> bool:
-        """Whether the content is in a slot, or being written into one."""
+        """True if the content is in a slot, or being written into one."""
         return name in self._slot_of
 
     def find(self, name: BlockHash) -> int | None:

@@ -1,4 +1,4 @@
-"""What the keys and values in a block depend on, all in one place: nothing of it may be missing where a block is named.
+"""The inputs of the keys and values in a block, all in one place: none may be missing where a block is named.
 
 The name of a block is a hash of its tokens and of all before them, from a root (`hash_root`). It stands for what one engine computes.
 Blocks that outlive their engine belong to its `fingerprint` as well, and are read by an engine with the same one alone.
@@ -33,7 +33,7 @@ ENGINE_INPUTS: Final[Mapping[str, str]] = {
     "block_bytes": "bytes of a block",
     "isolation": "decides the hash that names blocks",
 }
-"""Of an engine."""
+"""Inputs of an engine."""
 _ROOM: Final = (
     "how much is held or computed at once; rounding that depends on it is excluded by deterministic"
 )
@@ -56,7 +56,7 @@ REQUEST_INPUTS: Final[Mapping[str, str]] = {
     "cache_salt": "not of keys, but of who may share them",
     "request_id": "the root where prompts share nothing, and the sequences of one request do",
 }
-"""Of a request, beside its engine's."""
+"""Inputs of a request, beside its engine's."""
 _CHOICE: Final = "which token is drawn; its keys are those of the token"
 _END: Final = "when and how an answer ends and is reported"
 REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
@@ -67,7 +67,7 @@ REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
 
 
 def fingerprint(facts: Mapping[str, object]) -> bytes:
-    """What an engine's blocks belong to, in 32 bytes. `facts` are its inputs and all its settings by name, as they were decided."""
+    """The fingerprint of an engine's blocks, in 32 bytes. `facts` are its inputs and all its settings by name, as they were decided."""
     counted = sorted((name, repr(fact)) for name, fact in facts.items() if name not in ENGINE_WITHOUT_EFFECT)
     return hashlib.sha256(repr(counted).encode()).digest()
 

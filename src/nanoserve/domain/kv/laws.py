@@ -40,17 +40,17 @@ class Snapshots:
         return min((each for each in (last, junction, regular) if start < each <= last), default=None)
 
     def is_point(self, length: int, num_tokens: int, junction: int) -> bool:
-        """Whether a prompt of `num_tokens` has a reuse point there."""
+        """True if a prompt of `num_tokens` has a reuse point there."""
         return length > 0 and self.next_point(length - 1, num_tokens, junction) == length
 
     def is_due(self, length: int) -> bool:
-        """Whether a decoding sequence has a reuse point there."""
+        """True if a decoding sequence has a reuse point there."""
         return length % self.decode_interval == 0
 
 
 @attrs.frozen
 class Law:
-    """What the control plane asks of one cache group; as it stands, the law of groups whose tokens read all earlier ones."""
+    """The control plane's questions to one cache group; as it stands, the law of groups whose tokens read all earlier ones."""
 
     block_size: int
 
@@ -61,7 +61,7 @@ class Law:
 
     @property
     def forgets(self) -> bool:
-        """Whether blocks fall behind what is read while a sequence runs."""
+        """True if blocks fall behind what is read while a sequence runs."""
         return False
 
     def first_read(self, start: int) -> int:  # noqa: ARG002 - the same for every start
@@ -102,7 +102,7 @@ class WindowLaw(Law):
 
     @property
     def forgets(self) -> bool:
-        """They do."""
+        """True: blocks fall behind the window while a sequence runs."""
         return True
 
     def first_read(self, start: int) -> int:
@@ -163,7 +163,7 @@ class RecurrentLaw(Law):
         return 1
 
     def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always one
-        """What it cannot do without: the live state."""
+        """The page that it cannot do without: the live state."""
         return 1
 
     def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - never more

@@ -58,7 +58,7 @@ class States:
         self.events: EventLog | None = None
 
     def of(self, sequence: Sequence) -> tuple[tuple[int, int, int], ...]:
-        """Of each recurrent group: its number, the live state and the newest snapshot (0: none)."""
+        """The number of each recurrent group, its live state and its newest snapshot (0: none)."""
         tables, kept = sequence.block_tables, sequence.snapshots
         groups = [group for group, _, _ in self._groups] if tables else []
         return tuple((group, tables[group][0], kept.get(group, SINK_BLOCK)) for group in groups)

@@ -1,4 +1,4 @@
-"""What is kept of a KV cache beside the device: blocks in host memory, and behind it in a directory on a disk.
+"""Tiers of a KV cache beside the device: blocks in host memory, and behind it in a directory on a disk.
 
 Theory of operation. The name of a block is its place in no tier: the same name finds it on the device, in a slot of host memory
 (`host_tier.py`) and in the directory. What the device holds is known for certain, so a block travels as follows.
@@ -54,7 +54,7 @@ class _Copied:
 
 @attrs.frozen
 class _Wait:
-    """What a sequence waits for, and the blocks of its prefix that are held so that they are still there afterwards."""
+    """A sequence's wait for loads, and the blocks of its prefix that are held so that they are still there afterwards."""
 
     names: set[BlockHash]
     held: list[int]
@@ -111,16 +111,16 @@ class Tiers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether copies are planned or under way, so that a step is called for even if it computes nothing."""
+        """True if copies are planned or under way, so that a step is called for even if it computes nothing."""
         return bool(self._unsent or self._sent)
 
     @property
     def is_reading(self) -> bool:
-        """Whether a sequence may wait for the directory."""
+        """True if a sequence may wait for the directory."""
         return bool(self._reads)
 
     def calls_for_step(self, *, is_idle: bool) -> bool:
-        """Whether a step without computation is of use: it takes copies along, or brings news of them where nothing else does."""
+        """True if a step without computation is of use: it takes copies along, or brings news of them where nothing else does."""
         return bool(self._unsent) or (is_idle and bool(self._sent))
 
     def keep(self, sequence: Sequence, first: int, last: int) -> None:
@@ -372,7 +372,7 @@ class Tiers:
             yield from wait.held
 
     def counts(self) -> dict[str, TierCounts]:
-        """Of each tier, by its name."""
+        """The counts of each tier, by its name."""
         host = TierCounts(
             capacity=self.host.num_slots,
             held=self.host.num_held,

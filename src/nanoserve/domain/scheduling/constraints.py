@@ -118,11 +118,11 @@ class Constraints:
 
     @property
     def is_awaiting(self) -> bool:
-        """Whether sequences wait for a worker."""
+        """True if sequences wait for a worker."""
         return bool(self._compiling or self._late)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether the sequence waits for a worker."""
+        """True if the sequence waits for a worker."""
         return sequence in self._late or sequence in self._compiling
 
     def arrivals(self) -> list[tuple[Sequence, str | None]]:
@@ -149,7 +149,7 @@ class Constraints:
             self._grammars.rest()
 
     def counts(self) -> GrammarCounts:
-        """What the grammars have counted."""
+        """The grammars' counters."""
         return GrammarCounts() if self._grammars is None else self._grammars.counts()
 
     def masked_rows(

@@ -66,7 +66,7 @@ class DecodeSet:
         return list(self._by_last_step.get(step, ()))
 
     def has_date(self, step: int) -> bool:
-        """Whether at `step` a member needs a block, fills one or computes its last."""
+        """True if at `step` a member needs a block, fills one or computes its last."""
         residues, size = self._by_residue, self._block_size
         return step % size in residues or (step + 1) % size in residues or step in self._by_last_step
 

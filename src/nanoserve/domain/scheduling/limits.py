@@ -44,7 +44,7 @@ class RequestClass:
 
 @attrs.frozen(kw_only=True)
 class Limits(EngineSizes):
-    """What a scheduler may use, and by which policy. `max_num_batched_tokens` is the token budget of one step.
+    """The bounds of a scheduler, and its policy. `max_num_batched_tokens` is the token budget of one step.
 
     Attributes:
         isolated: hash blocks with BLAKE2b, so that no request can be made to collide with another's.

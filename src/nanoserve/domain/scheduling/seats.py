@@ -30,11 +30,11 @@ class Seats:
 
     @property
     def are_taken(self) -> bool:
-        """Whether no row is free."""
+        """True if no row is free."""
         return not self._free
 
     def open_to(self, class_name: str) -> bool:
-        """Whether the class may have one more row."""
+        """True if the class may have one more row."""
         bound = self._bounds[class_name]
         return bound is None or self._taken_by_class[class_name] < bound
 

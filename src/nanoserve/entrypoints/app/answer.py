@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def has_calls(self) -> bool:
-        """Whether it has called a tool so far."""
+        """True if it has called a tool so far."""
         return self.parser is not None and self.parser.num_calls > 0
 
     @property
@@ -124,7 +124,7 @@ class Answer:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts; each counts once, however many choices it has."""
+        """The tokens of all prompts; each counts once, however many choices it has."""
         return sum(len(each.prompt_token_ids) for each in self.generations)
 
     @property
@@ -134,13 +134,13 @@ class Answer:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Of all choices, so far; None where nothing tells reasoning from text."""
+        """The reasoning tokens of all choices, so far; None where nothing tells reasoning from text."""
         counts = [each.parser.num_reasoning_tokens for each in self.choices if each.parser is not None]
         return sum(counts) if counts else None
 
     @property
     def num_generated_tokens(self) -> int:
-        """Of all choices, so far."""
+        """The tokens of all choices, so far."""
         return sum(each.last.num_generated for each in self.choices if each.last is not None)
 
 

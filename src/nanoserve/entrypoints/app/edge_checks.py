@@ -1,4 +1,4 @@
-"""What can be checked of an order before the engine sees it: lengths and the vocabulary."""
+"""Checks of an order before the engine sees it: lengths and the vocabulary."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Piece = TokensGenerated
 
 
 class Generation:
-    """What is generated for one order; it is read to its end, or cancelled.
+    """The growing output for one order; it is read to its end, or cancelled.
 
     Attributes:
         request_id: the engine's key.
@@ -57,7 +57,7 @@ class Generation:
         self._constraint_name = constraint_name
 
     def parser(self) -> AnswerParser | None:
-        """What reads one more of its answers; None where the text of an answer is all there is."""
+        """Makes the reader of one more of its answers; None where the text of an answer is all there is."""
         return None if self._reading is None else self._reading.parser()
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:

@@ -1,4 +1,4 @@
-"""What the server measures of the requests that it hands to the engine, and what it turned away.
+"""Measures the requests that the server hands to the engine, and counts those that it turned away.
 
 Measuring never gets in a request's way. How many sequences were accepted and how they ended is the engine client's to
 say (`EngineState`).
@@ -76,7 +76,7 @@ PROCESSES: Final = (PID, RESTARTS)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Tallies:
-    """What is counted of requests, by one process or by all that serve together.
+    """Counters of requests, of one process or of all that serve together.
 
     Attributes:
         timings: how long requests took.
@@ -116,7 +116,7 @@ class Measurements:
         self._seen = (0, 0)
 
     def measured(self, request: Request, reply: Reply) -> Reply:
-        """The same reply, counted while it is read; from now on the request is accepted."""
+        """Wrap the reply so that it is counted while it is read; from now on the request is accepted."""
         return _MeasuredReply(reply, request, self)
 
     def refresh(self, state: EngineState | None) -> None:
@@ -153,7 +153,7 @@ class _MeasuredReply:
         self._counts.living.add(request.request_class, len(self._living))
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
-        """What has happened since the last look."""
+        """Pass on the events of the reply, and count them."""
         reason = FinishReason.ABORT.value
         try:
             async for events in self._reply.events():

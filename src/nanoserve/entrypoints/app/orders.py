@@ -1,4 +1,4 @@
-"""What a protocol asks of the service: an `Order`, free of any wire format."""
+"""Protocols' requests to the service: an `Order`, free of any wire format."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Conversation:
 
 @attrs.frozen
 class Format:
-    """What the text of an answer must be; `name` is the field in which the client says so."""
+    """The form that the text of an answer must have; `name` is the field in which the client says so."""
 
     constraint: Constraint
     name: str

@@ -33,14 +33,14 @@ from nanoserve.ports.tool_calls import (
 
 @attrs.frozen
 class ReasoningPart:
-    """What the model thought."""
+    """A part of the model's reasoning."""
 
     text: str
 
 
 @attrs.frozen
 class TextPart:
-    """What it said."""
+    """A part of the answer's text."""
 
     text: str
 
@@ -77,7 +77,7 @@ class Reading:
     token_text: Callable[[int], str] | None = None
 
     def constraint(self, order: Order) -> Constraint | None:
-        """What the answer must be as a whole for its text and its calls to be as ordered.
+        """The constraint of the whole answer, so that its text and its calls are as ordered.
 
         Raises `BadValueError` for a format that does not go with calls.
         """

@@ -1,4 +1,4 @@
-"""What is known of an HTTP request while it is served, for the line that its end writes to the log."""
+"""Facts of an HTTP request while it is served, for the line that its end writes to the log."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ class RequestFacts:
 CURRENT: Final[contextvars.ContextVar[RequestFacts | None]] = contextvars.ContextVar(
     "request_facts", default=None
 )
-"""Of the request that the running task serves; None outside one."""
+"""The facts of the request that the running task serves; None outside one."""

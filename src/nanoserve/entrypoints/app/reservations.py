@@ -26,7 +26,7 @@ RESERVATION_NAMES: Final = (
     *("draining", "living", "waiting", "waiting_tokens", "waiting_bytes"),
     *("running_sequences", "tokenizing_now"),
 )
-"""What is counted: `running_sequences` of the started requests, `tokenizing_now` texts that belong to no request."""
+"""The counters: `running_sequences` of the started requests, `tokenizing_now` texts that belong to no request."""
 
 
 @attrs.define(eq=False)
@@ -92,7 +92,7 @@ class Reservations:
 
     @property
     def draining(self) -> bool:
-        """Whether nothing more is taken."""
+        """True if nothing more is taken."""
         return self.counts["draining"] > 0
 
     @property
@@ -154,7 +154,7 @@ class Reservations:
             raise BadValueError("prompt", f"holds {requests} prompts and this server takes at most {most}")
 
     def _check_sequences(self, sequences: int, rows: int) -> None:
-        """What one request may multiply itself to: as many as may wait as requests, or one prompt's most."""
+        """The bound on what one request may multiply itself to: as many as may wait as requests, or one prompt's most."""
         most = max(MAX_SEQUENCES_PER_REQUEST, self._settings.max_waiting_requests + rows)
         if sequences > most:
             message = (

@@ -1,4 +1,4 @@
-"""What clients send to say what an answer must be, in its several forms, as one `Constraint`."""
+"""Clients' descriptions of the form of an answer, in their several forms, as one `Constraint`."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TextService:
 
     @property
     def facts(self) -> EngineFacts:
-        """Of the engine; raises `EngineLoadingError` before the first one is ready."""
+        """The engine's facts; raises `EngineLoadingError` before the first one is ready."""
         if self.engine.facts is None:
             raise EngineLoadingError("the engine is still loading the model; try again later", retry_after=5)
         return self.engine.facts
@@ -212,7 +212,7 @@ class TextService:
         return request, reading
 
     async def _constraint(self, order: Order, reading: Reading | None) -> Constraint | None:
-        """What the answers must be, checked as far as it can be without the engine; raises `BadValueError`."""
+        """The constraint of the answers, checked as far as it can be without the engine; raises `BadValueError`."""
         name, client = order.constraint_name, order.client.identity
         if order.format is not None and order.format.constraint.whitespace == BOUNDED_WHITESPACE:
             constraint = attrs.evolve(order.format.constraint, whitespace=self.settings.whitespace)

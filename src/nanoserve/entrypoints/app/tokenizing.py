@@ -99,7 +99,7 @@ class Tokenizing:
         return tuple(self.tokenizer.encode("")[:1])
 
     def _all_texts(self) -> tuple[list[str], dict[int, bytes]]:
-        """Of every token, and the bytes of those that are parts of characters."""
+        """The text of every token, and the bytes of those that are parts of characters."""
         decode, bytes_of = self.tokenizer.decode, self.tokenizer.bytes_of
         texts = [decode([token], skip_special_tokens=False) for token in range(self.vocab_size)]
         return texts, {token: bytes_of(token) for token, text in enumerate(texts) if "\ufffd" in text}

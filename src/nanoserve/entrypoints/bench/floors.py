@@ -29,12 +29,12 @@ from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent, Stored
 
 TERA = 1e12
 KEPT_BYTES: Final[Mapping[Stored, float]] = {"fp8": 1 + 4 / 128, "mxfp4": 17 / 32}
-"""Of one number and its share of a scale, by the form in which weights are kept."""
+"""Bytes of one number and its share of a scale, by the form in which weights are kept."""
 
 
 @attrs.frozen(kw_only=True)
 class LoadFloor:
-    """What bounds a load.
+    """The bounds of a load.
 
     Attributes:
         decode_bytes: read by all decode steps, at the least number of steps.
@@ -90,7 +90,7 @@ def decode_step_bytes(parts: BenchParts, contexts: Sequence[int]) -> int:
 
 
 def _weight_bytes(parts: BenchParts, rows: float) -> float:
-    """What a step of so many rows reads of the weights, as they are kept."""
+    """Bytes of the weights that a step of that many rows reads, as they are kept."""
     size, spec = parts.element_bytes, parts.spec
     plain = float(size * weight_elements(spec, rows))
     if parts.stored is None:

@@ -39,7 +39,7 @@ class RunSpread:
 
 
 def spread_of(values: Iterable[float]) -> RunSpread:
-    """Of at least one value."""
+    """The median of at least one value, with the least and the most."""
     listed = list(values)
     return RunSpread(statistics.median(listed), min(listed), max(listed))
 
@@ -59,7 +59,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 @attrs.frozen(kw_only=True)
 class BenchRun:
-    """What was observed of one load.
+    """Observations of one load.
 
     Attributes:
         began: the clock when the first request was handed over.

@@ -37,7 +37,7 @@ class PeerFailedError(NanoserveError):
 
 @attrs.frozen(kw_only=True)
 class PeerRuns:
-    """What another engine did: the seconds of each load, in order, and of loading the model."""
+    """Another engine's result: the seconds of each load, in order, and of loading the model."""
 
     name: str
     version: str

@@ -20,7 +20,7 @@ STEPS: Final = 16
 
 @attrs.frozen(kw_only=True)
 class StepProfile:
-    """What `steps` steps consisted of.
+    """The kernels that `steps` steps consisted of.
 
     Attributes:
         rows: sequences in the batch.

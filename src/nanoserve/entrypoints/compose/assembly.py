@@ -1,4 +1,4 @@
-"""What `bootstrap` hands out: an engine, ready to run, and everything needed to talk to it."""
+"""The values that `bootstrap` hands out: an engine, ready to run, and everything needed to talk to it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Assembly:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TextParts:
-    """What turns text into tokens and back, without an engine.
+    """The tokenizer and template that turn text into tokens and back, without an engine.
 
     Attributes:
         template_variables: what the template reads besides the conversation.
@@ -73,7 +73,7 @@ class VerificationParts:
 
 @attrs.frozen
 class KernelTime:
-    """What one kernel (on a CPU: one operator) took: how often it ran, and its seconds of all calls together."""
+    """The cost of one kernel (on a CPU: one operator): how often it ran, and its seconds of all calls together."""
 
     name: str
     calls: int
@@ -82,7 +82,7 @@ class KernelTime:
 
 @attrs.frozen
 class Ceilings:
-    """What the device can do at most per second: bytes read, and operations of matrix products where that is known."""
+    """The most that the device can do per second: bytes read, and operations of matrix products where that is known."""
 
     bandwidth: float
     compute: float | None
@@ -90,7 +90,7 @@ class Ceilings:
 
 @attrs.frozen(kw_only=True)
 class Survey:
-    """What is known of a model before its weights are made; `folder` is None for a shape with random weights."""
+    """Facts of a model before its weights are made; `folder` is None for a shape with random weights."""
 
     spec: ModelSpec
     folder: str | None

@@ -107,7 +107,7 @@ def choose_dtype(settings: EngineSettings, spec: ModelSpec, device: str) -> str:
 
 
 def user_chose_threads(settings: EngineSettings) -> bool:
-    """Whether the number of threads is set, by us or by OpenMP's own variable; otherwise it is measured."""
+    """True if the number of threads is set, by us or by OpenMP's own variable; otherwise it is measured."""
     return settings.threads is not None or bool(os.environ.get("OMP_NUM_THREADS"))
 
 

@@ -21,7 +21,7 @@ CACHES: Final[Mapping[type[CacheKind], tuple[str, str]]] = {
     Latent: ("latent vectors", "every block"),
     Recurrent: ("states", "at snapshots"),
 }
-"""What a cache group keeps of a sequence, and where a prefix of it can be reused."""
+"""The content that a cache group keeps of a sequence, and where a prefix of it can be reused."""
 
 
 @attrs.frozen(kw_only=True)

@@ -43,7 +43,7 @@ class Group:
                 self.others.lose(error)
 
     def partners(self, free: int | None) -> dict[str, Any]:
-        """What a GPU's runner must know of the other ranks."""
+        """Facts of the other ranks that a GPU's runner needs."""
         return {"ranks": self.communicator, "meet": self.meet, "watch": self.others.watch, "free": free}
 
     @contextlib.contextmanager

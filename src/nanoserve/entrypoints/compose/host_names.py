@@ -1,4 +1,4 @@
-"""What a Host header names, and whether a name server decides where that is.
+"""The meaning of a Host header, and whether a name server decides where that is.
 
 A web page can have its own name point at 127.0.0.1 and then talk, as its own origin, to whatever listens there. Its
 requests name it in their Host header, which distinguishes them from those of this machine.
@@ -20,7 +20,7 @@ def host_name(written: str) -> str | None:
 
 
 def needs_no_name_server(host: str) -> bool:
-    """Whether a Host header has an address, or a name that always means the machine which uses it."""
+    """True if a Host header has an address, or a name that always means the machine which uses it."""
     name = host_name(host)
     if name is None:
         return False

@@ -1,4 +1,4 @@
-"""What Ctrl-C does: between two steps of the engine instead of inside one, and never in the middle of an import.
+"""The effect of Ctrl-C: between two steps of the engine instead of inside one, and never in the middle of an import.
 
 The command line installs its handler before it imports anything else, so this file needs little itself.
 """

@@ -1,4 +1,4 @@
-"""What the program says about itself: structlog, configured here and nowhere else, on standard error."""
+"""The program's log: structlog, configured here and nowhere else, on standard error."""
 
 from __future__ import annotations
 

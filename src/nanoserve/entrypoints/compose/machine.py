@@ -33,7 +33,7 @@ def _quota() -> int:
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware; False where that cannot be found out."""
+    """True if the processor multiplies bfloat16 in hardware; False where that cannot be found out."""
     return bool(_BFLOAT16_FLAGS & set(_cpu_fact("flags", "Features").split()))
 
 

@@ -1,4 +1,4 @@
-"""What must be in place in the process before torch and transformers are imported: how threads wait, and silence; and its release.
+"""Settings of the process that precede the import of torch and transformers: how threads wait, and silence; and its release.
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins

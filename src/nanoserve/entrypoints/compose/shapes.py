@@ -26,7 +26,7 @@ SHAPES: Final[Mapping[str, ModelSpec]] = {name: spec_of(config) for name, config
 
 
 def is_shape(model: str | None) -> bool:
-    """Whether a model's name asks for a shape with random weights."""
+    """True if a model's name asks for a shape with random weights."""
     return model is not None and model.startswith(PREFIX)
 
 

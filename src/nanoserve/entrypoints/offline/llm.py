@@ -132,7 +132,7 @@ class LLM:
         )
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's own `generation_config.json` asks for."""
+        """The model's own recommendations in `generation_config.json`."""
         defaults = self._open_session.assembly.defaults
         return merge_sampling(
             {name: Sourced(value, defaults.origin) for name, value in defaults.values.items()}

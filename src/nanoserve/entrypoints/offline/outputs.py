@@ -1,4 +1,4 @@
-"""What callers get back, in the names and shapes of vLLM's `RequestOutput`, and how a `Job` gathers it from the engine's events."""
+"""Outputs for callers, in the names and shapes of vLLM's `RequestOutput`, and how a `Job` gathers them from the engine's events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PositionLogprobs = dict[int, Logprob]
 
 @attrs.frozen(kw_only=True)
 class RequestMetrics:
-    """What a request's life looked like; times are readings of one monotonic clock, in seconds.
+    """The times of a request's life, readings of one monotonic clock, in seconds.
 
     Attributes:
         first_token_time: when the first of its sequences got its first token; None if none did.
@@ -74,7 +74,7 @@ class CompletionOutput:
     stop_reason: str | int | None
 
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """True if nothing more will come."""
         return self.finish_reason is not None
 
 
@@ -148,17 +148,17 @@ class Job:
 
     @property
     def has_run(self) -> bool:
-        """Whether any of its sequences got as far as a token or its end."""
+        """True if any of its sequences got as far as a token or its end."""
         return any(each.last for each in self._sequences)
 
     @property
     def finished(self) -> bool:
-        """Whether all its sequences have ended."""
+        """True if all its sequences have ended."""
         return all(each.reason for each in self._sequences)
 
     @property
     def error(self) -> str | None:
-        """What went wrong with a sequence that the engine could not finish."""
+        """The error of a sequence that the engine could not finish."""
         failed = [each.last for each in self._sequences if each.reason is FinishReason.ERROR]
         return (failed[0] and failed[0].error) or "the step failed" if failed else None
 

@@ -26,7 +26,7 @@ class Prompt:
 
 
 def is_one_prompt(prompts: object) -> bool:
-    """Whether this is a prompt itself and not a list of them."""
+    """True if this is a prompt itself and not a list of them."""
     if isinstance(prompts, (str, Mapping)):
         return True
     return isinstance(prompts, Sequence) and bool(prompts) and all(_is_id(each) for each in prompts)

@@ -1,4 +1,4 @@
-"""What `nanoserve verify` checks: the model's forward pass alone, then the whole engine around it."""
+"""The checks of `nanoserve verify`: the model's forward pass alone, then the whole engine around it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ActivationComparison:
     magnitude: float
 
     def within(self, tolerance: float) -> bool:
-        """Whether the error is at most this fraction of the magnitude; False for NaN."""
+        """True if the error is at most this fraction of the magnitude; False for NaN."""
         return self.error <= tolerance * self.magnitude
 
 
@@ -48,7 +48,7 @@ class VerifyVerdict:
 
     @property
     def same_tokens(self) -> bool:
-        """Whether both chose the same tokens to the end."""
+        """True if both chose the same tokens to the end."""
         return list(self.tokens) == list(self.reference_tokens)
 
     @property
@@ -58,7 +58,7 @@ class VerifyVerdict:
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def passed(self, tolerance: float) -> bool:
-        """Whether every number is close enough and every token equal."""
+        """True if every number is close enough and every token equal."""
         return self.same_tokens and all(each.within(tolerance) for each in self.comparisons)
 
 

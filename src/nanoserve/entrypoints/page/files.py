@@ -65,7 +65,7 @@ def _sampling_script() -> str:
 
 
 def _row(parameter: Parameter) -> dict[str, object]:
-    """What parameters.js calls a `Parameter`; numbers go up and down by a twentieth or a tenth, and have their range."""
+    """A setting as parameters.js' `Parameter`; numbers go up and down by a twentieth or a tenth, and have their range."""
     row = {
         "name": parameter.name,
         "label": parameter.label or parameter.name.replace("_", " ").capitalize(),

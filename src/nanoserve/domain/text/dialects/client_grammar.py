@@ -43,7 +43,7 @@ _COMMON: Final = {
 }
 """Those of Lark's own terminals that have characters which may need escapes."""
 _SPLIT: Final = "split_"
-"""What the names of terminals begin with that have become rules."""
+"""The beginning of names of terminals that have become rules."""
 
 
 def embedded(definition: str, writing: Writing) -> str:
@@ -78,7 +78,7 @@ class _Definition:
     def written(self) -> str:
         """All of it; what refers to a terminal that became a rule is a rule, too."""
         owners = defaultdict[str, set[str]](set)
-        """Of each name, the terminals that refer to it."""
+        """The terminals that refer to each name."""
         for each in self._parts:
             if each.name and _is_terminal(each.owner):
                 owners[each.name].add(each.owner)
@@ -148,7 +148,7 @@ def _is_terminal(name: str) -> bool:
 
 
 def _text(string: str) -> str:
-    """Of a string in its quotes."""
+    """The content of a string in its quotes."""
     try:
         found: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", string), strict=False)
     except ValueError:

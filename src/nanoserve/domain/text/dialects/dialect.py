@@ -171,7 +171,7 @@ class Dialect:
 
     @property
     def reasoning_marks(self) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
-        """What begins reasoning and what ends it, in marks and the texts between them, and with what a prompt ends that has no more of it."""
+        """The beginning and the end of reasoning, in marks and the texts between them, and the end of a prompt that has no more of it."""
         if (form := self.channels) is not None:
             opening = (form.channel, "analysis", form.message)
             return opening, (form.ends[0], form.start, "assistant"), form.message

@@ -113,7 +113,7 @@ def _of_lark(part: _Part) -> str:
 
 
 def _alternatives(part: _Part, writing: Writing) -> str:
-    """Of one character with escapes: it as it is, a run of them where it is repeated, or one of its escapes."""
+    """Write one character with escapes: it as it is, a run of them where it is repeated, or one of its escapes."""
     forms = [f"{json.dumps(each)}" for each in _forms(part, writing)]
     times = part.times.removesuffix("?" if len(part.times) > 1 else " ")
     if not _is_itself(part.atom):
@@ -178,7 +178,7 @@ def _is_character(part: _Part) -> bool:
 
 
 def _is_itself(atom: re.Match[str]) -> bool:
-    """Whether it stands for one certain character."""
+    """True if it stands for one certain character."""
     return atom["character"] is not None and not _MANY.match(atom[0])
 
 

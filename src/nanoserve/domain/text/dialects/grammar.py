@@ -55,7 +55,7 @@ def answer_grammar(
     whitespace: str = BOUNDED_WHITESPACE,
     limit: ReasoningLimit | None = None,
 ) -> str:
-    """What an answer may be that calls tools as the choice says; `ids` are those of the marks that are tokens.
+    """The grammar of an answer that calls tools as the choice says; `ids` are those of the marks that are tokens.
 
     With a `schema` an answer without calls is JSON of it, with `whitespace` as in `Constraint`, else text as the model likes. With a `limit` it can reason once,
     as that says, and where the prompt has begun that the grammar is of what follows.
@@ -115,7 +115,7 @@ class _Lark:
         return self.rule(f"{text} {literal(before + mark)}", "[lazy]")
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
-        """What may or, where the prompt has opened it, must come first."""
+        """The part that may or, where the prompt has opened it, must come first."""
         if region is None:
             return ""
         if self._is_behind or prompt_tail.endswith(region.close):

@@ -28,12 +28,12 @@ class InputText:
         return self._string(text) if self._num_matched == len(_HEAD) else ""
 
     def close(self) -> str:
-        """What was held back of arguments that have ended."""
+        """Return the text that was held back of arguments that have ended."""
         held, self._held = self._held, ""
         return held
 
     def _behind_head(self, text: str) -> str:
-        """What follows the head, which is held back; all, where it is no such head."""
+        """Return the text behind the head, which is held back; all of it, where it is no such head."""
         for place, character in enumerate(text):
             if self._num_matched == len(_HEAD):
                 self._held = ""
@@ -67,7 +67,7 @@ class InputText:
 
 
 def _length_of_escape(text: str) -> int:
-    r"""Of the escape at the beginning of a text, a pair of surrogates being one; 0 where it is cut."""
+    r"""The length of the escape at the beginning of a text, a pair of surrogates being one; 0 where it is cut."""
     if not text.startswith("\\u"):
         return 2 if len(text) > 1 else 0
     is_high = text[2:3] in {"d", "D"} and text[3:4] in set("89abAB")
@@ -77,7 +77,7 @@ def _length_of_escape(text: str) -> int:
 
 
 def _decoded(text: str) -> str:
-    """Of a part of a JSON string; half a pair of surrogates becomes the mark for what is no character."""
+    """The text of a part of a JSON string; half a pair of surrogates becomes the replacement character."""
     try:
         found: str = json.loads(f'"{text}"', strict=False)
     except ValueError:

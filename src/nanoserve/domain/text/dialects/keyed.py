@@ -43,7 +43,7 @@ class _Object:
         self._waiting: list[str] = []
 
     def read(self) -> Reading[bool]:
-        """Whether it is a call, and whole, maybe but for its bracket; members of an object `function` count as its own."""
+        """True if it is a call, and whole, maybe but for its bracket; members of an object `function` count as its own."""
         reader = self._reader
         if (yield from reader.skip()) != "{":
             return False

@@ -41,7 +41,7 @@ _OTHER_ESCAPES: Final = {"'": "'", "\n": "\\n"}
 
 
 class _Next(enum.Enum):
-    """What may come next."""
+    """The kinds of what may come next."""
 
     START = enum.auto()
     NAME = enum.auto()

@@ -59,7 +59,7 @@ class Parser:
 
     @property
     def reasons(self) -> bool:
-        """Whether a region of reasoning is open."""
+        """True while a region of reasoning is open."""
         return self._output.reasons
 
     @property
@@ -108,7 +108,7 @@ class _Regions:
             mark = yield from self._region(mark)
 
     def _region(self, mark: str) -> Reading[str]:
-        """What a mark opens; returns the mark that follows it at once, if one does."""
+        """Read what a mark opens; returns the mark that follows it at once, if one does."""
         self._output.mark()
         reasoning, calls = self._reasoning, self._calls
         if reasoning is not None and mark == reasoning.open:
@@ -174,7 +174,7 @@ class _Regions:
         return END if mark == calls.close else mark
 
     def _is_keyed(self, form: NamedCall) -> Reading[bool]:
-        """Whether a model that should write the name first writes one JSON object or a list instead."""
+        """True if a model that should write the name first writes one JSON object or a list instead."""
         return isinstance(form.arguments, JsonArguments) and (yield from self._reader.skip_fence()) in {
             "[",
             "{",
@@ -199,4 +199,4 @@ class _Regions:
 
 
 def _drop(_text: str) -> None:
-    """What stands between the arguments and the end of a call means nothing."""
+    """Skip the text between the arguments and the end of a call, which means nothing."""

@@ -26,11 +26,11 @@ CONTROL: Final = "control token"
 _PORTION: Final = 256
 _BLANK: Final = " \t\r\n"
 _BARE: Final = re.compile(r"[\w+\-.,: \t\r\n]+")
-"""What stands in JSON and in what is nearly JSON outside of strings and brackets."""
+"""Characters outside of strings and brackets in JSON and in what is nearly JSON."""
 
 
 class Reader:
-    """What has come and is not read yet: plain text, and at most one control token behind it.
+    """The input that has come and is not read yet: plain text, and at most one control token behind it.
 
     Args:
         tokens: the marks that are control tokens; their letters in plain text are no marks.
@@ -64,7 +64,7 @@ class Reader:
         return len(self._text)
 
     def is_token(self, mark: str) -> bool:
-        """Whether the mark is a control token."""
+        """True if the mark is a control token."""
         return mark in self._tokens
 
     def remember(self) -> None:

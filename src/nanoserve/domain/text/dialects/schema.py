@@ -1,4 +1,4 @@
-"""What a tool's JSON schema says of the types of its arguments."""
+"""Reads the types of a tool's arguments from its JSON schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES: Final = {
     **dict.fromkeys(("dict", "map", "obj"), "object"),
     "none": "null",
 }
-"""What tools made from other languages' functions call JSON's types."""
+"""Other languages' names for JSON's types, in tools made from their functions."""
 
 
 def types_of_argument(schema: Mapping[str, Any], name: str) -> frozenset[str]:
@@ -100,7 +100,7 @@ def _find_joined(schema: Any, joined: set[str]) -> None:
 
 
 def without_parameters(schema: Mapping[str, Any]) -> bool:
-    """Whether a tool of this schema takes no arguments."""
+    """True if a tool of this schema takes no arguments."""
     names_some = any(schema.get(each) for each in ("properties", "required", "additionalProperties"))
     return not names_some and schema.keys() <= _OF_NO_PARAMETERS
 

@@ -42,17 +42,17 @@ class TokenizedDialect:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether the marks around reasoning are known."""
+        """True if the marks around reasoning are known."""
         return self.dialect.reasoning is not None or self.dialect.channels is not None
 
     @property
     def has_calls(self) -> bool:
-        """Whether the model's way to call tools is known."""
+        """True if the model's way to call tools is known."""
         return self.dialect.calls is not None or self.dialect.channels is not None
 
     @property
     def counts_by_text(self) -> bool:
-        """Whether only the texts of tokens show which of them are reasoning: its marks are no tokens."""
+        """True if only the texts of tokens show which of them are reasoning: its marks are no tokens."""
         region = self.dialect.reasoning
         return region is not None and not {region.open, region.close} <= self._mark_ids.keys()
 
@@ -101,7 +101,7 @@ class TokenizedDialect:
         prompt_tail: str = "",
         budget: int | None = None,
     ) -> Constraint | None:
-        """What an answer must be for its calls to be of those tools and to fit their schemas.
+        """The constraint of an answer whose calls are of those tools and fit their schemas.
 
         None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
         With a `schema`, which an answer without calls must fit, there is always something, and with a `budget`, the most tokens of
@@ -318,7 +318,7 @@ def split(
 def spans(
     text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
 ) -> list[tuple[str, Sequence[int]]]:
-    """The same with the tokens of each text, and none for a control token."""
+    """Pair each text with its tokens, and none for a control token."""
     parts: list[tuple[str, Sequence[int]]] = []
     plain = [token_id for token_id in token_ids if token_id not in control_tokens]
     for part, count in split(text, token_ids, control_tokens):

@@ -128,4 +128,4 @@ def typed_json(text: str, types: frozenset[str]) -> str:
 
 
 def _drop(_text: str) -> None:
-    """What stands between elements means nothing."""
+    """Skip the text between elements, which means nothing."""

@@ -90,7 +90,7 @@ class TraceFile:
 
 
 def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """What gzip members hold, one after the other; the last one may be cut off."""
+    """The content of gzip members, one after the other; the last one may be cut off."""
     member = zlib.decompressobj(wbits=31)
     for piece in pieces:
         rest = piece

@@ -24,7 +24,7 @@ class Sourced:
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """What is known of a setting before a source gives it a value.
+    """The declaration of a setting before a source gives it a value.
 
     Attributes:
         table: the TOML table it lives in; empty for the top level.

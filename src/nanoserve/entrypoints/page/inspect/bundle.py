@@ -60,7 +60,7 @@ def _resolve(importer: str, target: str) -> str:
 
 
 def _bind(found: re.Match[str], number: int) -> str:
-    """What stands for an import: the same names, taken from what the other module returned."""
+    """The replacement of an import: the same names, taken from what the other module returned."""
     names, space, _ = found.groups()
     if space is not None:
         return f"const {space} = module{number};"

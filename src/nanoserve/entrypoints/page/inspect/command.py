@@ -101,7 +101,7 @@ def _show(document: bytes, port: int, *, browser: bool) -> None:
 
 
 def _has_display() -> bool:
-    """Whether a browser would have a window; a text browser would take this terminal."""
+    """True if a browser would have a window; a text browser would take this terminal."""
     if not sys.platform.startswith("linux"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

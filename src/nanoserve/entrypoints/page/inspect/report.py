@@ -17,7 +17,7 @@ from nanoserve.ports.trace import TraceHeader, TraceRecord
 ENTRY = "/report.js"
 STYLES = ("/ui/style.css", "/ui/engine/engine.css")
 MOST_BYTES = 2**28 + 2**24
-"""Of the trace in a page, uncompressed: a server's default and some. The page then takes more than a gigabyte."""
+"""Bytes of the trace in a page, uncompressed: a server's default and some. The page then takes more than a gigabyte."""
 
 
 def make_report(
