@@ -72,7 +72,7 @@ class BudgetedMatcher(GrammarMatcher):
     """One answer whose reasoning has a budget of tokens, its marks left out."""
 
     def __init__(self, plain: GrammarMatcher, marks: Marks, left: int) -> None:
-        super().__init__(plain.inner, plain.ends, names_ids=True, kin=plain.kin)
+        super().__init__(plain.inner, plain.ends, names_ids=True, lexer=plain.lexer)
         self._marks, self._left = marks, left
         self._stage = _Stage.BEGINNING if marks.open else _Stage.REASONING
         self._read = b""
@@ -80,7 +80,11 @@ class BudgetedMatcher(GrammarMatcher):
     def copy(self) -> BudgetedMatcher:
         """As in `Matcher`."""
         copied = BudgetedMatcher(super().copy(), self._marks, self._left)
-        copied._stage, copied._read, copied.owed = self._stage, self._read, self.owed.copy()
+        copied._stage, copied._read, copied.pending_tokens = (
+            self._stage,
+            self._read,
+            self.pending_tokens.copy(),
+        )
         return copied
 
     def went_on(self, token: int) -> None:

@@ -1,10 +1,10 @@
 """Masks of many matchers at once, and what becomes of those that take too long.
 
-A step's matchers are a group. It has a lane: one thread of the interpreter, which hands it to the library in one call and
+A step's matchers are a group. One thread of the interpreter hands it to the library in one call and
 has threads of the library's own work on it, without the interpreter's lock.
 
 A group that is not ready in time goes on, and its matchers are filled lexer by lexer for a while: whichever was dear then delays no others.
-Their tokens may be dear as well, and are consumed by the lane.
+Their tokens may be dear as well, and are consumed by that thread.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
 each other in a group, where one thread takes them one after the other.
@@ -13,13 +13,12 @@ each other in a group, where one thread takes them one after the other.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher
@@ -33,16 +32,17 @@ PATIENCE_PER_MASK: Final = 0.0002
 """And for each of them, because many take their time together, where none is dear."""
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
-ALONE: Final = 16
+SOLO_MASKS: Final = 16
 """Masks for which a matcher is filled alone after its group was late."""
-MOST_LANES: Final = 64
+MOST_GROUPS: Final = 64
+"""That are filled at a time."""
 _LEXER_FAILED: Final = "lexer error"
 """How llguidance's complaint begins where a lexer has all the states that it may have."""
 _ROW_FAILED: Final = "Parser Error: Current row"
 """The same where too much may come next."""
 
 
-class Kin(weakref.WeakSet["GrammarMatcher"]):
+class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
     """All matchers that share a lexer.
 
     Attributes:
@@ -68,10 +68,10 @@ class GrammarMatcher:
     Attributes:
         ends: as in `Matcher`.
         names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
-        kin: all that share its lexer, itself among them.
+        lexer: all that share its lexer, itself among them.
         late: the group that computes its mask still, and its number there.
-        alone: masks that are still to be filled in a group of its own lexer.
-        owed: tokens that it is to go on by before its next mask.
+        solo: masks that are still to be filled in a group of its own lexer.
+        pending_tokens: that it is to go on by before its next mask.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class GrammarMatcher:
         ends: AbstractSet[int],
         *,
         names_ids: bool = False,
-        kin: Kin | None = None,
+        lexer: SharedLexer | None = None,
     ) -> None:
         self.inner, self.ends, self.names_ids = inner, ends, names_ids
-        self.kin = Kin() if kin is None else kin
-        self.kin.add(self)
+        self.lexer = SharedLexer() if lexer is None else lexer
+        self.lexer.add(self)
         self.late: tuple[Group, int] | None = None
-        self.alone = 0
-        self.owed: list[int] = []
+        self.solo = 0
+        self.pending_tokens: list[int] = []
 
     def went_on(self, token: int) -> None:
         """The library's matcher has gone on by a token."""
@@ -98,32 +98,30 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """As in `Matcher`."""
-        copied = GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, kin=self.kin)
-        copied.owed = self.owed.copy()
+        copied = GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, lexer=self.lexer)
+        copied.pending_tokens = self.pending_tokens.copy()
         return copied
 
 
 class Group:
-    """Matchers whose masks one lane fills, by their numbers in the block.
+    """Matchers whose masks one thread fills, by their numbers in the block.
 
     Attributes:
-        entered: held until a lane has taken it up, and `ended`, until all is filled.
+        entered: set once a thread has taken it up, and `ended`, once all is filled.
         error: what went wrong.
     """
 
     def __init__(self, members: list[tuple[int, GrammarMatcher]], block: MaskBlock, compute: Compute) -> None:
         self.members, self.block, self._compute = members, block, compute
-        self.entered, self.ended = threading.Lock(), threading.Lock()
-        self.entered.acquire()
-        self.ended.acquire()
+        self.entered, self.ended = threading.Event(), threading.Event()
         self.error: Exception | None = None
-        self._is_done, self._is_late = False, False
+        self._is_late = False
         self._guard = threading.Lock()
         self._kept: dict[int, bytes] = {}
 
     def done(self) -> bool:
         """As in `Pending`."""
-        return self._is_done
+        return self.ended.is_set()
 
     def result(self) -> None:
         """As in `Pending`."""
@@ -136,19 +134,17 @@ class Group:
             self._compute(self)
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
             self.error = error
-        del self._compute  # a lane keeps its newest group, and need not keep what that belongs to
+        del self._compute  # a late group is kept for its masks, and need not keep what filled them
         with self._guard:
             if self._is_late:
                 self._kept = {number: bytes(self.block.mask(number)) for number, _ in self.members}
-            self._is_done = True
-        if self.entered.locked():
-            self.entered.release()
-        self.ended.release()
+            self.ended.set()
+        self.entered.set()
 
     def give_up(self) -> bool:
         """Nobody waits any more; False where it has ended after all."""
         with self._guard:
-            self._is_late = not self._is_done
+            self._is_late = not self.ended.is_set()
             return self._is_late
 
     def take(self, number: int) -> bytes:
@@ -160,36 +156,6 @@ class Group:
 Compute = Callable[[Group], None]
 
 
-class Lane:
-    """A thread that fills one group after the other."""
-
-    def __init__(self) -> None:
-        self._groups = SimpleQueue[Group | None]()
-        self._newest: Group | None = None
-        threading.Thread(target=_run, args=(self._groups,), name="masks", daemon=True).start()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether a group would not have to wait."""
-        return self._newest is None or self._newest.done()
-
-    def begin(self, group: Group | None) -> None:
-        """Fill this group next, or end."""
-        self._newest = group
-        self._groups.put(group)
-
-
-def _run(groups: SimpleQueue[Group | None]) -> None:
-    while (group := groups.get()) is not None:
-        group.run()
-        del group  # it holds matchers
-
-
-def _end(lanes: list[Lane]) -> None:
-    for each in lanes:
-        each.begin(None)
-
-
 class MaskFiller:
     """Fills masks with so many threads; the ids from `num_tokens` on are never allowed. `failed` is a matcher of no grammar.
 
@@ -199,8 +165,7 @@ class MaskFiller:
 
     def __init__(self, num_tokens: int, threads: int, failed: LLMatcher) -> None:
         self._num_tokens, self._failed = num_tokens, failed
-        self._lanes: list[Lane] = []
-        weakref.finalize(self, _end, self._lanes)
+        self._threads = ThreadPoolExecutor(MOST_GROUPS, thread_name_prefix="masks")
         self._executor = LLExecutor(threads)
         self._late: set[Group] = set()
         self.patience, self.patience_per_mask = PATIENCE, PATIENCE_PER_MASK
@@ -210,8 +175,8 @@ class MaskFiller:
         """As in `Grammars`."""
         now = list[tuple[int, GrammarMatcher, int]]()
         for place, (matcher, token) in enumerate(cast("Sequence[tuple[GrammarMatcher, int]]", tokens)):
-            if matcher.alone:
-                matcher.owed.append(token)
+            if matcher.solo:
+                matcher.pending_tokens.append(token)
             else:
                 now.append((place, matcher, token))
         jobs = [(matcher.inner, token) for _, matcher, token in now]
@@ -242,11 +207,11 @@ class MaskFiller:
             came = self._take_late(wanted, late, block)
             wanted = [each for each in wanted if each not in came and each[0] not in late]
         groups = [Group(members, block, self.compute) for members in _cut(wanted)]
-        for group, lane in zip(groups, self._idle_lanes(len(groups)), strict=True):
-            lane.begin(group)
+        for group in groups:
+            self._threads.submit(group.run)
         patience = self.patience + self.patience_per_mask * len(wanted)
-        for group in groups:  # a lane needs the interpreter's lock to begin, and has it while this waits
-            group.entered.acquire(timeout=max(started + patience - time.perf_counter(), 0))
+        for group in groups:  # a thread needs the interpreter's lock to begin, and has it while this waits
+            group.entered.wait(max(started + patience - time.perf_counter(), 0))
         self.steps += 1
         self.seconds += time.perf_counter() - started
 
@@ -268,8 +233,7 @@ class MaskFiller:
         """Wait so long for a late mask, if there is one."""
         self._late = {each for each in self._late if not each.done()}
         for group in self._late:
-            if group.ended.acquire(timeout=seconds):
-                group.ended.release()
+            group.ended.wait(seconds)
             return
 
     def exclude_surplus(self, mask: memoryview) -> None:
@@ -281,22 +245,21 @@ class MaskFiller:
     def compute(self, group: Group) -> None:
         """Fill a group's masks, without the interpreter's lock but for the first moment."""
         block = group.block
-        if any(matcher.owed for _, matcher in group.members):
-            group.entered.release()
+        if any(matcher.pending_tokens for _, matcher in group.members):
+            group.entered.set()
             for _, matcher in group.members:
                 self._catch_up(matcher)
         jobs = [(matcher.inner, number) for number, matcher in group.members]
         memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
-        if group.entered.locked():
-            group.entered.release()
+        group.entered.set()
         self._executor.unsafe_compute_mask_ptr(
             jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
         )
 
     def _catch_up(self, matcher: GrammarMatcher) -> None:
         """Go on by what is owed. One that cannot has failed, which is seen when its mask is there."""
-        while matcher.owed:
-            token = matcher.owed.pop(0)
+        while matcher.pending_tokens:
+            token = matcher.pending_tokens.pop(0)
             # Beside another one: the library holds the interpreter's lock while it consumes one alone.
             is_going, _ = self._executor.consume_token_par(
                 [(matcher.inner, token), (self._failed.deep_copy(), token)]
@@ -321,25 +284,18 @@ class MaskFiller:
                 late.add(number)
         return came
 
-    def _idle_lanes(self, count: int) -> list[Lane]:
-        idle = [each for each in self._lanes if each.is_idle][:count]
-        while len(idle) < count and len(self._lanes) < MOST_LANES:
-            idle.append(Lane())
-            self._lanes.append(idle[-1])
-        return [*idle, *itertools.islice(itertools.cycle(self._lanes), count - len(idle))]
-
     def _wait(self, group: Group, deadline: float, late: set[int]) -> None:
-        ended = group.ended.acquire(timeout=max(deadline - time.perf_counter(), 0.0))
+        ended = group.ended.wait(max(deadline - time.perf_counter(), 0.0))
         if not ended and group.give_up():
             self._late = {each for each in self._late if not each.done()} | {group}
             group.block.writers.append(group)
             for number, matcher in group.members:
-                matcher.late, matcher.alone = (group, number), ALONE
-                matcher.kin.late = weakref.ref(group)
+                matcher.late, matcher.solo = (group, number), SOLO_MASKS
+                matcher.lexer.late = weakref.ref(group)
                 late.add(number)
         else:
             for _, matcher in group.members:
-                matcher.alone = max(matcher.alone - 1, 0)
+                matcher.solo = max(matcher.solo - 1, 0)
 
     def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
@@ -351,7 +307,7 @@ class MaskFiller:
             block.mask(number)[:] = bytes(block.width)
         for _, matcher in here if failed else ():
             if matcher.inner.get_error().startswith(_LEXER_FAILED):
-                matcher.kin.is_full = True
+                matcher.lexer.is_full = True
         return frozenset(failed)
 
 
@@ -360,16 +316,16 @@ def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, Gramm
 
     One of those must not go on while the lexer is in use: it would wait for its lock, and the engine with it.
     """
-    apart = [each for each in wanted if each[1].alone or each[1].kin.is_in_use]
-    alone: dict[int, list[tuple[int, GrammarMatcher]]] = {_lexer(each): [] for each in apart}
+    apart = [each for each in wanted if each[1].solo or each[1].lexer.is_in_use]
+    solo: dict[int, list[tuple[int, GrammarMatcher]]] = {_lexer(each): [] for each in apart}
     others = list[tuple[int, GrammarMatcher]]()
     for each in wanted:
-        alone.get(_lexer(each), others).append(each)
-    return [*alone.values(), sorted(others, key=_lexer)] if others else [*alone.values()]
+        solo.get(_lexer(each), others).append(each)
+    return [*solo.values(), sorted(others, key=_lexer)] if others else [*solo.values()]
 
 
 def _lexer(member: tuple[int, GrammarMatcher]) -> int:
-    return id(member[1].kin)
+    return id(member[1].lexer)
 
 
 def _consumed(inner: LLMatcher, token: int) -> bool | str:
@@ -383,7 +339,7 @@ def _consumed(inner: LLMatcher, token: int) -> bool | str:
 def _complaint(matcher: GrammarMatcher, token: int) -> str:
     error = matcher.inner.get_error()
     if error.startswith(_LEXER_FAILED):
-        matcher.kin.is_full = True
+        matcher.lexer.is_full = True
     stopped = matcher.inner.stop_reason() in {"ParserTooComplex", "LexerTooComplex"}
     if stopped or error.startswith((_LEXER_FAILED, _ROW_FAILED)):
         return str(refusal("constraint", error))

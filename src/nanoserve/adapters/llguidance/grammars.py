@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -14,10 +15,10 @@ import attrs
 from llguidance import LLMatcher, LLTokenizer
 
 from nanoserve.adapters.llguidance.budgets import with_budget
-from nanoserve.adapters.llguidance.compiling import FairWorkers, Living
-from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller
+from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller, SharedLexer
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, forces_much, grammar_text, refusal, unforced
+from nanoserve.adapters.llguidance.workers import FairWorkers, give_way
 from nanoserve.ports.grammar import (
     Constraint,
     ConstraintKind,
@@ -32,6 +33,8 @@ from nanoserve.ports.grammar import (
 CACHE_BYTES: Final = 256 << 20
 LIVING_BYTES: Final = 512 << 20
 """Of all grammars that are cached or in use; beyond it no other is made."""
+FULL_BYTES: Final = 32 << 20
+"""Of all states that a lexer may have."""
 BYTES_PER_CHARACTER: Final = 64
 """Of a constraint, in its grammar: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
@@ -56,6 +59,24 @@ NAMES: Final = re.compile(r"<[^<>\s]+>")
 """Of special tokens, in a grammar."""
 
 
+class Living:
+    """About what the grammars take that are cached or in use, in bytes; safe to be used by several threads."""
+
+    def __init__(self) -> None:
+        self._sizes = weakref.WeakKeyDictionary[SharedLexer, int]()
+        self._lock = threading.Lock()
+
+    def add(self, lexer: SharedLexer, size: int) -> None:
+        """Count a grammar until the last of its matchers is gone."""
+        with self._lock:
+            self._sizes[lexer] = size
+
+    def total(self) -> int:
+        """Of all; a lexer that has all its states counts as those."""
+        with self._lock:
+            return sum(FULL_BYTES if lexer.is_full else size for lexer, size in self._sizes.items())
+
+
 class CompiledGrammar:
     """A grammar at its beginning, with a lexer that all its matchers share.
 
@@ -70,12 +91,12 @@ class CompiledGrammar:
 
     def load(self) -> tuple[bool, int]:
         """Whether it is used up, and its matchers in use."""
-        return self.answers >= USES, len(self._beginning.kin) - 1
+        return self.answers >= USES, len(self._beginning.lexer) - 1
 
     @property
     def is_full(self) -> bool:
         """Whether its lexer fails answers that another one would serve."""
-        return self._beginning.kin.is_full
+        return self._beginning.lexer.is_full
 
     def matcher(self) -> GrammarMatcher:
         """One that has consumed nothing."""
@@ -192,7 +213,7 @@ class LLGrammars:
         return GrammarCounts(self._compiles, self._compile_seconds, filler.steps, filler.seconds)
 
     def _begin(self, constraint: Constraint, client: str) -> Future[CompiledGrammar]:
-        made = self._workers.submit(client, _bytes_of(constraint), lambda: self._make(constraint))
+        made = self._workers.submit(client, lambda: self._make(constraint))
         # An engine that always has steps to wait for never rests, and what is done must not be kept here.
         self._compiling = {each for each in self._compiling if not each.done()} | {made}
         return made
@@ -204,7 +225,7 @@ class LLGrammars:
             beginning, limit = self._beginning(constraint), constraint.reasoning
             if limit is not None:
                 beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
-            self.living.add(beginning.kin, _bytes_of(constraint))
+            self.living.add(beginning.lexer, _bytes_of(constraint))
             return CompiledGrammar(beginning, time.perf_counter() - started)
         except Exception as error:  # noqa: BLE001 - it is raised again
             # It is kept, and the frames that it came through hold the library's objects.
@@ -219,6 +240,7 @@ class LLGrammars:
         plain = text.replace("\\", "")
         if forces_much(text) or any(each in plain for each in self._special):
             text = unforced(text)
+        give_way()
         matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
         error = matcher.get_error()

@@ -15,26 +15,8 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from nanoserve.adapters.llguidance.limits import (
-    MAX_TAGS,
-    MAX_VALUES,
-    check_gbnf,
-    check_literals,
-    check_repetitions,
-    check_rules,
-    check_schema,
-    check_size,
-    check_terminals,
-    json_at,
-    read_json,
-)
+from nanoserve.adapters.llguidance import limits, rewording
 from nanoserve.adapters.llguidance.rehearsing import LIMITS, rehearse
-from nanoserve.adapters.llguidance.rewording import (
-    with_exact_formats,
-    with_whitespace,
-    without_repetition,
-    written,
-)
 from nanoserve.adapters.llguidance.simplifying import simplified
 from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
@@ -80,7 +62,7 @@ IsSpecial = Callable[[str], bool]
 
 def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
     """What llguidance reads. Raises `BadValueError`, which names the keyword where it is known."""
-    kind = check_size(constraint)
+    kind = limits.check_size(constraint)
     try:
         return _READERS[kind](constraint, is_special)
     except BadValueError:
@@ -115,7 +97,7 @@ def check(constraint: Constraint) -> None:
     What only a vocabulary can show, such as the name of a special token, is found when it is made ready. The newest verdicts are
     kept, so that a constraint that is sent again costs no more than its digest.
     """
-    check_size(constraint)
+    limits.check_size(constraint)
     key = sha256(f"{constraint.kind}\0{constraint.whitespace}\0".encode())
     key.update(constraint.text.encode(errors="surrogatepass"))
     with _LOCK:
@@ -149,16 +131,16 @@ def refusal(kind: str, message: str) -> BadValueError:
 
 
 def _json_schema(constraint: Constraint, _is_special: IsSpecial) -> str:
-    schema = read_json(constraint.kind, constraint.text)
+    schema = limits.read_json(constraint.kind, constraint.text)
     text = _kept(constraint.kind, schema, Work(constraint.kind), constraint.whitespace)
     return LLMatcher.grammar_from_json_schema(text)
 
 
 def _kept(kind: str, schema: Any, work: Work, whitespace: str = BOUNDED_WHITESPACE) -> str:
     """A schema as llguidance reads it, beside others whose work is counted already. Raises `BadValueError`."""
-    schema = without_repetition(simplified(kind, schema))
-    check_schema(kind, schema, work)
-    return written(with_whitespace(with_exact_formats(schema), whitespace))
+    schema = rewording.without_repetition(simplified(kind, schema))
+    limits.check_schema(kind, schema, work)
+    return rewording.written(rewording.with_whitespace(rewording.with_exact_formats(schema), whitespace))
 
 
 def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
@@ -166,24 +148,24 @@ def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
 
 
 def _regex(constraint: Constraint, _is_special: IsSpecial) -> str:
-    check_repetitions(constraint.kind, constraint.text)
+    limits.check_repetitions(constraint.kind, constraint.text)
     Work(constraint.kind).add_expression(constraint.text, "classes")
     return LLMatcher.grammar_from_regex(constraint.text)
 
 
 def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
-    choices = read_json(constraint.kind, constraint.text)
+    choices = limits.read_json(constraint.kind, constraint.text)
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
         raise BadValueError(constraint.kind, "must be a list of at least one text")
-    if len(choices) > MAX_VALUES:
-        raise BadValueError(constraint.kind, f"may have {MAX_VALUES} texts, got {len(choices)}")
-    check_literals(constraint.kind, "choice", choices)
+    if len(choices) > limits.MAX_VALUES:
+        raise BadValueError(constraint.kind, f"may have {limits.MAX_VALUES} texts, got {len(choices)}")
+    limits.check_literals(constraint.kind, "choice", choices)
     # One expression: as alternatives of a rule, of which the library follows 2,000 at once, most would be too many.
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n")
 
 
 def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:
-    check_rules(constraint.kind, constraint.text)
+    limits.check_rules(constraint.kind, constraint.text)
     return LLMatcher.grammar_from_lark(_with_checked_schemas(constraint.kind, constraint.text))
 
 
@@ -194,34 +176,36 @@ def _with_checked_schemas(kind: str, lark: str) -> str:
     for found in _JSON_IN_LARK.finditer(lark):
         if found.end() < end:
             continue
-        schema, after = json_at(kind, lark, found.end())
-        check_terminals(kind, lark[end : found.end()])
+        schema, after = limits.json_at(kind, lark, found.end())
+        limits.check_terminals(kind, lark[end : found.end()])
         parts += [lark[end : found.end()], _kept(kind, schema, work)]
         end = after
-    check_terminals(kind, lark[end:])
+    limits.check_terminals(kind, lark[end:])
     return "".join([*parts, lark[end:]])
 
 
 def _gbnf(constraint: Constraint, is_special: IsSpecial) -> str:
     if _LARK.search(constraint.text):
         return _lark(constraint, is_special)
-    check_gbnf(constraint.kind, constraint.text)
+    limits.check_gbnf(constraint.kind, constraint.text)
     try:
         lark = gbnf_to_lark(constraint.text)
     except RecursionError:
         raise BadValueError(constraint.kind, "is nested too deeply") from None
     except Exception as error:  # noqa: BLE001 - the library raises `Exception` itself
         raise refusal(constraint.kind, str(error)) from None
-    check_rules(constraint.kind, lark)
-    check_terminals(constraint.kind, lark)
+    limits.check_rules(constraint.kind, lark)
+    limits.check_terminals(constraint.kind, lark)
     return LLMatcher.grammar_from_lark(lark)
 
 
 def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
     """`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or that as a `triggered_tags` format."""
     triggers, tags = _tags(constraint.text)
-    if not tags or len(tags) > MAX_TAGS:
-        raise BadValueError(constraint.kind, f"must have triggers and 1 to {MAX_TAGS} tags, got {len(tags)}")
+    if not tags or len(tags) > limits.MAX_TAGS:
+        raise BadValueError(
+            constraint.kind, f"must have triggers and 1 to {limits.MAX_TAGS} tags, got {len(tags)}"
+        )
     rules, work = [], Work(constraint.kind)
     for number, (begin, schema, end) in enumerate(tags):
         options = _kept(constraint.kind, schema, work)
@@ -245,7 +229,7 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
 
 def _tags(text: str) -> tuple[list[str], list[tuple[str, Any, str]]]:
     """The triggers, and each tag's beginning, schema and end."""
-    read_json(ConstraintKind.STRUCTURAL_TAG, text)
+    limits.read_json(ConstraintKind.STRUCTURAL_TAG, text)
     try:
         tag = msgspec.json.decode(text, type=_Tag)
     except msgspec.DecodeError as error:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from nanoserve.adapters.llguidance.workers import give_way
+
 BYTES: Final = 256
 GUIDED: Final = 200
 """Bytes of a text that are drawn one by one from what is allowed."""
@@ -25,8 +27,6 @@ PIECE: Final = 16
 TOGETHER: Final = 16
 """Pieces that are read at once, less than a millisecond; then others have the interpreter's lock, who would wait for it longer."""
 PAUSE: Final = 0.0001
-MAX_SECONDS: Final = 0.25
-"""Of a processor; a grammar that takes longer is let in."""
 MAX_STATES: Final = 8_000
 LIMITS: Final[dict[str, Any]] = {
     "max_items_in_row": 4_200,
@@ -55,6 +55,7 @@ _VOCABULARY: Final = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=BYTES + 1, 
 
 def rehearse(grammar: str, written: str) -> str:
     """What goes wrong with a grammar that a client has `written` so; empty where nothing does."""
+    give_way()
     limits = LLParserLimits(max_lexer_states=MAX_STATES, **LIMITS)
     beginning = LLMatcher(_VOCABULARY, grammar, log_level=0, limits=limits)
     if beginning.is_error():  # its special tokens may be those of another vocabulary
@@ -75,17 +76,18 @@ def _begin_text(matcher: LLMatcher, chance: random.Random) -> str:
 
 def _grow(beginning: LLMatcher, written: str, chance: random.Random) -> str:
     """Read texts of the characters that stand before a counted repetition, such as the `a` of `.*a.{40}`."""
-    end, counted = time.thread_time() + MAX_SECONDS, [each.start() for each in _COUNTED.finditer(written)]
+    counted = [each.start() for each in _COUNTED.finditer(written)]
     for _ in range(TEXTS):
         place, matcher = chance.choice(counted), beginning.deep_copy()
         alphabet = [*(set(written[max(place - 8, 0) : place].encode()) - set(b'"\\')), ord(" ")]
         for piece in range(PIECES):
             if piece % TOGETHER == 0:
+                give_way()
                 time.sleep(PAUSE)
             read = matcher.try_consume_tokens(chance.choices(alphabet, k=PIECE))
             if matcher.is_error():
                 return matcher.get_error()
-            if time.thread_time() > end or not (read or _go_on(matcher, chance)):
+            if not (read or _go_on(matcher, chance)):
                 break
     return ""
 

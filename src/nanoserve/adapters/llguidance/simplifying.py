@@ -18,27 +18,9 @@ _FORMATS: Final = frozenset(
 )
 """Those that the library keeps; any other is an annotation."""
 _REMARKS: Final = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-    }
-    | {
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "$schema",
-        "$id",
-        "id",
-        "$anchor",
-        "$vocabulary",
-    }
+    {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"}
+    | {"contentEncoding", "contentMediaType", "contentSchema", "$comment", "$schema", "$id", "id"}
+    | {"$anchor", "$vocabulary"}
 )
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS: Final = ("items", "additionalItems", "additionalProperties")
@@ -220,15 +202,14 @@ def _items(schema: dict[str, Any]) -> None:
     if not isinstance(schema.get("items"), list):
         schema.pop("additionalItems", None)
     least = schema.get("minContains", 1)
-    if "contains" not in schema or (least == 0 and "maxContains" not in schema):
-        for word in ("contains", "minContains", "maxContains"):
-            schema.pop(word, None)
-    elif _is_any(schema["contains"]):
+    is_over = "contains" not in schema or (least == 0 and "maxContains" not in schema)
+    if not is_over and _is_any(schema["contains"]):
         schema["minItems"] = max(schema.get("minItems", 0), least)
         bounds = [schema[word] for word in ("maxItems", "maxContains") if word in schema]
         schema |= {"maxItems": min(bounds)} if bounds else {}
-        for word in ("contains", "minContains", "maxContains"):
-            schema.pop(word, None)
+        is_over = True
+    for word in ("contains", "minContains", "maxContains") if is_over else ():
+        schema.pop(word, None)
     rest = schema.get("unevaluatedItems")
     if _is_any(rest) or (rest is not None and isinstance(schema.get("items"), dict | bool)):
         del schema["unevaluatedItems"]

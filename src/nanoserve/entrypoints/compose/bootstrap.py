@@ -36,7 +36,7 @@ from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.sampling import SamplingDefaults
 
 if TYPE_CHECKING:
-    from nanoserve.adapters.llguidance.compiling import FairWorkers
+    from nanoserve.adapters.llguidance.workers import FairWorkers
 
 __all__ = [
     "assemble",
@@ -149,12 +149,12 @@ def check_constraint(constraint: Constraint) -> None:
 
 def begin_check(constraint: Constraint, client: str) -> Future[None]:
     """`check_constraint` in one of the threads that do it for all clients, by turns."""
-    return _checks().submit(client, len(constraint.text), lambda: check_constraint(constraint))
+    return _checks().submit(client, lambda: check_constraint(constraint))
 
 
 @functools.cache
 def _checks() -> FairWorkers[None]:
-    from nanoserve.adapters.llguidance.compiling import FairWorkers  # noqa: PLC0415 - few requests have one
+    from nanoserve.adapters.llguidance.workers import FairWorkers  # noqa: PLC0415 - few requests have one
 
     return FairWorkers(2)
 

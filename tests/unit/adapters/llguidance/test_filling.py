@@ -1,4 +1,4 @@
-"""Lexers and lanes: what a crowd of answers shares, what is late, and what is kept."""
+"""Lexers and groups: what a crowd of answers shares, what is late, and what is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traceback import walk_tb
 
 from llguidance import LLExecutor, LLMatcher
 
-from nanoserve.adapters.llguidance.filling import ALONE, FEWEST_TOGETHER, GrammarMatcher
+from nanoserve.adapters.llguidance.filling import FEWEST_TOGETHER, SOLO_MASKS, GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import (
     CACHE_BYTES,
     CHEAP_SECONDS,
@@ -58,7 +58,7 @@ def test_a_crowd_gets_lexers_of_its_own_and_waits_for_the_first_alone() -> None:
     for _ in range(6 * SHARED):
         crowd.append(compiled(grammars, "regex", "[ab]+"))
         _until_compiled(grammars)
-    lexers = Counter(id(each.kin) for each in crowd)
+    lexers = Counter(id(each.lexer) for each in crowd)
     assert len(lexers) == 4
     assert max(lexers.values()) <= 2 * SHARED
     made = grammars._cache[Constraint("regex", "[ab]+")].made
@@ -69,7 +69,7 @@ def test_a_crowd_gets_lexers_of_its_own_and_waits_for_the_first_alone() -> None:
     assert first.load() == (False, 0)
     first.answers = USES
     assert first.load()[0]
-    assert compiled(grammars, "regex", "[ab]+").kin is not first._beginning.kin
+    assert compiled(grammars, "regex", "[ab]+").lexer is not first._beginning.lexer
     assert made[0] not in grammars._cache[Constraint("regex", "[ab]+")].made
 
 
@@ -165,7 +165,7 @@ def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
         grammars._filler.patience, grammars._filler.patience_per_mask = 0, 0
         assert masks_of(grammars, [matcher]) == [None]
         held.may.set()
-        assert matcher.late[0].ended.acquire(timeout=60)
+        assert matcher.late[0].ended.wait(60)
     assert len(grammars._compiling) == len(grammars._filler._late) == 1
 
 
@@ -211,22 +211,22 @@ def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
     _until_ready(grammars, matchers)
 
 
-def test_masks_are_made_while_the_caller_goes_on_and_lanes_end_with_their_grammars() -> None:
+def test_masks_are_made_while_the_caller_goes_on_and_threads_end_with_their_grammars() -> None:
     grammars = grammars_of(byte_level(), threads=2)
     matchers = [compiled(grammars, "regex", "[ab]+") for _ in range(3)]
     held, block = Held(), new_block(grammars._vocabulary.vocab_size, len(matchers))
     held.hold(grammars, matchers)
-    before = {each for each in threading.enumerate() if each.name == "masks"}
+    before = {each for each in threading.enumerate() if each.name.startswith("masks")}
     wait = grammars.fill(matchers, block)
-    lanes = {each for each in threading.enumerate() if each.name == "masks"} - before
-    assert len(lanes) == 1
+    threads = {each for each in threading.enumerate() if each.name.startswith("masks")} - before
+    assert len(threads) == 1
     assert not any(block.memory)
     held.may.set()
     assert wait() == Filled()
     assert all(any(block.mask(number)) for number in range(len(matchers)))
     del grammars, wait, held
     gc.collect()
-    for each in lanes:
+    for each in threads:
         each.join(60)
         assert not each.is_alive()
 
@@ -246,19 +246,19 @@ def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
         assert [each.may_end() for each in matchers] == [number != 1 for number in range(count)]
 
 
-def test_what_has_been_late_goes_on_in_its_lane() -> None:
+def test_what_has_been_late_goes_on_in_its_thread() -> None:
     grammars = grammars_of(byte_level())
     dear, broken, usual = (compiled(grammars, "regex", each) for each in ("ab+", "ab+c", "ab+"))
     a, b = byte_level().encode("ab", add_special_tokens=False).ids
     grammars.consume([(dear, a), (usual, a)])
-    dear.alone = broken.alone = ALONE
+    dear.solo = broken.solo = SOLO_MASKS
     inner, dear.inner = dear.inner, None  # type: ignore[assignment]
     assert grammars.consume([(dear, b), (broken, b), (usual, b)]) == {}
     dear.inner = inner
-    assert dear.owed == dear.copy().owed == [b]
+    assert dear.pending_tokens == dear.copy().pending_tokens == [b]
     block = new_block(grammars._vocabulary.vocab_size, 3)
     assert grammars.fill([dear, broken, usual], block)() == Filled(empty={1})
-    assert not dear.owed
+    assert not dear.pending_tokens
     assert block.mask(0) == block.mask(2)
     assert not any(block.mask(1))
     assert dear.may_end()

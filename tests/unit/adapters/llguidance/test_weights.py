@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
+import os
 import random
+import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from nanoserve.adapters.llguidance import reading
-from nanoserve.adapters.llguidance.compiling import FairWorkers, Living
-from nanoserve.adapters.llguidance.filling import Kin
+from nanoserve.adapters.llguidance import reading, workers
+from nanoserve.adapters.llguidance.filling import SharedLexer
+from nanoserve.adapters.llguidance.grammars import Living
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
 from nanoserve.adapters.llguidance.reading import MAX_LENGTH, check, forces_much, grammar_text
+from nanoserve.adapters.llguidance.workers import FairWorkers, give_way
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import AT_FAULT, Constraint
 from tests.unit.adapters.llguidance.vocabularies import END, accepts, byte_level, compiled, grammars_of, plain
@@ -103,6 +108,15 @@ def test_a_constraint_that_comes_again_is_not_tried_out_again(monkeypatch: pytes
     assert len(reading._VERDICTS) == 2
 
 
+def test_the_same_constraint_gets_the_same_verdict_on_any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_VERDICTS", {})
+    for name in ("thread_time", "perf_counter", "monotonic", "time"):
+        monkeypatch.setattr(time, name, functools.partial(next, itertools.count(0, 1000)))
+    with pytest.raises(BadValueError, match="counted repetitions"):
+        check(Constraint("lark", "start: T\nT: /(.|\\n)*a.{40}/"))
+    check(Constraint("regex", "[ab]{10,20}"))
+
+
 def test_white_space_and_kind_are_part_of_what_was_tried_out() -> None:
     check(Constraint("regex", "[a-z]"))
     with pytest.raises(BadValueError):
@@ -150,33 +164,60 @@ def test_text_that_reads_like_a_special_token_is_text() -> None:
         assert mask[less >> 3] >> (less & 7) & 1
 
 
-def test_a_small_grammar_is_made_next_behind_ten_large_ones_of_another_client() -> None:
-    workers, begun, gate, order = FairWorkers[None](1), threading.Event(), threading.Event(), list[str]()
+def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_small_ones() -> None:
+    begun, gate, order, clock = threading.Event(), threading.Event(), list[str](), [0.0]
+    fair = FairWorkers[None](1, clock=lambda: clock[0])
 
     def hold() -> None:
         begun.set()
         assert gate.wait(60)
+        clock[0] += 10
 
-    made = [workers.submit("heavy", 100, hold)]
+    def make(client: str, cost: float) -> None:
+        order.append(client)
+        clock[0] += cost
+
+    made = [fair.submit("heavy", hold)]
     assert begun.wait(60)
-    for client, cost, count in (("heavy", 100, 10), ("light", 1, 3)):
-        made += [workers.submit(client, cost, functools.partial(order.append, client)) for _ in range(count)]
+    for client, cost, count in (("heavy", 10, 10), ("light", 4, 3)):
+        made += [fair.submit(client, functools.partial(make, client, cost)) for _ in range(count)]
     gate.set()
     for each in made:
         each.result(60)
     assert order == ["light"] * 3 + ["heavy"] * 10
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_long_work_goes_on_at_low_priority_in_a_thread_that_does_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def niceness() -> tuple[int, int]:
+        give_way()
+        return threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    own, fair = niceness()[1], FairWorkers[tuple[int, int]](1)
+    monkeypatch.setattr(workers, "SHORT_SECONDS", 3600.0)
+    first = fair.submit("", niceness).result(60)
+    assert first == fair.submit("", niceness).result(60)
+    monkeypatch.setattr(workers, "SHORT_SECONDS", 0.0)
+    low = fair.submit("", niceness).result(60)
+    monkeypatch.setattr(workers, "SHORT_SECONDS", 3600.0)
+    next_one = fair.submit("", niceness).result(60)
+    assert low == (first[0], max(own, workers.LOW_PRIORITY))
+    assert next_one[0] != low[0]
+    assert first[1] == next_one[1] == own == niceness()[1]
+
+
 def test_what_a_client_has_left_is_not_made_and_its_worker_goes_on() -> None:
-    workers, begun, gate, done = FairWorkers[None](1), threading.Event(), threading.Event(), list[int]()
+    fair, begun, gate, done = FairWorkers[None](1), threading.Event(), threading.Event(), list[int]()
 
     def hold() -> None:
         begun.set()
         assert gate.wait(60)
 
-    held = workers.submit("", 1, hold)
+    held = fair.submit("", hold)
     assert begun.wait(60)
-    waiting = [workers.submit("", 1, functools.partial(done.append, number)) for number in range(3)]
+    waiting = [fair.submit("", functools.partial(done.append, number)) for number in range(3)]
     assert waiting[0].cancel()
     assert not held.cancel()  # it is being made
     assert waiting[1].cancel()
@@ -186,7 +227,7 @@ def test_what_a_client_has_left_is_not_made_and_its_worker_goes_on() -> None:
 
 
 def test_nothing_is_made_while_what_lives_leaves_no_room() -> None:
-    living, alive = Living(), Kin()
+    living, alive = Living(), SharedLexer()
     living.add(alive, 10)
     looks, looked = list[int](), threading.Event()
 
@@ -196,8 +237,8 @@ def test_nothing_is_made_while_what_lives_leaves_no_room() -> None:
             looked.set()
         return looks[-1] < 10
 
-    workers = FairWorkers[str](1, has_room)
-    waiting = workers.submit("", 1, lambda: "made")
+    fair = FairWorkers[str](1, has_room)
+    waiting = fair.submit("", lambda: "made")
     assert looked.wait(60)
     assert not waiting.done()
     del alive
@@ -211,7 +252,7 @@ def test_grammars_count_what_lives_and_a_full_lexer_in_full() -> None:
     matcher = compiled(grammars, "regex", "a+")
     small = grammars.living.total()
     assert 1 << 20 <= small < 2 << 20
-    matcher.kin.is_full = True
+    matcher.lexer.is_full = True
     assert grammars.living.total() >= 16 * small
 
 
@@ -233,4 +274,4 @@ def test_what_fails_behind_the_first_token_is_the_constraint_s_error(
         if wrong := grammars.consume([(matcher, token)]):
             break
     assert wrong[0].startswith(f"{AT_FAULT}{said}")
-    assert matcher.kin.is_full == ("states" in said), "later answers would fail with the same lexer"
+    assert matcher.lexer.is_full == ("states" in said), "later answers would fail with the same lexer"
