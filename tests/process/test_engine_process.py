@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import psutil
-import pytest
 
 from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.entrypoints.compose.config import EngineSettings
@@ -69,14 +68,13 @@ async def test_the_embedded_model_answers_as_offline_before_and_after_a_kill(llm
         assert engine.facts is not None
         assert {"imports", "weights", "tokenizer", "warm-up"} <= set(engine.facts.start_phases)
         await ask(engine, 0)
-        for death in (1, 2):
-            others.add(pid_of(engine))
-            await until(lambda: {each.pid for each in psutil.Process().children()} - others)
-            [spare] = {each.pid for each in psutil.Process().children()} - others
-            os.kill(pid_of(engine), signal.SIGKILL)
-            await until_restarted(engine, death)
-            assert pid_of(engine) == spare
-            await ask(engine, death)
+        others.add(pid_of(engine))
+        await until(lambda: {each.pid for each in psutil.Process().children()} - others)
+        [spare] = {each.pid for each in psutil.Process().children()} - others
+        os.kill(pid_of(engine), signal.SIGKILL)
+        await until_restarted(engine, 1)
+        assert pid_of(engine) == spare
+        await ask(engine, 1)
 
 
 def test_a_prepared_process_has_next_to_nothing_left_to_import_and_touches_no_gpu() -> None:
@@ -94,8 +92,7 @@ def processes(server: ServerProcess) -> list[int]:
     return [each.pid for each in found if is_alive(each.pid)]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_server_takes_its_spare_along(tmp_path: pathlib.Path, number: signal.Signals, code: int) -> None:
+def test_a_server_that_is_stopped_takes_a_later_spare_along(tmp_path: pathlib.Path) -> None:
     with server_process(tmp_path, "--threads", "1", extra={"NANOSERVE_SPARE": "true"}) as server:
         server.wait_until_ready()
         wait_until(lambda: len(processes(server)) == 2)
@@ -105,16 +102,25 @@ def test_a_server_takes_its_spare_along(tmp_path: pathlib.Path, number: signal.S
         wait_until(lambda: len(processes(server)) == 2)
         took_over, new = processes(server)
         assert took_over == spare
-        server.signal(number)
-        assert server.wait() == code
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
         wait_until(lambda: not is_alive(took_over) and not is_alive(new))
 
 
-@pytest.mark.parametrize("option", ["--no-spare", "--in-process"])
-def test_a_server_without_a_spare_starts_none(tmp_path: pathlib.Path, option: str) -> None:
-    with server_process(tmp_path, "--threads", "1", option, extra={"NANOSERVE_SPARE": "true"}) as server:
+def test_a_server_that_is_killed_takes_its_spare_along(tmp_path: pathlib.Path) -> None:
+    with server_process(tmp_path, "--threads", "1", extra={"NANOSERVE_SPARE": "true"}) as server:
+        wait_until(lambda: len(processes(server)) == 2)
+        both = processes(server)
+        server.signal(signal.SIGKILL)
+        assert server.wait() == -signal.SIGKILL
+        wait_until(lambda: not any(map(is_alive, both)))
+
+
+def test_a_server_of_one_process_starts_no_engine_and_no_spare(tmp_path: pathlib.Path) -> None:
+    arguments = ("--threads", "1", "--in-process")
+    with server_process(tmp_path, *arguments, extra={"NANOSERVE_SPARE": "true"}) as server:
         server.wait_until_ready()
         with server.client() as client:
             answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
         assert answer.status_code == 200
-        assert len(processes(server)) == (option == "--no-spare")
+        assert processes(server) == []

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
+from nanoserve.entrypoints.cli.main import run_command
 from tests.patience import PATIENCE
 from tests.process.command import error_line, run, started
 from tests.process.conftest import KEY
@@ -111,10 +114,14 @@ def test_errors_are_one_line(locked_server: ServerProcess) -> None:
     assert "401" in error_line(stranger)
     assert "--api-key" in error_line(stranger)
     assert known.returncode == 0, known.stderr
+
+
+def test_bad_addresses_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for url, code, reason in (
         ("http://user@127.0.0.1", 2, "must hold no user"),
         ("127.0.0.1:1", 1, "nothing answers"),
     ):
-        wrong = run("top", url)
-        assert wrong.returncode == code
-        assert reason in error_line(wrong)
+        assert run_command(["top", url]) == code
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert reason in shown.err

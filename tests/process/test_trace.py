@@ -14,6 +14,7 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.app.traces.reader import TraceFile, walk
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
+from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.recording import trace_header
@@ -21,7 +22,7 @@ from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.trace import Snapshot, Turn
 from tests.inside import inside
-from tests.process.command import error_line, run, started
+from tests.process.command import run, started
 
 FORMAT = JsonTraceFormat()
 STORY = "Once upon a time there was a fox who lived in a house by the sea with a lamp. "
@@ -153,7 +154,9 @@ def test_inspect_sums_up_and_says_that_the_end_is_missing(
     ]
 
 
-def test_inspect_refuses_bad_usage_in_one_line(trace: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_inspect_refuses_bad_usage_in_one_line(
+    trace: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments, reason in (
         ((str(tmp_path),), "Is a directory"),
         (("/dev/null",), "is empty"),
@@ -162,7 +165,8 @@ def test_inspect_refuses_bad_usage_in_one_line(trace: pathlib.Path, tmp_path: pa
         ((str(trace), "--port", "99999"), "--port"),
         ((), "STEP_LOG"),
     ):
-        done = run("inspect", *arguments)
-        assert done.returncode == 2
-        assert reason in error_line(done)
+        assert run_command(["inspect", *arguments]) == 2
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert reason in shown.err
     assert read(trace).header.version == 1

@@ -1,18 +1,17 @@
-"""`nanoserve verify`, as a process and in this one."""
+"""`nanoserve verify` of the embedded model."""
 
 from __future__ import annotations
 
 import pytest
 
 from nanoserve.entrypoints.cli.main import run_command
-from tests.process.command import run
 
 
-def test_the_embedded_model_is_verified_layer_by_layer() -> None:
-    done = run("verify", "--verify-tokens", "8")
-    lines = done.stdout.decode().splitlines()
-    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-    assert done.stderr == b""
+def test_the_embedded_model_is_verified_layer_by_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["verify", "--verify-tokens", "8", "--threads", "1"]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert shown.err == ""
     names = [line[:18].strip() for line in lines]
     assert names[1:3] == ["embeddings", "layer 0"]
     assert names[-5:] == ["logits", "prompt logprobs", "logprobs", "greedy tokens", "verified"]

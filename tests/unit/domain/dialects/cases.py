@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -76,10 +77,6 @@ class Case:
     written: str
     said: tuple[Said, ...]
     prompt_tail: str = ""
-
-
-def case(dialect: str, written: str, *said: Said, prompt_tail: str = "") -> Case:
-    return Case(dialect, written, said, prompt_tail)
 
 
 ROME: Final = call("get_weather", {"city": "Rome"})
@@ -208,208 +205,20 @@ WRITERS: Final[Mapping[str, Write]] = {
 }
 """How each family writes calls, as its chat template does."""
 
-_ROME: Final = ("get_weather", {"city": "Rome"})
 _STOP: Final[tuple[str, dict[str, Any]]] = ("stop-all", {})
-_FULL: Final = ("get_weather", FULL)
-_ANALYSIS: Final = "<|channel|>analysis<|message|>It rains.<|end|><|start|>assistant"
 
-CASES: tuple[Case, ...] = (
-    case("hermes", "Hello.", text("Hello.")),
-    case("hermes", "a < b and <tool_cal", text("a < b and <tool_cal")),
-    case("hermes", _hermes(_ROME), ROME),
-    case("hermes", _hermes(_FULL, _STOP), call("get_weather", FULL), STOP),
-    case("hermes", f"I look.\n\n{_hermes(_ROME)}\n", text("I look."), ROME),
-    case("hermes", f"{_hermes(_ROME)}\nDone.", ROME, text("Done.")),
-    case("hermes", '<tool_call>{"arguments":{"city":"Rome"},"name":"get_weather"}</tool_call>', ROME),
-    case("hermes", '<tool_call>{"name":"stop-all"}</tool_call>', STOP),
-    case("hermes", '<tool_call>{"name":"stop-all","arguments":null}</tool_call>', STOP),
-    case(
-        "hermes", '<tool_call>{"name":"get_weather","arguments":"{\\"city\\": \\"Rome\\"}"}</tool_call>', ROME
-    ),
-    case("hermes", "<tool_call>\nno JSON\n</tool_call>!", text("no JSON!")),
-    case("glm-4.5", "So</think>\n\nYes.", text("So\n\nYes.")),
-    case("qwen3", "<think>\nHm.\n</think>\n\nYes.", reasoning("Hm."), text("Yes.")),
-    case("qwen3", "<think>\n\n</think>\n\nYes.", text("Yes.")),
-    case(
-        "qwen3", "Hm.\n</think>\n\nYes.", reasoning("Hm."), text("Yes."), prompt_tail="assistant\n<think>\n"
-    ),
-    case("qwen3", "Yes.", text("Yes."), prompt_tail="assistant\n<think>\n\n</think>\n\n"),
-    case("qwen3", f"<think>\nHm.\n</think>\n\n{_hermes(_ROME, _ROME)}", reasoning("Hm."), ROME, ROME),
-    case("qwen3", "<think>never ends", reasoning("never ends")),
-    case("qwen3-coder", _coder(*_ROME), ROME),
-    case(
-        "qwen3-coder",
-        f"I look.\n{_coder(*_FULL)}\n{_coder(*_STOP)}",
-        text("I look."),
-        call("get_weather", FULL),
-        STOP,
-    ),
-    case(
-        "qwen3-coder",
-        "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
-        ROME,
-    ),
-    case(
-        "qwen3-coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=days>\nmany\n</parameter>\n<parameter=new>\n1\n</parameter>\n"
-        "</function>\n</tool_call>",
-        call("get_weather", {"days": "many", "new": "1"}),
-    ),
-    case(
-        "qwen3-coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\n\nRome\n\n</parameter>\n</function>\n</tool_call>",
-        call("get_weather", {"city": "\nRome\n"}),
-    ),
-    case(
-        "glm-4.5",
-        f"\n<think>Hm.</think>\nI look.\n{_glm(*_ROME)}\n{_glm(*_STOP)}",
-        reasoning("Hm."),
-        text("I look."),
-        ROME,
-        STOP,
-    ),
-    case("glm-4.5", _glm(*_FULL), call("get_weather", FULL)),
-    case(
-        "glm-4.5",
-        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>",
-        ROME,
-    ),
-    case("minimax-m2", _minimax(_FULL, _STOP), call("get_weather", FULL), STOP),
-    case(
-        "minimax-m2",
-        f"Hm.\n</think>\n\n{_minimax(_ROME)}",
-        reasoning("Hm."),
-        ROME,
-        prompt_tail="]~b]ai\n<think>\n",
-    ),
-    case("kimi-k2", _kimi(_ROME, _FULL), ROME, call("get_weather", FULL)),
-    case("kimi-k2", f"<think>Hm.</think>I look.{_kimi(_ROME)}", reasoning("Hm."), text("I look."), ROME),
-    case(
-        "kimi-k2",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0\n"
-        '<|tool_call_argument_begin|> {"city": "Rome"} <|tool_call_end|><|tool_calls_section_end|>',
-        ROME,
-    ),
-    case(
-        "deepseek-v3", f"I look.{_deepseek(_FULL, _STOP)}", text("I look."), call("get_weather", FULL), STOP
-    ),
-    case(
-        "deepseek-v3",
-        f"Hm.\n</think>\n\n{_deepseek(_ROME)}",
-        reasoning("Hm."),
-        ROME,
-        prompt_tail="<｜Assistant｜><think>\n",
-    ),
-    case("deepseek-v3.1", _deepseek31(_FULL, _ROME), call("get_weather", FULL), ROME),
-    case("deepseek-v3.1", "Yes.", text("Yes."), prompt_tail="<｜Assistant｜></think>"),
-    case("deepseek-r1", "<think>\nHm.\n</think>\n\nYes.", reasoning("Hm."), text("Yes.")),
-    case("mistral", _mistral(_FULL, _STOP), call("get_weather", FULL), STOP),
-    case("mistral", f"I look.{_mistral(_ROME)}", text("I look."), ROME),
-    case("mistral", '[TOOL_CALLS] {"name": "get_weather", "arguments": {"city": "Rome"}}', ROME),
-    case(
-        "mistral-v11", f"I look.{_mistral11(_FULL, _STOP)}", text("I look."), call("get_weather", FULL), STOP
-    ),
-    case("mistral-v11", '[TOOL_CALLS]get_weather{"city": "Rome"}[TOOL_CALLS]stop-all{}', ROME, STOP),
-    case(
-        "mistral-v11",
-        '[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "Rome"}',
-        reasoning("Hm."),
-        ROME,
-    ),
-    case("llama-json", _llama(_ROME), ROME),
-    case("llama-json", f"<|python_tag|>{_llama(_FULL, _STOP)}", call("get_weather", FULL), STOP),
-    case("llama-json", '{"type": "function", "name": "get_weather", "parameters": {"city": "Rome"}}', ROME),
-    case(
-        "llama-json", '{"name": "unknown", "parameters": {}}', text('{"name": "unknown", "parameters": {}}')
-    ),
-    case("llama-json", '\n{"answer": 42}', text('\n{"answer": 42}')),
-    case(
-        "llama-json",
-        'So: {"name": "get_weather", "parameters": {}}',
-        text('So: {"name": "get_weather", "parameters": {}}'),
-    ),
-    case("llama-pythonic", "[get_weather(city='Rome'), stop-all()]", ROME, STOP),
-    case(
-        "llama-pythonic",
-        '[get_weather(city="it\\\'s \\"1\\"\\n\\u00e9", days=3, exact=True, place={"lat": -1.5, "of": [1, \'x\']}, note=None)]',
-        call(
-            "get_weather",
-            {
-                "city": 'it\'s "1"\né',
-                "days": 3,
-                "exact": True,
-                "place": {"lat": -1.5, "of": [1, "x"]},
-                "note": None,
-            },
-        ),
-    ),
-    case("granite", '<|tool_call|> [{"name": "get_weather", "arguments": {"city": "Rome"}}]', ROME),
-    case(
-        "granite",
-        '<tool_call> [{"arguments": {"city": "Rome"}, "name": "get_weather"}, {"name": "stop-all", "arguments": {}}]',
-        ROME,
-        STOP,
-    ),
-    case("granite", '<|tool_call|>{"name": "get_weather", "arguments": {"city": "Rome"}}', ROME),
-    case(
-        "granite",
-        f"I look.\n{_granite(_FULL)}\nDone.",
-        text("I look."),
-        call("get_weather", FULL),
-        text("Done."),
-    ),
-    case("phi-4-mini", 'functools[{"name": "get_weather", "arguments": {"city": "Rome"}}]', ROME),
-    case(
-        "phi-4-mini",
-        'Let me see.\nfunctools[\n  {"name": "get_weather", "arguments": {"city": "Rome"}},\n  {"name": "stop-all", "arguments": {}}\n]\nWell?',
-        text("Let me see."),
-        ROME,
-        STOP,
-        text("Well?"),
-    ),
-    case("phi-4-mini", "import functools as f", text("import functools as f")),
-    case("llama-pythonic", "<|python_start|>[get_weather(city='Rome')]<|python_end|>", ROME),
-    case("llama-pythonic", "<|python_start|>[get_weather(city='Rome'), stop-all()]", ROME, STOP),
-    case(
-        "llama-pythonic",
-        "I look.<|python_start|>[get_weather(city='Rome')]<|python_end|>",
-        text("I look."),
-        ROME,
-    ),
-    case("llama-pythonic", "[1] is a footnote", text("[1] is a footnote")),
-    case("llama-pythonic", "[unknown(a=1)]", text("[unknown(a=1)]")),
-    case("gpt-oss", "<|channel|>final<|message|>Yes.", text("Yes."), prompt_tail=HARMONY_TAIL),
-    case(
-        "gpt-oss",
-        f"{_ANALYSIS}<|channel|>final<|message|>Yes.<|return|>",
-        reasoning("It rains."),
-        text("Yes."),
-        prompt_tail=HARMONY_TAIL,
-    ),
-    case(
-        "gpt-oss",
-        _ANALYSIS + _harmony(*_FULL),
-        reasoning("It rains."),
-        call("get_weather", FULL),
-        prompt_tail=HARMONY_TAIL,
-    ),
-    case(
-        "gpt-oss",
-        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{_harmony(*_ROME)}<|start|>assistant{_harmony(*_STOP)}",
-        text("I look."),
-        ROME,
-        STOP,
-        prompt_tail=HARMONY_TAIL,
-    ),
-    case(
-        "gpt-oss",
-        '<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Rome"}<|call|>',
-        ROME,
-        prompt_tail=HARMONY_TAIL,
-    ),
-    case("gpt-oss", "No marks.", text("No marks."), prompt_tail=HARMONY_TAIL),
-    case("gpt-oss", "es.", text("es."), prompt_tail="<|start|>assistant<|channel|>final<|message|>Y"),
-)
+
+def _cases(name: str) -> tuple[Case, ...]:
+    """Of a file beside this one, a case in each line."""
+    lines = pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+    return tuple(
+        Case(**{**each, "said": tuple(Said(*part) for part in each["said"])})
+        for each in map(json.loads, lines)
+    )
+
+
+MALFORMED: Final = _cases("malformed.jsonl")
+"""Calls with the slips that models make, and what was meant."""
 
 
 _OSLO: Final = ("get_weather", {"city": "Oslo, \u00d8st", "days": 0, "exact": False})
@@ -423,14 +232,14 @@ def _regular() -> Iterable[Case]:
         tail = HARMONY_TAIL if name == "gpt-oss" else ""
         several = ((_OSLO, _STOP, _PLACES),) if name != "gpt-oss" else ()
         for calls in ((_OSLO,), (_PLACES,), (_NOTE,), (_STOP,), *several):
-            yield case(name, write(*calls), *(call(*each) for each in calls), prompt_tail=tail)
+            yield Case(name, write(*calls), tuple(call(*each) for each in calls), tail)
         if name != "gpt-oss":
-            yield case(name, f"{write(_OSLO)}\n\nDone.", call(*_OSLO), text("Done."))
+            yield Case(name, f"{write(_OSLO)}\n\nDone.", (call(*_OSLO), text("Done.")))
         if not name.startswith("llama") and name != "gpt-oss":
-            yield case(name, f"First: {write(_STOP)}", text("First: "), STOP)
+            yield Case(name, f"First: {write(_STOP)}", (text("First: "), STOP))
 
 
-CASES += tuple(_regular())
+CASES: Final = (*_cases("answers.jsonl"), *_regular())
 
 
 def name_of(each: Case) -> str:

@@ -18,6 +18,7 @@ from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, CallBegun, T
 from tests.unit.domain.dialects.cases import (
     CASES,
     HARMONY_TAIL,
+    MALFORMED,
     ROME,
     TOOLS,
     Case,
@@ -28,32 +29,11 @@ from tests.unit.domain.dialects.cases import (
     reasoning,
     text,
 )
-from tests.unit.domain.dialects.malformed import MALFORMED
 
 JSON = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 )
-SOUP = [
-    "{",
-    "}",
-    '"',
-    "\\",
-    "[",
-    "]",
-    "(",
-    ")",
-    "=",
-    ",",
-    ":",
-    ";",
-    "\n",
-    " ",
-    "a",
-    "é",
-    '"name"',
-    "get_weather",
-    "functions.",
-]
+SOUP = [*'{}"\\[]()=,:;\n aé', '"name"', "get_weather", "functions."]
 PREFILLED = {"gpt-oss": HARMONY_TAIL}
 each_case = pytest.mark.parametrize("case", [*CASES, *MALFORMED], ids=name_of)
 
