@@ -19,6 +19,7 @@ import torch.distributed
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
+from nanoserve.adapters.pytorch.cuda.sums import Pending
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
@@ -91,7 +92,7 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
             add_rms_norm_into(stream, norm.weight, out, partials=part[None], eps=norm.eps, pdl=pdl)
 
         def fused(*, pdl: bool, stream: Tensor = stream, out: Tensor = out) -> None:
-            exchange.add_into(stream, norm=norm, out=out, pdl=pdl)
+            exchange.complete(stream, Pending(stream[None]), norm, out, pdl=pdl)
 
         def reduce(part: Tensor = part) -> None:
             c10d.all_reduce(part)
@@ -122,8 +123,8 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
 
 def timed_gathering(exchange: Exchange, logits: Tensor) -> float:
     """Microseconds of filling logits [rows, VOCABULARY] with the shards of all ranks."""
-    exchange.shard(len(logits), -(-VOCABULARY // exchange.ranks.size)).zero_()
-    return timed(functools.partial(exchange.gather_into, logits, pdl=True))
+    exchange.columns(logits, -(-VOCABULARY // exchange.ranks.size)).zero_()
+    return timed(functools.partial(exchange.gather, logits, pdl=True))
 
 
 def timed(work: Callable[[], None]) -> float:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda import linear_ops
 from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
-from nanoserve.adapters.pytorch.cuda.ranks import exchange, products
+from nanoserve.adapters.pytorch.cuda.ranks import exchange
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.ports.errors import StepFailedError
@@ -147,7 +148,7 @@ def test_ranks_answer_as_transformers(
     first, second = (make_prompt(size, vocab_size=tiny.spec.vocab_size, seed=size) for size in (11, 5))
     groups = len(tiny.spec.cache_groups)
 
-    monkeypatch.setattr(products, "LEAST_SPLIT_ROWS", 2)
+    monkeypatch.setattr(linear_ops, "LEAST_SPLIT_ROWS", 2)
 
     def answer(driver: Any) -> tuple[list[int], list[int]]:
         begin = admitted(1, first, *[[1, 2, 3]] * groups, temperature=0.0)

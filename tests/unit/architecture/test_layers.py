@@ -78,7 +78,7 @@ def test_the_readers_path_is_the_engine_as_shipped_and_stays_short() -> None:
     readme = (ROOT / "README.md").read_text()
     table = readme.partition("## Read it")[2].partition("Then [the architecture]")[0]
     path = re.findall(r"\]\((src/[\w/.]+)\)", table)
-    assert {"scheduler.py", "cache.py", "runner.py", "products.py"} <= {
+    assert {"scheduler.py", "cache.py", "runner.py", "linear_ops.py"} <= {
         pathlib.Path(each).name for each in path
     }
     assert "src/nanoserve/adapters/pytorch/cuda/runner.py" in path

@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3105,
     "domain": 8036,
     "kernels": 11425,
-    "adapters/pytorch": 9684,
+    "adapters/pytorch": 9530,
     "adapters": 10164,
     "entrypoints/server": 9635,
     "entrypoints": 11929,

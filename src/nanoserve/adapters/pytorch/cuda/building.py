@@ -312,9 +312,10 @@ class _Site:
         }
         space, arena, invariant = self._space, self._arena, self._deterministic
         attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
-        make_runner, make_chains = self._makers()
-        chains = functools.partial(make_chains, self._model, arena, space, attending, invariant=invariant)
-        return make_runner(
+        chains = functools.partial(
+            Chains, self._model, arena, space, attending, invariant=invariant, sums=self.exchange
+        )
+        return self._runner_type()(
             chains=chains(),
             rehearsal=chains(brief=True),
             arena=arena,
@@ -324,12 +325,9 @@ class _Site:
             settings=self.settings,
         )
 
-    def _makers(self) -> tuple[Callable[..., CudaRunner], Callable[..., Chains]]:
+    def _runner_type(self) -> Callable[..., CudaRunner]:
         if self.exchange is None:
-            return CudaRunner, Chains
-        from nanoserve.adapters.pytorch.cuda.ranks.steps import RankChains, RankRunner  # noqa: PLC0415 - as above
+            return CudaRunner
+        from nanoserve.adapters.pytorch.cuda.ranks.runner import RankRunner  # noqa: PLC0415 - as above
 
-        return (
-            functools.partial(RankRunner, exchange=self.exchange),
-            functools.partial(RankChains, exchange=self.exchange),
-        )
+        return functools.partial(RankRunner, exchange=self.exchange)

@@ -1,25 +1,27 @@
 """A step as a chain of kernels: one token for each place of a batch, or prompt chunks and decoding rows together.
 
-The model's own parts say what is computed; `products.py` and `attending.py` say how.
+The model's own parts say what is computed; `linear_ops.py` and `attending.py` say how.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.attending import Attending
 from nanoserve.adapters.pytorch.cuda.expansion import Round
-from nanoserve.adapters.pytorch.cuda.products import (
-    InvariantProducts,
-    RowProducts,
-    SkinnyProducts,
-    WideProducts,
+from nanoserve.adapters.pytorch.cuda.linear_ops import (
+    Invariant,
+    LinearOps,
+    Row,
+    Skinny,
+    Wide,
     chosen_rows,
 )
+from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.embedding.launch import embed_tokens
@@ -27,9 +29,6 @@ from nanoserve.kernels.embedding.launch import embed_tokens
 
 class Chains:
     """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured."""
-
-    _one: Callable[..., RowProducts] = RowProducts
-    _few: Callable[..., SkinnyProducts] = SkinnyProducts
 
     def __init__(
         self,
@@ -40,26 +39,26 @@ class Chains:
         *,
         invariant: bool,
         brief: bool = False,
+        sums: Sums | None = None,
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
         self._layers = model.kinds() if brief else model.layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self._attending = arena, space, attending
-        self._invariant = invariant
-        self._multiply = InvariantProducts.multiply if invariant else WideProducts.multiply
-        self._many: Callable[..., WideProducts] = InvariantProducts if invariant else WideProducts
+        self._sums, self._many = sums or Sums(), Invariant() if invariant else Wide()
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
+        self._sums.begin()
         stream = self._space.stream[: len(places)]
         self._embed_newest(places, stream, pdl=pdl)
-        products = self._decode_products(stream, pdl=pdl)
+        ops = self._decode_ops(stream, pdl=pdl)
         step = self._attending.decode(places, splits=splits, pdl=pdl)
         for parts in self._layers:
             for part in parts:
-                part.run(products, step)
-        return self._capped(products.logits(self._norm, self._head))
+                part.run(ops, step)
+        return self._capped(ops.logits(self._norm, self._head))
 
     def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
         tokens, lengths, weight = self._arena.tokens, self._arena.lengths, self._embedding.weight
@@ -73,14 +72,13 @@ class Chains:
             logits.div_(self._logit_divisor)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _decode_products(self, stream: Tensor, *, pdl: bool) -> RowProducts | SkinnyProducts | WideProducts:
-        if self._invariant:
-            return self._many(stream, self._space, pdl=False)
-        if len(stream) == 1:
-            return self._one(stream, self._space, pdl=pdl)
-        if len(stream) <= MOST_SKINNY_ROWS:
-            return self._few(stream, self._space, pdl=pdl)
-        return self._many(stream, self._space, pdl=pdl)
+    def _decode_ops(self, stream: Tensor, *, pdl: bool) -> LinearOps:
+        policy: Row | Skinny | Wide = self._many
+        if self._many.invariant:
+            pdl = False
+        elif len(stream) <= MOST_SKINNY_ROWS:
+            policy = Row() if len(stream) == 1 else Skinny()
+        return LinearOps(policy, self._sums, stream, self._space, pdl=pdl)
 
     def mixed(
         self,
@@ -98,6 +96,7 @@ class Chains:
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
         computes nothing for the others but their keys and values. `rounds` is of the same `ChunkStep`.
         """
+        self._sums.begin()
         arena, total = self._arena, num_chunk_tokens + num_decoding
         stream, places = self._space.stream[:total], arena.places[:num_decoding]
         rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
@@ -105,7 +104,7 @@ class Chains:
         embed_tokens(arena.tokens, rows, positions, weight, stream[:num_chunk_tokens], scale=scale)
         if num_decoding:
             self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
-        products = self._many(stream, self._space, pdl=False)
+        ops = LinearOps(self._many, self._sums, stream, self._space, pdl=False)
         spans = arena.spans[:num_chunks]
         step_over = functools.partial(self._attending.mixed, num_chunk_tokens, spans, places, splits=splits)
         each_round = arena.expansions[: len(rounds) * num_chunks].view(-1, num_chunks, 4)
@@ -117,10 +116,10 @@ class Chains:
             if number == len(self._layers):
                 step = last
                 if num_chosen is not None:
-                    products.narrow(arena.logits_indices[:num_chosen])
+                    ops.narrow(arena.logits_indices[:num_chosen])
             for part in parts:
-                part.run(products, step)
-        return products.normed(self._norm)
+                part.run(ops, step)
+        return ops.complete(self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
@@ -140,4 +139,6 @@ class Chains:
 
     def _compare(self, hidden: Tensor, out: Tensor) -> None:
         """The head's product [S, vocab] in `out`."""
-        self._multiply(hidden, self._head.weight, self._head.bias, out)
+        head = self._head
+        self._many.product(hidden, head.weight, head.bias, self._sums.columns(out, head.out_features))
+        self._sums.gather(out)

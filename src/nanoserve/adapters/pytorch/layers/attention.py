@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
 from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import AttentionSpec
@@ -58,10 +58,10 @@ class Attention(Part):
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return projected[:, :width], projected[:, width:]
 
-    def run(self, products: Products, step: Attends, /) -> None:
+    def run(self, ops: LinearOps, step: Attends, /) -> None:
         """Stream + output(attend(qkv(norm(stream))))."""
-        attended = step.attend(self, products.enter(self.norm, self.qkv))
-        products.leave(attended, self.output, self.post_norm)
+        attended = step.attend(self, ops.project_in(self.norm, self.qkv))
+        ops.project_out(attended, self.output, self.post_norm)
 
     @property
     def vectors(self) -> dict[str, Any] | None:

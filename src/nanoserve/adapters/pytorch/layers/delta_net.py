@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaWeights
 from nanoserve.ports.layer_spec import DeltaSpec
@@ -51,9 +51,11 @@ class DeltaNet(Part):
         norm = self.head_norm
         return DeltaWeights(self.convolution, self.decay_log, self.decay_bias, norm.weight, norm.eps)
 
-    def run(self, products: Products, step: Recurs, /) -> None:
+    def run(self, ops: LinearOps, step: Recurs, /) -> None:
         """Stream + output(rule(project(norm(stream))))."""
-        products.leave(step.recur(self, products.enter(self.norm, self.project)), self.output, self.post_norm)
+        ops.project_out(
+            step.recur(self, ops.project_in(self.norm, self.project)), self.output, self.post_norm
+        )
 
     def products(self) -> tuple[Product, ...]:
         """The projections to all that the rule reads, and back."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms
-from nanoserve.adapters.pytorch.layers.part import Part, Product, Products, Storable
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Storable
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts import Experts as Stack
@@ -64,10 +64,10 @@ class Experts(Part):
             self.shared_down = Linear(feed.shared_size, hidden)
         self.is_invariant = False
 
-    def run(self, products: Products, _: object, /) -> None:
+    def run(self, ops: LinearOps, _: object, /) -> None:
         """Stream + the weighted sum of what its experts make of each token's norm(stream)."""
         assert self.norm is not None
-        products.mix(self.norm, self.mixture())
+        ops.experts(self.norm, self.mixture())
 
     def products(self) -> tuple[Product, ...]:
         """The router's."""

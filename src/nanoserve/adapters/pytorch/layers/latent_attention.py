@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
 from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import LatentSpec
@@ -73,13 +73,13 @@ class LatentAttention(Part):
     def _up_by_head(self) -> Tensor:
         return self.up.view(self.num_heads, self.nope_dim + self.value_dim, self.latent_dim)
 
-    def run(self, products: Products, step: AttendsToLatents, /) -> None:
+    def run(self, ops: LinearOps, step: AttendsToLatents, /) -> None:
         """Stream + output(attend(queries, latents)), both projections of norm(stream)."""
-        entered = products.enter(self.norm, self.down)
+        entered = ops.project_in(self.norm, self.down)
         queries, projected = entered[:, : self.split], entered[:, self.split :]
         if self.query_norm is not None and self.query_up is not None:
-            queries = products.follow(queries, self.query_norm, self.query_up)
-        products.leave(step.attend_to_latents(self, queries, projected), self.output, self.post_norm)
+            queries = ops.project(queries, self.query_norm, self.query_up)
+        ops.project_out(step.attend_to_latents(self, queries, projected), self.output, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """The projections down, up to queries where there is one, and back."""

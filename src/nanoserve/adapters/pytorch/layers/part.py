@@ -1,6 +1,6 @@
 """What a decoder layer is made of: parts, each of which reads the residual stream and adds to it.
 
-A part says *what* is computed, once, for every device. *How* is the business of two plugs that a step hands to it: `Products`
+A part says *what* is computed, once, for every device. *How* is the business of two plugs that a step hands to it: `LinearOps`
 computes products with weights, fused with the norm before or the addition after where a device can; the step itself computes
 what mixes tokens, such as attention over a cache.
 """
@@ -24,25 +24,25 @@ from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
 
-class Products(Protocol):
+class LinearOps(Protocol):
     """How one step computes its products; holds the residual stream of the step's T tokens, [T, hidden].
 
-    What `enter` and `enter_gated` return may be overwritten by the next call.
+    What `project_in` and `project_in_gated` return may be overwritten by the next call.
     """
 
-    def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
+    def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """linear(norm(stream)), [T, out_features]; without a norm linear(stream)."""
 
-    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
-        """activation(gate) * up, [T, out_features / 2], where gate and up are the halves of what `enter` gives."""
+    def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
+        """activation(gate) * up, [T, out_features / 2], where gate and up are the halves of what `project_in` gives."""
 
-    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """linear(norm(entered)), of columns [T, in_features] of what `enter` returned, which stays as it is."""
+    def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """linear(norm(entered)), of columns [T, in_features] of what `project_in` returned, which stays as it is."""
 
-    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
+    def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """Add linear(inner), or norm(linear(inner)), to the stream; `inner` is [T, in_features]."""
 
-    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+    def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
 
 
@@ -97,7 +97,7 @@ class Part(Stored):
                 tensors |= prefixed(name, norm.checkpoint_tensors())
         return tensors
 
-    def run(self, products: Products, step: Any, /) -> None:
+    def run(self, ops: LinearOps, step: Any, /) -> None:
         """Add to the stream what this part makes of it. `step` computes the mixing; each mixer says what it asks of it."""
         raise NotImplementedError
 
@@ -117,8 +117,8 @@ class Part(Stored):
         """From now on, on a CPU, let other tokens change no bit of a token's; products with `Linear`s do so by themselves."""
 
 
-class TorchProducts:
-    """Products by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
+class TorchLinearOps:
+    """LinearOps by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
 
     `stream` is the residual stream, replaced by each sum and never written into; `invariant` products have bits that depend on
     no other token, which `Linear`s and mixtures see to by themselves.
@@ -129,27 +129,27 @@ class TorchProducts:
         self._ranks = ranks
         self._gated = invariant_gated_activation if invariant else gated_activation
 
-    def enter(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
-        """See `Products`."""
+    def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
+        """See `LinearOps`."""
         product: Tensor = linear(self.stream if norm is None else norm(self.stream))
         return product
 
-    def enter_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
-        """See `Products`."""
-        return self._gated(self.enter(norm, gate_up), activation)
+    def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
+        """See `LinearOps`."""
+        return self._gated(self.project_in(norm, gate_up), activation)
 
-    def follow(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """See `Products`."""
+    def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `LinearOps`."""
         product: Tensor = linear(norm(entered))
         return product
 
-    def leave(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
-        """See `Products`."""
+    def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
+        """See `LinearOps`."""
         product = self._ranks.all_reduce(linear(inner))
         self.stream = self.stream + (product if norm is None else norm(product))
 
-    def mix(self, norm: RMSNorm, mixture: Mixture, /) -> None:
-        """See `Products`."""
+    def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `LinearOps`."""
         x = norm(self.stream)
         logits = mixture.router(x.float() if mixture.exact else x).float()
         chosen = choose(logits, mixture.routing, mixture.correction)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms
-from nanoserve.adapters.pytorch.layers.part import Part, Product, Products
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec
@@ -28,10 +28,10 @@ class SwiGLU(Part):
         self.gate_up = Linear(spec.hidden_size, 2 * self.size, bias=feed.bias)
         self.down = Linear(self.size, spec.hidden_size, bias=feed.bias)
 
-    def run(self, products: Products, _: object, /) -> None:
+    def run(self, ops: LinearOps, _: object, /) -> None:
         """Stream + down(activation(gate(norm(stream))) * up(norm(stream)))."""
-        gated = products.enter_gated(self.norm, self.gate_up, self.activation)
-        products.leave(gated, self.down, self.post_norm)
+        gated = ops.project_in_gated(self.norm, self.gate_up, self.activation)
+        ops.project_out(gated, self.down, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """Gate and up together, and down."""

@@ -2,7 +2,7 @@
 
 Tokens become vectors, each layer adds to them what its mixer and its feed make of them, and the last vectors are compared with
 one vector per token of the vocabulary. A page such as `models.llama` says which parts a layer has. On a CPU `forward` computes a step; on a GPU the same parts
-run over the products of `cuda/products.py`.
+run over the operations of `cuda/linear_ops.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchProducts
+from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchLinearOps
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.layers.step_state import prepare_step
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
@@ -93,20 +93,18 @@ class DecoderModel(nn.Module):
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
         step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
-        products = TorchProducts(
-            self.embedding(inputs.token_ids), ranks=self._ranks, invariant=self.is_invariant
-        )
+        ops = TorchLinearOps(self.embedding(inputs.token_ids), ranks=self._ranks, invariant=self.is_invariant)
 
         def show(name: str) -> None:
             if observe is not None:
-                observe(name, products.stream * self.spec.stream_unit)
+                observe(name, ops.stream * self.spec.stream_unit)
 
         show("embeddings")
         for number, parts in enumerate(self.layers):
             for part in parts:
-                part.run(products, step)
+                part.run(ops, step)
             show(f"layers.{number}")
-        hidden: Tensor = self.norm(products.stream)
+        hidden: Tensor = self.norm(ops.stream)
         if observe is not None:
             observe("norm", hidden)
         return hidden

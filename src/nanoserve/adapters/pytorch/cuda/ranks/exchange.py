@@ -12,9 +12,16 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda.sums import Pending, Sums
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS, Communicator, patience
-from nanoserve.kernels.rank_sums.launch import HEADER, Peers, add_ranks_into, gather_ranks_into
+from nanoserve.kernels.rank_sums.launch import (
+    HEADER,
+    Peers,
+    add_ranks_into,
+    add_slots_into,
+    gather_ranks_into,
+)
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 
 READY_SECONDS: Final = 600.0
@@ -35,7 +42,7 @@ class Memory(Protocol):
         """See `PeerMemory`."""
 
 
-class Exchange:
+class Exchange(Sums):
     """One rank's side. Tensors that it gives out are in the shared block.
 
     Args:
@@ -84,13 +91,13 @@ class Exchange:
             parts = [_pattern(rank, self._hidden).to(device, dtype) for rank in range(size)]
             self.part(_ROWS).copy_(parts[self.ranks.rank])
             stream = torch.ones_like(parts[0])
-            self.add_into(stream)
+            self.complete(stream, Pending(stream[None]), None, stream)
             self._compare(stream, 1 + torch.stack(parts).sum(0))
             shards = [_pattern(rank, self._share).to(device, dtype) for rank in range(size)]
             width = min(self._share, max(0, self._vocab_size - self.ranks.rank * self._share))
-            self.shard(_ROWS, width).copy_(shards[self.ranks.rank][:, :width])
             logits = torch.zeros(_ROWS, self._vocab_size, dtype=dtype, device=device)
-            self.gather_into(logits)
+            self.columns(logits, width).copy_(shards[self.ranks.rank][:, :width])
+            self.gather(logits)
             self._compare(logits, torch.cat(shards, dim=1)[:, : self._vocab_size])
 
     def _compare(self, found: Tensor, wanted: Tensor) -> None:
@@ -114,17 +121,18 @@ class Exchange:
         """[rows, hidden], where this rank's part of the next sum belongs."""
         return self._view(self._parts[self._parity], rows, self._hidden)
 
-    def add_into(
-        self,
-        stream: Tensor,
-        *,
-        norm: RMSNorm | None = None,
-        out: Tensor | None = None,
-        branch_norm: RMSNorm | None = None,
-        pdl: bool = False,
+    def join(self, slices: Tensor, bias: Tensor | None, *, pdl: bool) -> tuple[Tensor, Tensor | None]:
+        """Make one part of slices [S, rows, hidden] and a bias."""
+        part = self.part(slices.shape[1])
+        add_slots_into(slices, part, bias=bias, pdl=pdl)
+        return part[None], None
+
+    def complete(
+        self, stream: Tensor, pending: Pending, norm: RMSNorm | None, out: Tensor, *, pdl: bool = False
     ) -> None:
-        """Add all parts, normed by `branch_norm` if there is one, to the stream, and write its norm to `out`."""
+        """Add all parts, normed if what is pending has a norm, to the stream, and write its norm, if there is one, to `out`."""
         parity, self._parity = self._parity, 1 - self._parity
+        branch_norm = pending.norm
         last = norm or branch_norm
         add_ranks_into(
             stream,
@@ -138,15 +146,15 @@ class Exchange:
             pdl=pdl,
         )
 
-    def shard(self, rows: int, width: int) -> Tensor:
-        """[rows, width], where this rank's columns of logits belong."""
-        return self._view(self._shards[self._shard_parity], rows, width)
+    def columns(self, logits: Tensor, width: int) -> Tensor:
+        """[B, width], where this rank's columns of logits [B, vocab] belong."""
+        return self._view(self._shards[self._shard_parity], len(logits), width)
 
-    def gather_into(self, out: Tensor, *, pdl: bool = False) -> None:
+    def gather(self, logits: Tensor, *, pdl: bool = False) -> None:
         """All columns of the logits side by side."""
         offset = self._shards[self._shard_parity]
         self._shard_parity = 1 - self._shard_parity
-        gather_ranks_into(out, self._peers, offset, share=self._share, pdl=pdl)
+        gather_ranks_into(logits, self._peers, offset, share=self._share, pdl=pdl)
 
     def check(self) -> None:
         """Raise `StepFailedError` where a kernel has missed another rank; the device must be done with the step."""

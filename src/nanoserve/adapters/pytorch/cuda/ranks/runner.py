@@ -1,52 +1,16 @@
-"""The steps of one rank among several: its products are parts, and what goes wrong on one rank is not tried again."""
+"""The runner of one rank among several: what goes wrong on one rank is not tried again."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
-from nanoserve.adapters.pytorch.cuda.ranks.products import (
-    RankInvariantProducts,
-    RankRowProducts,
-    RankSkinnyProducts,
-    RankWideProducts,
-)
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan, StepResult
-
-
-class RankChains(Chains):
-    """`Chains` over this rank's part of a model; every rank launches the same ones."""
-
-    def __init__(self, *arguments: Any, invariant: bool, brief: bool = False, exchange: Exchange) -> None:
-        super().__init__(*arguments, invariant=invariant, brief=brief)
-        self._exchange = exchange
-        many = RankInvariantProducts if invariant else RankWideProducts
-        self._one = functools.partial(RankRowProducts, exchange=exchange)
-        self._few = functools.partial(RankSkinnyProducts, exchange=exchange)
-        self._many = functools.partial(many, exchange=exchange)
-
-    def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
-        """See `Chains`."""
-        self._exchange.begin()
-        return super().decode(places, splits=splits, pdl=pdl)
-
-    def mixed(self, *counts: int, **options: Any) -> Tensor:
-        """See `Chains`."""
-        self._exchange.begin()
-        return super().mixed(*counts, **options)
-
-    def _compare(self, hidden: Tensor, out: Tensor) -> None:
-        super()._compare(hidden, self._exchange.shard(len(hidden), self._head.out_features))
-        self._exchange.gather_into(out)
 
 
 class RankRunner(CudaRunner):

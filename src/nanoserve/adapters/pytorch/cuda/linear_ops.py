@@ -1,0 +1,310 @@
+"""How a step multiplies by weights on a GPU: `LinearOps` has the residual stream, and three collaborators.
+
+The *policy* says what is fused around a product; the number of rows decides (`docs/performance.md` has the crossovers):
+
+- `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in.
+- `Skinny`, up to 64 rows: tensor-core products; what is added to the residual stream stays behind as partial sums, which the
+  next norm adds up, so that no kernel exists for the addition alone.
+- `Wide`, more rows and prompt chunks: the vendor's products with small kernels between them.
+- `Invariant`: the same with products of one fixed order of summation, so that results do not depend on the batch.
+
+The *sums* say who else adds to the stream: nobody (`sums.Sums`), or other ranks (`ranks.exchange.Exchange`). The *form* of a weight is its
+own (`Linear.matrix`), and kernels ask it what to load. Nothing here allocates or waits, so that a step can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
+from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
+from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.gated_activation.launch import gated_activation_into
+from nanoserve.kernels.linear.launch import (
+    invariant_linear,
+    row_linear,
+    skinny_linear,
+    split_linear,
+    widen_into,
+)
+from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.stored import StoredWeight
+from nanoserve.ports.layer_spec import Activation
+
+Gate = Activation | None
+LEAST_SPLIT_ROWS: Final = 17
+"""From so many on a product by itself does not cut K into slices, and would leave most of the device idle."""
+
+
+class LinearOps:
+    """Fulfils `layers.part.LinearOps` over the residual stream `stream`, [T, hidden], of one step.
+
+    Between a `project_out` and the next norm the stream lacks what is `pending`.
+    """
+
+    def __init__(self, policy: Policy, sums: Sums, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
+        self.policy, self.sums, self.space, self.pdl = policy, sums, space, pdl
+        self.pending: Pending | None = None
+        self._chosen: Tensor | None = None
+        self._compute_for(stream)
+
+    def _compute_for(self, stream: Tensor) -> None:
+        rows, space = len(stream), self.space
+        self.stream, self.normed = stream, space.normed[:rows]
+        self.entered, self._inner = Views(space.entered, rows), Views(space.inner, rows)
+        self._following = Views(space.following, rows)
+
+    def narrow(self, chosen: Tensor) -> None:
+        """From the next `project_out` on, compute for the tokens `chosen` alone: int32 indices [S] into the stream, S may be 0."""
+        self._chosen = chosen
+
+    def project_in(self, norm: Norm, linear: Linear, /) -> Tensor:
+        """See `layers.part.LinearOps`."""
+        return self.multiply(norm, linear, self.entered[linear.out_features])
+
+    def project_in_gated(self, norm: Norm, gate_up: Linear, activation: Activation, /) -> Tensor:
+        """See `layers.part.LinearOps`."""
+        return self.multiply(norm, gate_up, self._inner[gate_up.out_features // 2], activation)
+
+    def project(self, columns: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `layers.part.LinearOps`."""
+        out = self._following[linear.out_features]
+        if len(out) and self.policy.norms:
+            self.policy.multiply(self, columns, linear, out, norm)
+        elif len(out):
+            self.policy.multiply(self, self._normed_columns(columns, norm), linear, out)
+        return out
+
+    def project_out(self, inner: Tensor, linear: Linear, norm: Norm = None, /) -> None:
+        """See `layers.part.LinearOps`."""
+        # Not in `narrow`: the mixer between still needs every token's keys and values.
+        if self._chosen is not None:
+            chosen, self._chosen = self._chosen, None
+            inner = chosen_rows(inner, chosen, Views(self.space.chosen_inner, len(chosen))[inner.shape[1]])
+            self._compute_for(chosen_rows(self.stream, chosen, self.space.chosen[: len(chosen)]))
+        if len(inner):
+            self.policy.add(self, inner, linear, norm)
+
+    def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `layers.part.LinearOps`."""
+        if len(self.stream):
+            self.policy.add_experts(self, norm, mixture)
+
+    def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
+        """head(norm(stream)), [B, vocab], valid until the next step."""
+        logits = self.space.logits[: len(self.stream)]
+        self.multiply(norm, head, self.sums.columns(logits, head.out_features))
+        self.sums.gather(logits, pdl=self.pdl)
+        return logits
+
+    def multiply(self, norm: Norm, linear: Linear, out: Tensor, gate: Gate = None) -> Tensor:
+        """gate(linear(norm(stream))) in `out`."""
+        x = self.stream
+        if self.pending is not None or not self.policy.norms:
+            x, norm = self.complete(norm), None
+        if len(out):
+            self.policy.multiply(self, x, linear, out, norm, gate=gate)
+        return out
+
+    def leave(self, slices: Tensor, bias: Tensor | None = None, norm: Norm = None) -> None:
+        """Let the next norm add the sum of slices [S, rows, hidden] to the stream."""
+        self.pending = Pending(*self.sums.join(slices, bias, pdl=self.pdl), norm)
+
+    def complete(self, norm: Norm) -> Tensor:
+        """norm(stream), [T, hidden], valid until the next call; without a norm the stream itself. One kernel, or none."""
+        stream, pending, self.pending = self.stream, self.pending, None
+        if pending is not None:
+            self.sums.complete(stream, pending, norm, self.normed, pdl=self.pdl)
+        elif norm is not None and len(stream):
+            add_rms_norm_into(stream, norm.weight, self.normed, eps=norm.eps, pdl=self.pdl)
+        return stream if norm is None else self.normed
+
+    def _normed_columns(self, columns: Tensor, norm: RMSNorm) -> Tensor:
+        """The norm of columns of a wider tensor, contiguous."""
+        plain, normed = (each[: columns.numel()].view(columns.shape) for each in self.space.followed)
+        plain.copy_(columns)
+        add_rms_norm_into(plain, norm.weight, normed, eps=norm.eps, pdl=self.pdl)
+        return normed
+
+    def widened(self, linear: Linear) -> Tensor:
+        """The weight in the model's dtype: itself, or what it stands for where it is kept as stored, valid until the next call."""
+        matrix = linear.matrix
+        if not isinstance(matrix, StoredWeight):
+            return matrix
+        wide = self.space.widened[: linear.weight.numel()].view(matrix.shape)
+        widen_into(matrix, wide)
+        return wide
+
+    def slices(self, count: int) -> Tensor:
+        """Float32 [count, rows, hidden], for what few tokens' products leave."""
+        rows, hidden = self.stream.shape
+        return self.space.partial_sums[: count * rows * hidden].view(count, rows, hidden)
+
+
+class Row:
+    """One token: every product reads its weight once and does all around it in the same kernel, but for norms of what it adds."""
+
+    norms = True
+
+    def multiply(
+        self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, norm: Norm = None, *, gate: Gate = None
+    ) -> None:
+        """gate(linear(norm(x))) in `out`; other policies have no norm here."""
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        more = {"bias": linear.bias, "norm_weight": weight}
+        row_linear(x, linear.matrix, out, **more, eps=eps, gate=gate, pdl=ops.pdl)
+
+    def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
+        """Add norm(linear(inner)) to the stream, now or with the next norm."""
+        out, residual = ops.sums.part(1), None
+        if out is None and norm is None:
+            out = residual = ops.stream
+        elif out is None:
+            out = ops.slices(1)[0]
+        row_linear(inner, linear.matrix, out, bias=linear.bias, residual=residual, pdl=ops.pdl)
+        if residual is None:
+            ops.pending = Pending(out[None], norm=norm)
+
+    def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
+        """Add what its experts make of each token's norm(stream)."""
+        space = ops.space.mixing
+        logits, chosen = space.views(1, mixture)
+        ops.multiply(norm, mixture.router, logits[0])
+        _choose(logits, mixture, chosen, pdl=ops.pdl)
+        out = ops.stream
+        if (part := ops.sums.part(1)) is not None:
+            out = part.zero_()
+            ops.pending = Pending(part[None])
+        feed_rows(
+            *(ops.stream, mixture.experts, chosen, out),
+            workspace=space.feeds,
+            norm_weight=norm.weight,
+            eps=norm.eps,
+            pdl=ops.pdl,
+        )
+
+
+class Skinny:
+    """A few tokens: whatever is added to the stream is left as partial sums."""
+
+    norms = False
+
+    def multiply(
+        self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
+    ) -> None:
+        """See `Row`."""
+        workspace = ops.space.linear
+        skinny_linear(x, linear.matrix, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=ops.pdl)
+
+    def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
+        """See `Row`."""
+        rows = len(inner)
+        if rows < LEAST_SPLIT_ROWS and (part := ops.sums.part(rows)) is not None:
+            self.multiply(ops, inner, linear, part)
+            ops.pending = Pending(part[None], norm=norm)
+            return
+        slices = ops.slices(split_count(rows, linear.out_features, linear.in_features))
+        split_linear(inner, linear.matrix, slices, pdl=ops.pdl)
+        ops.leave(slices, linear.bias, norm)
+
+    def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
+        """See `Row`."""
+        rows, router, space = len(ops.stream), mixture.router, ops.space.mixing
+        normed = ops.complete(norm)
+        logits, chosen = space.views(rows, mixture, split_count(rows, *router.weight.shape))
+        split_linear(normed, router.matrix, logits, pdl=ops.pdl)
+        _choose(logits, mixture, chosen, router.bias, pdl=ops.pdl)
+        slices = ops.slices(mixture.routing.slots)
+        feed_lists(normed, mixture.experts, chosen, slices, workspace=space.feeds, pdl=ops.pdl)
+        ops.leave(slices)
+
+
+class Wide:
+    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream, or after experts the next norm."""
+
+    norms = False
+    invariant = False
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """X weight^T + bias into `out`."""
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+    def accumulate(self, x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor) -> None:
+        """Add x weight^T + bias to `stream`."""
+        torch.addmm(stream, x, weight.t(), out=stream)
+        if bias is not None:
+            stream += bias
+
+    def multiply(
+        self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
+    ) -> None:
+        """See `Row`."""
+        entered = out if gate is None else ops.entered[linear.out_features]
+        self.product(x, ops.widened(linear), linear.bias, entered)
+        if gate is not None:
+            gated_activation_into(entered, out, activation=gate, pdl=ops.pdl)
+
+    def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
+        """See `Row`."""
+        part = ops.sums.part(len(inner))
+        if part is None and norm is None:
+            self.accumulate(inner, ops.widened(linear), linear.bias, ops.stream)
+            return
+        out = ops.normed if part is None else part
+        self.multiply(ops, inner, linear, out)
+        ops.pending = Pending(out[None], norm=norm)
+        if part is None:  # before the next norm is written where it lies
+            ops.complete(None)
+
+    def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
+        """See `Row`."""
+        (rows, hidden), router, space = ops.stream.shape, mixture.router, ops.space.mixing
+        normed, slots = ops.complete(norm), mixture.routing.slots
+        logits, chosen = space.views(rows, mixture)
+        invariant_linear(normed, router.weight, logits[0], bias=router.bias)
+        _choose(logits, mixture, chosen, pdl=ops.pdl)
+        slices = space.partials[: slots * rows * hidden].view(slots, rows, hidden)
+        feed_lists(
+            *(normed, mixture.experts, chosen, slices),
+            workspace=space.feeds,
+            invariant=self.invariant,
+            pdl=ops.pdl,
+        )
+        ops.leave(slices)
+
+
+class Invariant(Wide):
+    """The same bits for a token alone and in any batch."""
+
+    invariant = True
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """See `Wide`; each row has the same bits however many there are."""
+        invariant_linear(x, weight, out, bias=bias)
+
+    def accumulate(self, x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor) -> None:
+        """See `Wide`."""
+        invariant_linear(x, weight, stream, bias=bias, residual=stream)
+
+
+Policy = Row | Skinny | Wide
+
+
+def _choose(logits: Tensor, mixture: Mixture, out: Chosen, bias: Tensor | None = None, *, pdl: bool) -> None:
+    choose_experts(logits, mixture.routing, out, bias=bias, correction=mixture.correction, pdl=pdl)
+
+
+def chosen_rows(rows: Tensor, indices: Tensor, out: Tensor) -> Tensor:
+    """Some rows of a tensor, in `out`."""
+    return torch.index_select(rows, 0, indices, out=out)
