@@ -1,4 +1,4 @@
-"""What all gated feed-forward networks share (Shazeer 2020): the activations of their gates, and what a gate is."""
+"""The common part of gated feed-forward networks (Shazeer 2020): the activations of their gates, and what a gate is."""
 
 from __future__ import annotations
 

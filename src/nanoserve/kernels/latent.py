@@ -1,4 +1,4 @@
-"""What the kernels of multi-head latent attention share: the paged cache of one layer, and what attending to a row means.
+"""The common part of the kernels of multi-head latent attention: the paged cache of one layer, and what attending to a row means.
 
 With the key projection absorbed into the query and the value projection applied to the result, all heads read one vector
 per token (DeepSeek-AI 2024): its first `latent_dim` elements are key and value, the `rope_dim` elements behind them, the

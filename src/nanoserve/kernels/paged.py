@@ -1,4 +1,4 @@
-"""What attention kernels share: the paged cache of one layer, how heads are transformed, and what attending to a row means."""
+"""The common part of attention kernels: the paged cache of one layer, how heads are transformed, and what attending to a row means."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PagedCache(NamedTuple):
 
 
 class HeadTransform(NamedTuple):
-    """What is done to query and key heads before they meet: an optional RMS norm of each head, then rope.
+    """The transformation of query and key heads before they meet: an optional RMS norm of each head, then rope.
 
     Attributes:
         rotations: float32 [max_position, head_dim]: cosines of a position's head_dim / 2 angles, then their sines. Element i

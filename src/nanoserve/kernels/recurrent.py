@@ -1,4 +1,4 @@
-"""What kernels of recurrent layers share: a gated delta net's dimensions, its weights, and the memory of its states."""
+"""The common part of the kernels of recurrent layers: a gated delta net's dimensions, its weights, and the memory of its states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeltaHeads(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """What is convolved of a token: all its query heads, then key heads, then value heads."""
+        """The number of convolved channels of a token: all its query heads, then key heads, then value heads."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     @property
@@ -43,7 +43,7 @@ class DeltaHeads(NamedTuple):
 
 
 class DeltaWeights(NamedTuple):
-    """What a gated delta net has learned beside its projections.
+    """The learned parameters of a gated delta net beside its projections.
 
     Attributes:
         convolution: [channels, taps], the newest token's tap last.

@@ -1,4 +1,4 @@
-"""What the cases of all operations share: random and poisoned tensors, caches of NaN, and results beside what they should be.
+"""The common part of the cases of all operations: random and poisoned tensors, caches of NaN, and results beside what they should be.
 
 The same cases run small in the tests, in every dtype on a GPU, and with a model's own dimensions before it is served.
 """

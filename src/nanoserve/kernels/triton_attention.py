@@ -1,4 +1,4 @@
-"""What attention kernels in Triton have in common: the beginning of an online softmax, and loads of parts of rows."""
+"""The common part of attention kernels in Triton: the beginning of an online softmax, and loads of parts of rows."""
 
 from __future__ import annotations
 

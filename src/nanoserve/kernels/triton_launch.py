@@ -16,12 +16,12 @@ import torch
 
 
 def launch_options(pdl: bool) -> dict[str, Any]:
-    """What to pass to a kernel beside its arguments: only a GPU's launch knows PDL."""
+    """Launch arguments beside a kernel's own: only a GPU's launch knows PDL."""
     return {"launch_pdl": True} if pdl else {}
 
 
 def supports_pdl(device: torch.device) -> bool:
-    """Whether the device can start a kernel before the one before it has ended."""
+    """True if the device can start a kernel before the one before it has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import attrs
 
 
-class Draw(Protocol):
+class RandomDraw(Protocol):
     """A source of numbers that are as good as random; `random.Random` is one."""
 
     def random(self) -> float:

@@ -8,10 +8,10 @@ from typing import Protocol
 import attrs
 
 from nanoserve.ports.driving import EngineHandle
-from nanoserve_cluster.ports.routing import Draw
+from nanoserve_cluster.ports.routing import RandomDraw
 
 
-class RandomSource(Draw, Protocol):
+class RandomSource(RandomDraw, Protocol):
     """Numbers that are as good as random, for the workload; `random.Random` is one."""
 
     def expovariate(self, lambd: float) -> float:

@@ -43,7 +43,7 @@ def bench() -> None:
 
 
 def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What all benchmarks of the engine have in common, around their own settings."""
+    """The settings that all benchmarks of the engine share, around their own."""
     panels: Panels = {
         "Model": (MODEL, *LOADING),
         "Benchmark": (*named(_BENCH, *settings), "--profile", "--output-json"),

@@ -1,4 +1,4 @@
-"""What `--help` shows: what a command does, the examples and common options of help.toml; `--help-all` shows every option."""
+"""The pages of `--help`: what a command does, the examples and common options of help.toml; `--help-all` shows every option."""
 
 from __future__ import annotations
 

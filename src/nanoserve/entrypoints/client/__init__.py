@@ -1,1 +1,1 @@
-"""What our own programs need to talk to a server that speaks OpenAI's protocol, ours or another."""
+"""The client side of our own programs, for servers that speak OpenAI's protocol, ours or another."""

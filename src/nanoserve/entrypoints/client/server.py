@@ -62,7 +62,7 @@ class Address:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """The headers of every request."""
         return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
 

@@ -64,7 +64,7 @@ class Reading:
 
 
 def read_metrics(page: bytes, moment: float) -> Reading:
-    """What Prometheus would read; raises `ProtocolError` where it could not, or where the server is another one."""
+    """The metrics as Prometheus reads them; raises `ProtocolError` where it could not, or where the server is another one."""
     values, by_label, model, blocks = dict[str, float](), dict[str, dict[str, float]](), "", "?"
     try:
         families = text_string_to_metric_families(page.decode())
@@ -208,7 +208,7 @@ def _stays() -> bool:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[], bool]]:
-    """Whether q is pressed within a second, or the terminal is gone."""
+    """True if q is pressed within a second, or the terminal is gone."""
     if not sys.stdin.isatty():
         yield _stays
         return

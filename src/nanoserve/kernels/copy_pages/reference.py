@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def copy_pages(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
-    """What becomes of a pool [layers, pages, ...] when each target page becomes what its source is."""
+    """The state of a pool [layers, pages, ...] after each target page has become what its source is."""
     after = pool.clone()
     for source, target in pairs:
         after[:, target] = pool[:, source]

@@ -21,7 +21,7 @@ L2_EPS = 1e-6
 
 
 class Tokens(NamedTuple):
-    """What the rule is made of, float32, value heads first or after a leading dimension.
+    """The inputs of the rule, float32, value heads first or after a leading dimension.
 
     Attributes:
         query, key: [..., tokens, key_dim], of length one, queries scaled.

@@ -34,7 +34,7 @@ RESULTS_PER_PROGRAM = 32
 
 
 class TileSpace(NamedTuple):
-    """What the tiles of up to T tokens leave on the way beside their results.
+    """The buffers between the kernels for up to T tokens in tiles, beside their results.
 
     Attributes:
         heads: flat, T times all query and key heads, of length one, in the model's dtype.

@@ -17,7 +17,7 @@ GATHERED_AT_A_TIME = 16
 
 
 class ExpandedSums(NamedTuple):
-    """What a step's queries have gathered in earlier rounds, in float32.
+    """Sums of a step's queries over earlier rounds, in float32.
 
     Attributes:
         totals: [T, num_heads, value_dim], unnormalised sums of values.

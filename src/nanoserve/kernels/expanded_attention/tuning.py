@@ -12,7 +12,7 @@ SHARED_MEMORY: Final = 232_448
 
 
 class BlockSizes(NamedTuple):
-    """What one program works on at a time.
+    """The work of one program at a time.
 
     Attributes:
         rows: queries of a tile at most; a power of two, at least 16.
@@ -47,7 +47,7 @@ def choose_block(key: int, value: int, dtype: torch.dtype, shared_memory: int = 
 def is_cheaper(
     chunks: Sequence[tuple[int, int]], *, latent_dim: int, rope_dim: int, nope_dim: int, value_dim: int
 ) -> bool:
-    """Whether expanding takes fewer multiplications than absorbing, for chunks of (first position, number of queries)."""
+    """True if expanding takes fewer multiplications than absorbing, for chunks of (first position, number of queries)."""
     made = latent_dim * (nope_dim + value_dim)
     tokens = sum(length for _, length in chunks)
     context = sum(start + length for start, length in chunks)

@@ -36,7 +36,7 @@ from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 
 class ExpertsWorkspace(NamedTuple):
-    """What feeds of up to so many pairs (token, slot) need; kernels in one stream may share it.
+    """The buffers that feeds of up to so many pairs (token, slot) need; kernels in one stream may share them.
 
     Attributes:
         inner: flat, what goes from gate and up to down, in the model's dtype.
@@ -299,5 +299,5 @@ def _multiply(
 
 
 def _described(tensor: Tensor, *block: int) -> TensorDescriptor:
-    """What the copy engine has to know of a contiguous tensor to fetch blocks of it; what lies outside is zero."""
+    """The copy engine's description of a contiguous tensor, to fetch blocks of it; what lies outside is zero."""
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))

@@ -85,7 +85,7 @@ def choose_kernel(
 
 @triton.jit
 def _load_added(ptr, ids, valid):
-    """What is added to the number of each expert, zeros where there is nothing."""
+    """The term added to the number of each expert, zeros where there is nothing."""
     if ptr is None:
         added = tl.zeros(ids.shape, tl.float32)
     else:

@@ -111,7 +111,7 @@ class ListTile(NamedTuple):
 
     @property
     def described(self) -> bool:
-        """Whether the copy engine fetches what lies side by side."""
+        """True if the copy engine fetches what lies side by side."""
         return self.bm >= 64
 
     @property

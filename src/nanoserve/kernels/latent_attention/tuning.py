@@ -30,7 +30,7 @@ SHARED_MEMORY: Final = 232_448
 
 
 class BlockSizes(NamedTuple):
-    """What one program works on at a time.
+    """The work of one program at a time.
 
     Attributes:
         rows: rows of the score matrix, one per query and head; a power of two, at least 16.

@@ -1,4 +1,4 @@
-"""What ranks add up and put side by side as formulas, in float32."""
+"""The sums and gatherings of ranks as formulas, in float32."""
 
 from __future__ import annotations
 

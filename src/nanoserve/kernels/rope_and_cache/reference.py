@@ -27,7 +27,7 @@ def rope_and_cache(
 
 
 def read_cache(pool: Tensor, token_rows: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
-    """What a pool [blocks, num_kv_heads, block_size, head_dim] holds for each token, [T, num_kv_heads, head_dim]."""
+    """The content of a pool [blocks, num_kv_heads, block_size, head_dim] for each token, [T, num_kv_heads, head_dim]."""
     block_size = pool.shape[2]
     blocks = block_tables[token_rows.long(), positions.long() // block_size].long()
     return pool[blocks, :, positions.long() % block_size]

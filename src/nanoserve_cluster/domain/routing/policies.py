@@ -13,25 +13,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from nanoserve_cluster.ports.routing import Draw, ReplicaView, RoutedRequest
+from nanoserve_cluster.ports.routing import RandomDraw, ReplicaView, RoutedRequest
 
-Policy = Callable[[Sequence[ReplicaView], RoutedRequest, Draw], ReplicaView]
+Policy = Callable[[Sequence[ReplicaView], RoutedRequest, RandomDraw], ReplicaView]
 
 LOAD_FACTOR: Final = 1.25
 """How far above the mean a replica's requests may be before `bounded_hash` passes it over."""
 
 
-def round_robin(views: Sequence[ReplicaView], asked: RoutedRequest, _draw: Draw, /) -> ReplicaView:
+def round_robin(views: Sequence[ReplicaView], asked: RoutedRequest, _draw: RandomDraw, /) -> ReplicaView:
     """One after the other."""
     return views[asked.number % len(views)]
 
 
-def least_running(views: Sequence[ReplicaView], _asked: RoutedRequest, draw: Draw, /) -> ReplicaView:
+def least_running(views: Sequence[ReplicaView], _asked: RoutedRequest, draw: RandomDraw, /) -> ReplicaView:
     """The fewest unfinished requests."""
     return _least(views, [view.requests for view in views], draw)
 
 
-def bounded_hash(views: Sequence[ReplicaView], asked: RoutedRequest, _draw: Draw, /) -> ReplicaView:
+def bounded_hash(views: Sequence[ReplicaView], asked: RoutedRequest, _draw: RandomDraw, /) -> ReplicaView:
     """The replica that the request's affinity names, or the next in its order that has not too much to do.
 
     A replica that comes or goes moves only the affinities that name it.
@@ -42,13 +42,13 @@ def bounded_hash(views: Sequence[ReplicaView], asked: RoutedRequest, _draw: Draw
     return next(view for view in order if view.requests < bound)
 
 
-def longest_prefix(views: Sequence[ReplicaView], asked: RoutedRequest, draw: Draw, /) -> ReplicaView:
+def longest_prefix(views: Sequence[ReplicaView], asked: RoutedRequest, draw: RandomDraw, /) -> ReplicaView:
     """The most cached tokens; among equals the fewest unfinished requests."""
     cached = asked.cached_tokens
     return _least(views, [(-cached.get(view.replica, 0), view.requests) for view in views], draw)
 
 
-def lmetric(views: Sequence[ReplicaView], asked: RoutedRequest, draw: Draw, /) -> ReplicaView:
+def lmetric(views: Sequence[ReplicaView], asked: RoutedRequest, draw: RandomDraw, /) -> ReplicaView:
     """The least product of tokens to compute before this request's first one, and of requests that would then share the replica."""
     cached, tokens = asked.cached_tokens, asked.num_tokens
     scores = [
@@ -66,7 +66,9 @@ POLICIES: Final[Mapping[str, Policy]] = {
 }
 
 
-def _least(views: Sequence[ReplicaView], scores: Sequence[int | tuple[int, int]], draw: Draw) -> ReplicaView:
+def _least(
+    views: Sequence[ReplicaView], scores: Sequence[int | tuple[int, int]], draw: RandomDraw
+) -> ReplicaView:
     best = min(scores)
     found = [place for place, score in enumerate(scores) if score == best]
     return views[found[int(draw.random() * len(found))] if len(found) > 1 else found[0]]

@@ -15,7 +15,7 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve_cluster.domain.routing.policies import POLICIES, lmetric, longest_prefix
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex, block_names
-from nanoserve_cluster.ports.routing import Draw, ReplicaView, RoutedRequest
+from nanoserve_cluster.ports.routing import RandomDraw, ReplicaView, RoutedRequest
 
 _READ_PREFIXES: Final = {longest_prefix, lmetric}
 
@@ -41,7 +41,7 @@ class Router:
         reads_prefixes: whether the policy looks at the index.
     """
 
-    def __init__(self, policy: str, index: PrefixIndex, *, block_size: int, draw: Draw) -> None:
+    def __init__(self, policy: str, index: PrefixIndex, *, block_size: int, draw: RandomDraw) -> None:
         if policy not in POLICIES:
             raise BadValueError("router_policy", f"must be one of {', '.join(POLICIES)}, got {policy!r}")
         self._choose = POLICIES[policy]

@@ -28,9 +28,9 @@ from nanoserve.ports.events import SequencePreempted, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
 from nanoserve_cluster.domain.routing.router import Router
-from nanoserve_cluster.domain.simulation.replica import Attempt, Replica
+from nanoserve_cluster.domain.simulation.replica import Attempt, SimulatedReplica
 from nanoserve_cluster.domain.simulation.summary import gap_bucket
-from nanoserve_cluster.ports.routing import Draw
+from nanoserve_cluster.ports.routing import RandomDraw
 from nanoserve_cluster.ports.simulation import (
     Incident,
     Outage,
@@ -55,12 +55,12 @@ class Cluster:
         draw: the router's, seeded.
     """
 
-    def __init__(self, scenario: Scenario, make_engine: MakeEngine, draw: Draw) -> None:
+    def __init__(self, scenario: Scenario, make_engine: MakeEngine, draw: RandomDraw) -> None:
         self._scenario = scenario
         self._make_engine = make_engine
         index = PrefixIndex(scenario.index_blocks)
         self._router = Router(scenario.policy, index, block_size=scenario.block_size, draw=draw)
-        self._replicas: list[Replica] = []
+        self._replicas: list[SimulatedReplica] = []
         self._busy: list[tuple[float, int, int]] = []
         self._timeline: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
@@ -132,12 +132,12 @@ class Cluster:
             else:
                 heapq.heappop(busy)
 
-    def _requeue(self, replica: Replica) -> None:
+    def _requeue(self, replica: SimulatedReplica) -> None:
         """The first in the queue is to be turned again."""
         replica.due = replica.quiet_until()
         heapq.heapreplace(self._busy, (replica.due, replica.number, replica.life))
 
-    def _turn(self, replica: Replica) -> bool:
+    def _turn(self, replica: SimulatedReplica) -> bool:
         """Take the result of a replica's last turn, and begin its next one; returns whether there is one."""
         life = replica.life
         if replica.steps or replica.events:
@@ -147,12 +147,12 @@ class Cluster:
         replica.is_queued = replica.turn()
         return replica.is_queued
 
-    def _catch_up(self, replica: Replica, until: float) -> None:
+    def _catch_up(self, replica: SimulatedReplica, until: float) -> None:
         """Turn a busy replica that is behind, in turns that nothing else could notice."""
         while replica.is_queued and replica.time < until:
             self._turn(replica)
 
-    def _deliver(self, replica: Replica, at: float) -> None:
+    def _deliver(self, replica: SimulatedReplica, at: float) -> None:
         """Take the result of the replica's last turn."""
         steps, events = replica.steps, replica.events
         replica.steps, replica.events = [], []
@@ -173,12 +173,12 @@ class Cluster:
         if replica.when_drained is not None and not replica.attempts:
             replica.when_drained(at)
 
-    def _note_prefilled(self, replica: Replica, attempt: Attempt | None, at: float) -> None:
+    def _note_prefilled(self, replica: SimulatedReplica, attempt: Attempt | None, at: float) -> None:
         if attempt is not None and attempt.last_step is None:
             attempt.last_step = replica.steps_yielded + replica.answer_tokens(attempt.traced) - 1
             self._report(attempt, at, has_ended=False)
 
-    def _note_ended(self, replica: Replica, event: TokensGenerated, at: float) -> None:
+    def _note_ended(self, replica: SimulatedReplica, event: TokensGenerated, at: float) -> None:
         times = event.times
         assert event.finish_reason is FinishReason.LENGTH, event
         assert times is not None
@@ -278,13 +278,13 @@ class Cluster:
                 if not replica.attempts:
                     drained(replica, at)
 
-        def drained(replica: Replica, at: float) -> None:
+        def drained(replica: SimulatedReplica, at: float) -> None:
             replica.when_drained = None
             if replica.is_up:
                 self._take_down(replica, at)
             self._at(at + rolling.seconds, lambda then: back(replica, then))
 
-        def back(replica: Replica, at: float) -> None:
+        def back(replica: SimulatedReplica, at: float) -> None:
             self._bring_up([replica], at)
             restart_next(at)
 
@@ -292,11 +292,11 @@ class Cluster:
             restart_next(at)
 
     def _add_replicas(self, count: int, at: float) -> None:
-        fresh = [Replica(len(self._replicas) + place) for place in range(count)]
+        fresh = [SimulatedReplica(len(self._replicas) + place) for place in range(count)]
         self._replicas += fresh
         self._bring_up(fresh, at)
 
-    def _bring_up(self, replicas: Iterable[Replica], at: float) -> None:
+    def _bring_up(self, replicas: Iterable[SimulatedReplica], at: float) -> None:
         """Let replicas take requests; what waited in the router is sent when all of them do."""
         for replica in replicas:
             if not replica.is_up:
@@ -306,13 +306,13 @@ class Cluster:
         for each in stranded:
             self._send(*each, at)
 
-    def _take_down(self, replica: Replica, at: float) -> list[Attempt]:
+    def _take_down(self, replica: SimulatedReplica, at: float) -> list[Attempt]:
         self._router.leave(replica.number)
         self._catch_up(replica, at)
         self._close_books(replica, at)
         return replica.end()
 
-    def _close_books(self, replica: Replica, at: float) -> None:
+    def _close_books(self, replica: SimulatedReplica, at: float) -> None:
         if replica.is_up:
             self._replica_seconds += max(at - replica.up_since, 0.0)
             self._busy_seconds += replica.busy_seconds

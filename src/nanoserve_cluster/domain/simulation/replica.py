@@ -33,7 +33,7 @@ class Attempt:
     last_step: int | None = None
 
 
-class Replica:
+class SimulatedReplica:
     """An engine, its clock, and the requests that it has.
 
     The engine's clock runs ahead of the simulation by at most one turn. What that turn yields is kept in `steps` and
@@ -58,7 +58,7 @@ class Replica:
 
     @property
     def is_up(self) -> bool:
-        """True if it has an engine."""
+        """True while it has an engine."""
         return self._running is not None
 
     @property

@@ -1,1 +1,1 @@
-"""What operators read of a running server: health, metrics, facts, the live page's feed, traces."""
+"""The reports about a running server for operators: health, metrics, facts, the live page's feed, traces."""

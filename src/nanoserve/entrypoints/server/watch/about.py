@@ -1,4 +1,4 @@
-"""What the server says about itself, `/version`, `/server_info` and `/model_info`; and what administrators may ask of it."""
+"""The server's description of itself, `/version`, `/server_info` and `/model_info`; and what administrators may ask of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Version(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
-    """What was decided when the server started; `default_sampling` comes from the file that is named beside it.
+    """The decisions of the server's start; `default_sampling` comes from the file that is named beside it.
 
     From `model_id` on, what gateways made for SGLang read.
     """
@@ -53,7 +53,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What gateways made for SGLang ask of a model; `max_context_length` counts the answer too."""
+    """The facts of a model that gateways made for SGLang ask for; `max_context_length` counts the answer too."""
 
     model_path: str
     tokenizer_path: str
@@ -64,7 +64,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
 
 def shown_facts(facts: EngineFacts) -> dict[str, Any]:
-    """What the engine decided, for people elsewhere: the number of its process is of no use to them."""
+    """The engine's decisions, for people elsewhere: the number of its process is of no use to them."""
     return {name: getattr(facts, name) for name in _SHOWN}
 
 

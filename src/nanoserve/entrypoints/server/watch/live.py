@@ -165,7 +165,7 @@ class Live:
 
 @functools.lru_cache(maxsize=4)
 def _trace_frame(part: LogPart) -> bytes:
-    """The same bytes for all viewers."""
+    """One encoding of the events for all viewers."""
     return b"event: trace\ndata: [" + part.lines.replace(b"\n", b",") + b"]\n\n"
 
 

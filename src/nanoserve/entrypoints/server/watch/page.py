@@ -41,7 +41,7 @@ async def page_file(request: Request[Any, Any, Any], page: NamedDependency[Page]
 
 @route(INDEX, http_method=[HttpMethod.GET, HttpMethod.HEAD], media_type="text/plain", include_in_schema=False)
 async def root() -> str:
-    """What stands at the page's place without a page: Ollama's clients ask there whether a server is up."""
+    """The answer at the page's place without a page: Ollama's clients ask there whether a server is up."""
     return "nanoserve is running"
 
 

@@ -89,7 +89,7 @@ async def _open(start: WorkerStart, server: Server, engine: JoinedEngine) -> Non
 
 
 async def _joined(engine: JoinedEngine) -> bool:
-    """Whether the engine is ready; why it is not is the main process's to report."""
+    """True if the engine is ready; why it is not is the main process's to report."""
     try:
         await engine.start()
     except NanoserveError:

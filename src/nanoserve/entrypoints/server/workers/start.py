@@ -1,4 +1,4 @@
-"""What an HTTP process gets from the main one before anything else."""
+"""The main process's first message to an HTTP process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 @attrs.frozen(kw_only=True)
 class WorkerStart:
-    """What an HTTP process must know.
+    """The settings of an HTTP process.
 
     Attributes:
         settings: without the keys themselves, whose digests are in `keys`.

@@ -1,0 +1,41 @@
+"""The first line of a docstring is read without the code above it: its subject is the thing that it describes."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+SOURCE = pathlib.Path(__file__).parents[3] / "src"
+UNNAMED = ("What ", "Whether ", "Of ", "The same ", "That ", "They ")
+"""Beginnings that name no subject."""
+MOST = 365
+"""Docstrings in src that begin so. It may only fall."""
+
+
+def first_lines(text: str) -> Iterator[str]:
+    """The first lines of docstrings, those of constants and fields included."""
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                yield each.value.value.strip().split("\n")[0]
+
+
+def test_first_lines_are_found_wherever_they_stand() -> None:
+    text = '"""Module."""\nONE = 1\n"""Of all."""\nclass A:\n    """What it is.\n\n    More."""\n    def b(self):\n        "Whether."\n'
+    assert sorted(first_lines(text)) == ["Module.", "Of all.", "What it is.", "Whether."]
+
+
+def test_docstrings_name_their_subject() -> None:
+    found = [
+        f"{file.relative_to(SOURCE)}: {line}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        for line in first_lines(file.read_text(encoding="utf-8"))
+        if line.startswith(UNNAMED)
+    ]
+    assert len(found) <= MOST, "\n".join(found)
