@@ -80,7 +80,7 @@ def build_scheduler(rows: int, waiting: int, steps: int) -> Scheduler:
     scheduler, runner = Scheduler(limits, cache, SystemClock()), CountingRunner()
     for request in requests(rows + waiting, steps):
         scheduler.add(request)
-    while len(scheduler.decoding) < rows and (plan := scheduler.plan()):
+    while len(scheduler.table.decoding) < rows and (plan := scheduler.plan()):
         scheduler.commit(runner.collect(runner.submit(plan)))
     return scheduler
 

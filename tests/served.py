@@ -69,7 +69,7 @@ class Served:
 
     @property
     def has_preempted(self) -> bool:
-        return self.engine.scheduler.tally.preemptions > 0
+        return self.engine.scheduler.counters.preemptions > 0
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, seed: int, **more: Any

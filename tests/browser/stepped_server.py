@@ -81,12 +81,12 @@ class SteppedServer:
 
     def turn_until_idle(self) -> None:
         """Let it make turns until nothing is left to do."""
-        while self.engine.scheduler.requests:
+        while self.engine.scheduler.table.requests:
             self.turn()
 
     def wait_for_living(self, count: int) -> str:
         """Until so many sequences have arrived that have not finished; the id of the newest one's request."""
-        requests = self.engine.scheduler.requests
+        requests = self.engine.scheduler.table.requests
         self.wait_for(lambda: sum(map(len, list(requests.values()))) >= count)
         return list(requests)[-1]
 

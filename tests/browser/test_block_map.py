@@ -47,7 +47,7 @@ def page(visits: Visits, stepped: SteppedServer) -> Page:
 
 def held_blocks(server: SteppedServer) -> Counter[int]:
     """How many tables hold each block, by the engine's own tables."""
-    running = server.engine.scheduler.seats.running
+    running = server.engine.scheduler.table.rows.running
     return Counter(block for each in running for block in each.block_tables[0] if block != SINK_BLOCK)
 
 
@@ -64,7 +64,7 @@ def test_at_every_held_step_the_page_has_the_engines_books(
         assert_same_books(page, held)
     tables = {
         f"{each.request.request_id}{f' #{each.index}' if each.index else ''}": list(each.block_tables[0])
-        for each in held.engine.scheduler.seats.running
+        for each in held.engine.scheduler.table.rows.running
     }
     assert len(tables) == 4
     assert block_tables(page) == tables
@@ -100,7 +100,7 @@ def test_a_paused_view_stays_where_it_is_while_the_engine_goes_on(
 def test_shared_blocks_show_their_reference_count(page: Page, held: SteppedServer, sending: Sender) -> None:
     sending.send(PROMPT[:20], max_tokens=12, n=4)
     held.wait_for_living(4)
-    while len(held.engine.scheduler.seats.running) < 4:
+    while len(held.engine.scheduler.table.rows.running) < 4:
         held.turn()
     held.turn()
     assert_same_books(page, held)
@@ -175,8 +175,8 @@ def test_a_preemption_appears_and_the_sequence_comes_back(
     old = held.wait_for_living(1)
     sending.send([400, *PROMPT], max_tokens=120)
     young = held.wait_for_living(2)
-    before = held.engine.scheduler.tally.preemptions
-    while held.engine.scheduler.tally.preemptions == before:
+    before = held.engine.scheduler.counters.preemptions
+    while held.engine.scheduler.counters.preemptions == before:
         held.turn()
     assert_same_books(page, held)
     expect(page.locator(".engine-tile", has_text="Preemptions").locator("dd")).to_have_text(str(before + 1))
@@ -184,7 +184,7 @@ def test_a_preemption_appears_and_the_sequence_comes_back(
     line = page.get_by_role("button", name=young)
     expect(line).to_contain_text("preempted")
     assert set(block_tables(page)) == {old}
-    while len(held.engine.scheduler.seats.running) != 2 and held.engine.scheduler.waiting:
+    while len(held.engine.scheduler.table.rows.running) != 2 and held.engine.scheduler.table.waiting:
         held.turn()
     assert_same_books(page, held)
     expect(line).to_contain_text("prefill")

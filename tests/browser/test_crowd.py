@@ -53,7 +53,7 @@ def fill(held: SteppedServer, page: Page, sending: Any, count: int) -> None:
     for half in range(2):
         sending.send([100 + half] * 4, n=count // 2, max_tokens=40)
         held.wait_for_living((half + 1) * count // 2)
-    while len(held.engine.scheduler.seats.running) < count:
+    while len(held.engine.scheduler.table.rows.running) < count:
         held.turn()
     held.turn(3)
     step = held.engine.scheduler.step
@@ -83,7 +83,7 @@ def seats(held: SteppedServer) -> dict[str, int | None]:
     """The row of the batch that each sequence has in the engine's books, by the name that the page has for it."""
     return {
         f"{each.request.request_id}{f' #{each.index}' if each.index else ''}": each.row
-        for each in held.engine.scheduler.seats.running
+        for each in held.engine.scheduler.table.rows.running
     }
 
 
@@ -132,7 +132,7 @@ def test_a_strip_is_filled_names_its_sequences_and_leads_to_them(
     for seat in range(first, end):
         page.mouse.click(x, box["y"] + y)
         assert page.evaluate(f"{VIEW}.selected.split(':')[1]") == str(
-            next(each.key for each in held.engine.scheduler.seats.running if each.row == seat)
+            next(each.key for each in held.engine.scheduler.table.rows.running if each.row == seat)
         )
     page.mouse.click(x, box["y"] + y)
     assert page.evaluate(FOLLOWED) is None, "behind the last of them comes nobody"

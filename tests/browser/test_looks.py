@@ -55,7 +55,7 @@ def test_more_sequences_than_colours(visits: Visits, held: SteppedServer, scheme
         for number in range(NUM_SEQUENCES):
             sending.send([100 + number] * (2 * BLOCK_SIZE), max_tokens=8)
         held.wait_for_living(NUM_SEQUENCES)
-        while len(held.engine.scheduler.seats.running) < NUM_SEQUENCES:
+        while len(held.engine.scheduler.table.rows.running) < NUM_SEQUENCES:
             held.turn()
         page.wait_for_function(f"count => {VIEW}.replay.countPhases().running === count", arg=NUM_SEQUENCES)
         first_blocks = [blocks[0] for blocks in block_tables(page).values()]
@@ -73,7 +73,7 @@ def test_the_lists_show_the_same_looks(visits: Visits, held: SteppedServer) -> N
         for number in range(NUM_SEQUENCES + 1):
             sending.send([200 + number] * BLOCK_SIZE, max_tokens=8)
         held.wait_for_living(NUM_SEQUENCES + 1)
-        while len(held.engine.scheduler.seats.running) < NUM_SEQUENCES:
+        while len(held.engine.scheduler.table.rows.running) < NUM_SEQUENCES:
             held.turn()
         page.wait_for_function(f"count => {VIEW}.replay.countPhases().running === count", arg=NUM_SEQUENCES)
         page.wait_for_function(f"count => ({SWATCHES})().length === count", arg=NUM_SEQUENCES + 1)

@@ -41,7 +41,7 @@ def test_a_request_that_waits_says_how_many_are_ahead(
     held.turn()
     queued = answer.locator(".queued")
     expect(queued).to_have_text("queued, 2 ahead")
-    while len(held.engine.scheduler.requests) > 2:
+    while len(held.engine.scheduler.table.requests) > 2:
         held.turn()
     held.turn()
     expect(queued).to_have_text("queued, next")

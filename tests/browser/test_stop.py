@@ -21,7 +21,7 @@ def page(visits: Visits, held: SteppedServer) -> Page:
 
 
 def aborts(server: SteppedServer) -> int:
-    return server.engine.scheduler.tally.finished[FinishReason.ABORT]
+    return server.engine.scheduler.counters.finished[FinishReason.ABORT]
 
 
 def test_stop_ends_the_request_in_the_engine_and_keeps_the_text(page: Page, held: SteppedServer) -> None:
@@ -38,7 +38,7 @@ def test_stop_ends_the_request_in_the_engine_and_keeps_the_text(page: Page, held
     held.let_go()
     held.wait_for(lambda: not held.engine.has_work)
     assert scheduler.step <= steps + 1
-    assert not scheduler.requests
+    assert not scheduler.table.requests
     assert len(said) > 10
     expect(answer.locator("[data-fact='ended by'] dd")).to_have_text("you")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
@@ -70,7 +70,7 @@ def test_a_double_click_does_one_thing(page: Page, held: SteppedServer) -> None:
         "you"
     )
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert not held.engine.scheduler.requests
+    assert not held.engine.scheduler.table.requests
 
 
 def test_a_closed_tab_stops_as_well_and_the_neighbours_go_on(page: Page, held: SteppedServer) -> None:

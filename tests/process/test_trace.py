@@ -74,8 +74,8 @@ def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
         while waiting or engine.has_work:
             for _ in range(min(dice.randrange(3), len(waiting))):
                 engine.add(waiting.pop())
-            if dice.random() < 0.05 and inside(engine).scheduler.requests:
-                engine.abort(dice.choice(list(inside(engine).scheduler.requests)))
+            if dice.random() < 0.05 and inside(engine).scheduler.table.requests:
+                engine.abort(dice.choice(list(inside(engine).scheduler.table.requests)))
             engine.turn()
             turns = recorder.take()
             writer.write(turns)

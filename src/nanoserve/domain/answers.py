@@ -5,7 +5,8 @@ A turn passes here once per row, so a token without text takes the short way: it
 
 from __future__ import annotations
 
-from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
+from nanoserve.domain.scheduling.draft import Progress
+from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
 from nanoserve.ports.driven import Tokenizer
@@ -44,12 +45,12 @@ class Answers:
             stream = self._streams.pop(sequence, None)
             events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
             if (
-                sequence.request.request_id not in self._scheduler.requests
+                sequence.request.request_id not in self._scheduler.table.requests
                 and sequence.finish_reason is not None
             ):
                 last[sequence.request.request_id] = sequence.finish_reason
         for reason in last.values():
-            self._scheduler.tally.finished_requests[reason] += 1
+            self._scheduler.counters.finished_requests[reason] += 1
         self._scheduler.ended.clear()
 
     def _report(
@@ -61,11 +62,15 @@ class Answers:
         elif isinstance(stream, IdStream) and sequence.request.stream:
             events.append(_tokens_generated(sequence, (token,), "", () if score is None else (score,)))
         elif stop := stream.push(token, score):
-            self._scheduler.stop_at(sequence, stop)
+            self._stop_at(sequence, stop)
         elif sequence.request.stream:
             token_ids, text, scores = stream.take()
             if token_ids or text:
                 events.append(_tokens_generated(sequence, token_ids, text, scores))
+
+    def _stop_at(self, sequence: Sequence, stop: str) -> None:
+        sequence.stop = stop
+        self._scheduler.conclude(sequence, FinishReason.STOP)
 
     def _open(self, sequence: Sequence, events: list[EngineEvent]) -> OutputStream:
         stream: OutputStream
@@ -88,7 +93,7 @@ class Answers:
         if stops and not sequence.request.sampling.include_stop_str_in_output:
             stream.push_unseen(token, score)
         elif stop := stream.push(token, score):
-            self._scheduler.stop_at(sequence, stop)
+            self._stop_at(sequence, stop)
 
 
 def _prompt_scored(sequence: Sequence) -> PromptScored:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.scheduling.sequence_table import num_planned
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.step import SINK_BLOCK
 
@@ -15,16 +17,14 @@ class InvariantError(AssertionError):
 
 def audit(scheduler: Scheduler) -> None:
     """Raise `InvariantError` or `BlockAccountingError` unless all books balance."""
-    alive = [
-        seq for family in scheduler.requests.values() for seq in family if seq.phase is not Phase.FINISHED
-    ]
+    alive = scheduler.table.alive
     _audit_phases(scheduler, alive)
     _audit_rows(scheduler)
     _audit_blocks(scheduler)
     _audit_states(scheduler)
     _audit_ledger(scheduler, alive)
     _audit_isolation(scheduler)
-    for sequence in scheduler.seats.running:
+    for sequence in scheduler.table.rows.running:
         _audit_running(scheduler, sequence)
 
 
@@ -35,7 +35,7 @@ def _require(holds: bool, message: str) -> None:
 
 def _audit_phases(scheduler: Scheduler, alive: list[Sequence]) -> None:
     running = {seq for seq in alive if seq.phase is Phase.RUNNING}
-    _require(running == set(scheduler.seats.running), "the running set and the phases disagree")
+    _require(running == set(scheduler.table.rows.running), "the running set and the phases disagree")
     for sequence in alive:
         if sequence.phase is not Phase.RUNNING:
             _require(
@@ -45,23 +45,23 @@ def _audit_phases(scheduler: Scheduler, alive: list[Sequence]) -> None:
 
 
 def _audit_rows(scheduler: Scheduler) -> None:
-    taken = [sequence.row for sequence in scheduler.seats.running if sequence.row is not None]
-    _require(len(taken) == len(scheduler.seats.running), "a running sequence has no row")
+    taken = [sequence.row for sequence in scheduler.table.rows.running if sequence.row is not None]
+    _require(len(taken) == len(scheduler.table.rows.running), "a running sequence has no row")
     _require(
-        sorted([*taken, *scheduler.seats.free]) == list(range(scheduler.limits.max_num_seqs)),
+        sorted([*taken, *scheduler.table.rows.free]) == list(range(scheduler.limits.max_num_seqs)),
         "rows are not conserved",
     )
 
 
 def _audit_blocks(scheduler: Scheduler) -> None:
     for group, pool in enumerate(scheduler.cache.allocators):
-        pool.audit(Counter(scheduler.holders(group)))
+        pool.audit(Counter(holders(scheduler, group)))
     if scheduler.cache.tiers is not None:
         scheduler.cache.tiers.audit()
 
 
 def _audit_states(scheduler: Scheduler) -> None:
-    running = scheduler.seats.running
+    running = scheduler.table.rows.running
     lives = Counter((group, live) for each in running for group, live, _ in scheduler.cache.states.of(each))
     _require(all(count == 1 for count in lives.values()), "a state is the live one of two rows")
     for group, live in lives:
@@ -70,24 +70,24 @@ def _audit_states(scheduler: Scheduler) -> None:
 
 
 def _audit_ledger(scheduler: Scheduler, alive: list[Sequence]) -> None:
-    finished = sum(scheduler.tally.finished.values())
+    finished = sum(scheduler.counters.finished.values())
     _require(
-        scheduler.tally.accepted == finished + len(alive), "accepted is not finished + running + waiting"
+        scheduler.counters.accepted == finished + len(alive), "accepted is not finished + running + waiting"
     )
     waiting = [seq for seq in alive if seq.phase is not Phase.RUNNING]
-    _require(len(waiting) == len(scheduler.waiting), "the queue has lost or invented a sequence")
+    _require(len(waiting) == len(scheduler.table.waiting), "the queue has lost or invented a sequence")
 
 
 def _audit_isolation(scheduler: Scheduler) -> None:
     if scheduler.suspects:
         first = scheduler.suspects.first
         _require(first.phase is not Phase.FINISHED, "a finished sequence is on trial")
-        _require(set(scheduler.seats.running) <= {first}, "a sequence runs beside the one on trial")
+        _require(set(scheduler.table.rows.running) <= {first}, "a sequence runs beside the one on trial")
         _require(len(scheduler.flights) <= 1, "something is in flight beside a trial")
 
 
 def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
-    planned = scheduler.num_scheduled(sequence)
+    planned = num_planned(sequence, scheduler.step)
     size = scheduler.limits.block_size
     recurrent = {group for group, _, _ in scheduler.cache.states.of(sequence)}
     for group, table in enumerate(sequence.block_tables):
@@ -100,3 +100,17 @@ def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
     _require(
         sequence.num_shared_blocks * size <= len(sequence.token_ids), "a block is shared before it is full"
     )
+
+
+def holders(scheduler: Scheduler, group: int) -> Iterator[int]:
+    """The blocks or states of a cache group that are held, once for each reference."""
+    for sequence in scheduler.table.rows.running:
+        yield from (block for block in sequence.block_tables[group] if block != SINK_BLOCK)
+        if group in sequence.snapshots:
+            yield sequence.snapshots[group]
+    if scheduler.cache.tiers is not None:
+        yield from scheduler.cache.tiers.holders()
+    for each in (each for flight in scheduler.flights for each in flight.copies if each.copy.group == group):
+        yield each.copy.source
+        if each.length is not None:
+            yield each.copy.target

@@ -26,10 +26,10 @@ KERNEL_FILES = {
     "cases",
 }
 
-LISTED = 2300
+LISTED = 2290
 """Lines of the reader's path at most. It may only fall."""
 LEANT_ON = (
-    "domain/scheduling/ends.py",
+    "domain/scheduling/sequence_table.py",
     "domain/scheduling/draft.py",
     "domain/kv/laws.py",
     "adapters/pytorch/cuda/decoding.py",
@@ -37,7 +37,7 @@ LEANT_ON = (
     "adapters/pytorch/cuda/drawing.py",
 )
 """Files without which the path is not understood, though it does not list them."""
-WHOLE = 3500
+WHOLE = 3490
 """Lines of both at most. It may only fall."""
 
 IMPORT_EVERYTHING_PURE = """

@@ -46,7 +46,11 @@ def test_refusals_are_named_and_queue_nothing() -> None:
         assert type(caught.value) is error
         assert isinstance(caught.value, RequestRefusedError | BadValueError)
         scheduler = world.scheduler
-        assert (len(scheduler.waiting), len(scheduler.requests), scheduler.tally.accepted) == (1, 1, 1)
+        assert (len(scheduler.table.waiting), len(scheduler.table.requests), scheduler.counters.accepted) == (
+            1,
+            1,
+            1,
+        )
     world.run()
     assert world.answer("alive").token_ids == oracle(range(4), 8)
 
@@ -75,8 +79,8 @@ def test_the_queue_bound_counts_every_sequence_of_a_request() -> None:
     with pytest.raises(QueueFullError):
         world.add("d", range(4), request_class="batch")
     world.add("e", range(4), n=8)
-    assert world.scheduler.waiting.length("batch") == 4
-    assert len(world.scheduler.waiting) == 12
+    assert world.scheduler.table.waiting.length("batch") == 4
+    assert len(world.scheduler.table.waiting) == 12
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 128_256, 2**31 - 1])

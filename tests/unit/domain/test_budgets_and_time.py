@@ -21,7 +21,7 @@ def test_no_step_exceeds_its_budget(depth: int) -> None:
     world.run()
     sizes = [plan.num_tokens for plan in world.runner.plans]
     assert max(sizes) == 9
-    assert world.scheduler.tally.computed_prompt_tokens == sum(
+    assert world.scheduler.counters.computed_prompt_tokens == sum(
         chunk.length for plan in world.runner.plans for chunk in plan.chunks
     )
 

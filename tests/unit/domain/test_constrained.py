@@ -331,7 +331,7 @@ def test_a_grammar_that_refuses_a_token_costs_its_own_answer() -> None:
     found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
     neighbour = found.add("good", [2], eos=EOS, constraint=constraint(LANGUAGES[0]))
     found.turn()
-    (sequence,) = found.scheduler.requests["bad"]
+    (sequence,) = found.scheduler.table.requests["bad"]
     matcher = found.scheduler.constraints.matchers[sequence]
     assert isinstance(matcher, FiniteMatcher)
     matcher.language = language_of(LANGUAGES[0])  # another one than its mask was of
@@ -347,7 +347,7 @@ def test_grammars_that_break_cost_no_free_answer() -> None:
     found = world()
     found.add("bad", [1], eos=EOS, constraint=constraint(LANGUAGES[4]))
     neighbour = found.add("good", [2])
-    (sequence,) = found.scheduler.requests["bad"]
+    (sequence,) = found.scheduler.table.requests["bad"]
     broken = BrokenMatcher(language_of(LANGUAGES[4]))
     found.scheduler.constraints.matchers[sequence] = broken
     found.run()

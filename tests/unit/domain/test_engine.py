@@ -154,7 +154,7 @@ def test_a_block_can_be_shared_as_soon_as_it_is_computed(depth: int) -> None:
         world.add(f"r{number}", range(number, number + 3 + number), max_tokens=20)
     while world.engine.has_work:
         world.turn()
-        for sequence in world.scheduler.seats.running:
+        for sequence in world.scheduler.table.rows.running:
             computed = len(sequence.token_ids) - 1 if sequence.first_token else 0
             assert sequence.num_shared_blocks == computed // 4
 

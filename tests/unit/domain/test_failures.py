@@ -174,7 +174,7 @@ def test_a_failure_of_steps_whose_sequences_have_all_ended_changes_no_answer(dep
         world.runner.fail(Fault.COLLECT_LATE)
     world.run()
     assert_right(world, [2, 3, 4] if depth == 1 else [])
-    assert sum(world.scheduler.tally.finished.values()) == 5
+    assert sum(world.scheduler.counters.finished.values()) == 5
 
 
 def test_a_wrong_number_of_tokens_says_so() -> None:
@@ -224,8 +224,8 @@ def test_an_answer_that_cannot_be_read_costs_its_neighbours_nothing(at: int) -> 
     assert answer.last.error == "OverflowError: out of range"
     assert answer.token_ids == oracle(range(2, 11), at, seed=2)
     assert_right(world, [0, 1, 3, 4])
-    assert world.scheduler.tally.finished[FinishReason.ERROR] == 1
-    assert world.scheduler.tally.finished[FinishReason.LENGTH] == 4
+    assert world.scheduler.counters.finished[FinishReason.ERROR] == 1
+    assert world.scheduler.counters.finished[FinishReason.LENGTH] == 4
 
 
 @pytest.mark.parametrize("breakage", ["row", "block", "ledger", "queue", "phase", "slot"])
@@ -234,17 +234,17 @@ def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
     crowd(world)
     world.turn()
     scheduler = world.scheduler
-    sequence = next(iter(scheduler.seats.running))
+    sequence = next(iter(scheduler.table.rows.running))
     if breakage == "row":
         sequence.row = 7
     elif breakage == "block":
         scheduler.cache.allocators[0].allocate(1)
     elif breakage == "ledger":
-        scheduler.tally.accepted += 1
+        scheduler.counters.accepted += 1
     elif breakage == "queue":
-        scheduler.waiting.hold_back(sequence)
+        scheduler.table.waiting.hold_back(sequence)
     elif breakage == "phase":
-        del scheduler.seats.running[sequence]
+        del scheduler.table.rows.running[sequence]
     else:
         sequence.num_scheduled_tokens += 50
     with pytest.raises((InvariantError, BlockAccountingError)):

@@ -130,7 +130,7 @@ def test_suspects_run_alone_in_lock_step_and_the_others_wait() -> None:
     while suspects:
         on_trial = suspects.first
         world.turn()
-        assert set(world.scheduler.seats.running) <= {on_trial, *([] if suspects else [on_trial])}
+        assert set(world.scheduler.table.rows.running) <= {on_trial, *([] if suspects else [on_trial])}
         assert len(world.scheduler.flights) <= 1
     assert set(runner.batches[start:]) == {1}
     world.run()
@@ -221,7 +221,7 @@ def test_the_audit_sees_other_rows_in_a_trial() -> None:
     scheduler = world.scheduler
     plan = scheduler.plan()
     assert plan is not None
-    scheduler.suspects.accuse(scheduler.flights[0], ())
+    scheduler.suspects.blame(scheduler.flights[0], (), ())
     with pytest.raises(InvariantError):
         audit(scheduler)
 

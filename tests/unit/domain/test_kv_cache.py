@@ -126,7 +126,7 @@ def test_blocks_computed_twice_become_one_in_the_runners_tables_too(depth: int) 
         world.add(name, range(12), max_tokens=10)
     for _ in range(4 + depth):
         world.turn()
-    one, other = list(world.scheduler.seats.running)
+    one, other = list(world.scheduler.table.rows.running)
     assert one.block_tables[0][:3] == other.block_tables[0][:3]
     pool = world.scheduler.cache.allocators[0]
     assert [pool.reference_count(block) for block in one.block_tables[0][:3]] == [2, 2, 2]
@@ -179,21 +179,12 @@ def test_the_tail_of_a_prefix_is_evicted_before_its_head() -> None:
     assert world.admissions("a") == [24]
 
 
-def test_usage_is_the_fullest_groups() -> None:
-    world = World(groups=(FULL, WINDOWED), num_blocks=20)
-    assert world.scheduler.cache.usage == 0
-    world.add("a", range(32), max_tokens=20)
-    world.turn()
-    world.turn()
-    assert world.scheduler.cache.usage == pytest.approx(0.45)
-
-
 def test_a_full_group_keeps_what_a_windowed_one_frees() -> None:
     world = World(groups=(FULL, WINDOWED))
     world.add("a", range(20), max_tokens=30)
     for _ in range(20):
         world.turn()
-    (sequence,) = world.scheduler.seats.running
+    (sequence,) = world.scheduler.table.rows.running
     full, windowed = sequence.block_tables
     assert SINK_BLOCK not in full
     assert windowed[:7] == [SINK_BLOCK] * 7
@@ -284,7 +275,7 @@ def test_the_memory_runner_sees_a_wrong_block() -> None:
     world = World()
     world.add("a", range(8), max_tokens=6)
     world.turn()
-    (sequence,) = world.scheduler.seats.running
+    (sequence,) = world.scheduler.table.rows.running
     world.runner.rows[0].tables[0][0] = sequence.block_tables[0][1]
     plan = world.scheduler.plan()
     assert plan is not None
@@ -324,7 +315,7 @@ def test_hashing_goes_on_where_it_stopped() -> None:
     world = World()
     request = world.add("a", range(23), max_tokens=9)
     cache = world.scheduler.cache
-    (sequence,) = world.scheduler.requests[request.request_id]
+    (sequence,) = world.scheduler.table.requests[request.request_id]
     assert isinstance(sequence, Sequence)
     assert len(cache.hashes(sequence, 3)) == 3
     assert cache.hashes(sequence, 5)[:3] == cache.hashes(sequence, 3)

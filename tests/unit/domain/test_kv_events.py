@@ -99,7 +99,7 @@ def test_without_prefix_caching_there_is_nothing_to_tell() -> None:
 def test_a_block_that_was_known_already_parts_what_is_told() -> None:
     world = World()
     world.add("a", range(20))
-    sequence = world.scheduler.requests["a"][0]
+    sequence = world.scheduler.table.requests["a"][0]
     names = world.scheduler.cache.hashes(sequence, 4)
     log = EventLog(4)
     log.note_stored(sequence, [(0, 0), (0, 1), (0, 3)])

@@ -107,7 +107,7 @@ def test_a_running_row_holds_its_newest_snapshot_and_older_ones_stay_findable() 
     world.add("a", range(41), max_tokens=30)
     for _ in range(6):
         world.turn()
-    (sequence,) = world.scheduler.seats.running
+    (sequence,) = world.scheduler.table.rows.running
     pool = world.scheduler.cache.allocators[0]
     assert len(pool.findable) == 3
     assert pool.num_blocks - pool.num_free == 2
@@ -166,7 +166,7 @@ def test_admission_waits_where_states_run_out(slots: int) -> None:
     for name in "abcd":
         world.add(name, [ord(name)] * 7, max_tokens=12)
     world.turn()
-    assert len(world.scheduler.seats.running) == min(slots, 4)
+    assert len(world.scheduler.table.rows.running) == min(slots, 4)
     world.run()
     for name in "abcd":
         assert world.answer(name).token_ids == oracle([ord(name)] * 7, 12)
@@ -232,7 +232,7 @@ def test_an_audit_sees_states_in_the_wrong_place() -> None:
     for _ in range(4):
         world.turn()
     scheduler = world.scheduler
-    one, other = scheduler.seats.running
+    one, other = scheduler.table.rows.running
     pool = scheduler.cache.allocators[0]
     audit(scheduler)
     live = one.block_tables[0][0]

@@ -26,7 +26,7 @@ def admission_order(world: World) -> list[str]:
 
 
 def running(world: World) -> list[str]:
-    return [sequence.request.request_id for sequence in world.scheduler.seats.running]
+    return [sequence.request.request_id for sequence in world.scheduler.table.rows.running]
 
 
 def test_the_head_of_the_line_is_never_skipped_for_one_that_would_fit() -> None:
@@ -104,7 +104,7 @@ def test_a_class_at_its_bound_blocks_no_other() -> None:
     world.add("chat", range(4), max_tokens=6)
     world.turn()
     assert running(world) == ["batch0", "batch1", "chat"]
-    assert world.scheduler.waiting.length("batch") == 1
+    assert world.scheduler.table.waiting.length("batch") == 1
 
 
 def test_a_place_in_a_class_is_free_again_after_every_way_to_end() -> None:
@@ -125,7 +125,7 @@ def test_aborting_the_first_of_a_family_leaves_no_one_behind() -> None:
     world = World()
     world.add("a", range(9), n=4, max_tokens=5)
     world.engine.abort("a")
-    assert len(world.scheduler.waiting) == 0
+    assert len(world.scheduler.table.waiting) == 0
     world.run()
     assert {answer.reason for answer in world.answers.values()} == {FinishReason.ABORT}
 
@@ -149,10 +149,10 @@ def test_a_preempted_sibling_resumes_before_its_younger_ones_are_admitted() -> N
         seen += [
             (event.index, event.resumed) for event in world.turn() if isinstance(event, SequenceAdmitted)
         ]
-        line = world.scheduler.waiting.head(lambda name: True)
+        line = world.scheduler.table.waiting.head(lambda name: True)
         waiting = [
             seq
-            for family in world.scheduler.requests.values()
+            for family in world.scheduler.table.requests.values()
             for seq in family
             if seq.phase in {Phase.WAITING, Phase.PREEMPTED} and not family[0].followers
         ]
@@ -198,10 +198,10 @@ def test_admission_is_reported_before_the_token_it_leads_to() -> None:
 def test_a_sequence_finished_twice_is_finished_once() -> None:
     world = World()
     world.add("a", range(4))
-    (sequence,) = world.scheduler.requests["a"]
+    (sequence,) = world.scheduler.table.requests["a"]
     for _ in range(2):
         world.scheduler.finish(sequence, FinishReason.ABORT)
-    assert world.scheduler.tally.finished[FinishReason.ABORT] == 1
+    assert world.scheduler.counters.finished[FinishReason.ABORT] == 1
     assert sequence.phase is Phase.FINISHED
     with pytest.raises(AssertionError):
         sequence.move(Trigger.ADMIT)

@@ -163,12 +163,12 @@ class EngineMachine(RuleBasedStateMachine):
             fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
         if not fields["detokenize"]:
             fields["stop"] = ()
-        waiting = len(self.world.scheduler.waiting)
+        waiting = len(self.world.scheduler.table.waiting)
         try:
             self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
         except QueueFullError:
             assert fields["request_class"] == "batch"
-            assert len(self.world.scheduler.waiting) == waiting
+            assert len(self.world.scheduler.table.waiting) == waiting
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
@@ -235,9 +235,9 @@ class EngineMachine(RuleBasedStateMachine):
     def classes_keep_their_bounds(self) -> None:
         if hasattr(self, "world"):
             scheduler = self.world.scheduler
-            batch = [seq for seq in scheduler.seats.running if seq.request.request_class == "batch"]
+            batch = [seq for seq in scheduler.table.rows.running if seq.request.request_class == "batch"]
             assert len(batch) <= 2
-            assert scheduler.waiting.length("batch") <= 7 + 2
+            assert scheduler.table.waiting.length("batch") <= 7 + 2
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -266,7 +266,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert answer.last.num_generated == expected.num_generated
 
     def check_ledger(self) -> None:
-        tally = self.world.scheduler.tally
+        tally = self.world.scheduler.counters
         reasons = [answer.reason for answer in self.world.answers.values()]
         assert tally.accepted == len(reasons)
         assert tally.finished == {reason: reasons.count(reason) for reason in FinishReason}

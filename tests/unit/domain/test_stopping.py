@@ -40,7 +40,7 @@ def test_a_stop_string_on_the_last_budgeted_token_is_a_stop() -> None:
     answer = world.answer("a")
     assert answer.last is not None
     assert (answer.text, answer.reason, answer.last.stop) == (TEXT[:2], FinishReason.STOP, stop)
-    finished = world.scheduler.tally.finished
+    finished = world.scheduler.counters.finished
     assert (finished[FinishReason.STOP], finished[FinishReason.LENGTH]) == (1, 0)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import attrs
 
-from nanoserve.domain.engine import Engine, FailureNote
+from nanoserve.domain.engine import Engine
+from nanoserve.domain.pipeline import FailureNote
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits, RequestClass
 from nanoserve.domain.sequence import derive_seed

@@ -74,7 +74,7 @@ class ScriptedEngine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is running or waiting."""
-        return not self.engine.scheduler.requests
+        return not self.engine.scheduler.table.requests
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())

@@ -113,11 +113,6 @@ class KVCache:
         """Start the prefix-cache counts anew; evictions count on."""
         self._statistics = PrefixStatistics()
 
-    @property
-    def usage(self) -> float:
-        """The referenced fraction of the fullest group, 0 to 1."""
-        return max(1 - allocator.num_free / allocator.num_blocks for allocator in self.allocators)
-
     def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
         """True if a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
         peaks = [law.peak_pages(num_tokens, max_chunk) for law in self._laws]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ordered
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import attrs
 
@@ -50,6 +50,7 @@ class _Copied:
     copy: SlotCopy
     sequence: Sequence
     index: int
+    is_load: bool = False
 
 
 @attrs.frozen
@@ -58,17 +59,6 @@ class _Wait:
 
     names: set[BlockHash]
     held: list[int]
-
-
-@attrs.define
-class Copies:
-    """The copies of a plan."""
-
-    stores: list[_Copied] = attrs.field(factory=list)
-    loads: list[_Copied] = attrs.field(factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.stores or self.loads)
 
 
 class Tiers:
@@ -96,8 +86,8 @@ class Tiers:
         self._pool = pool
         self._block_size = block_size
         self._directory = directory
-        self._unsent = Copies()
-        self._sent: dict[int, Copies] = {}
+        self._unsent: list[_Copied] = []
+        self._sent: dict[int, list[_Copied]] = {}
         self._landing: dict[BlockHash, int] = {}
         self._reading: dict[BlockHash, int] = {}
         self._reads: dict[int, tuple[Sequence, int]] = {}
@@ -113,11 +103,6 @@ class Tiers:
     def is_busy(self) -> bool:
         """True if copies are planned or under way, so that a step is called for even if it computes nothing."""
         return bool(self._unsent or self._sent)
-
-    @property
-    def is_reading(self) -> bool:
-        """True if a sequence may wait for the directory."""
-        return bool(self._reads)
 
     def calls_for_step(self, *, is_idle: bool) -> bool:
         """True if a step without computation is of use: it takes copies along, or brings news of them where nothing else does."""
@@ -140,8 +125,7 @@ class Tiers:
                 self._num_skipped += 1
                 continue
             self._pool.retain(table[index])
-            copied = _Copied(name, SlotCopy(table[index], slot), sequence, index)
-            self._unsent.stores.append(copied)
+            self._unsent.append(_Copied(name, SlotCopy(table[index], slot), sequence, index))
 
     @property
     def num_waiting(self) -> int:
@@ -224,14 +208,14 @@ class Tiers:
         for (index, name, slot), block in zip(wanted, blocks, strict=True):
             self.host.pin(slot)
             self._landing[name] = block
-            self._unsent.loads.append(_Copied(name, SlotCopy(block, slot), sequence, index))
+            self._unsent.append(_Copied(name, SlotCopy(block, slot), sequence, index, is_load=True))
         return names & self._landing.keys()
 
     def go_along(self, plan: StepPlan) -> StepPlan:
         """The plan with the copies that wait for one, and with the word that no step before it counts, if that is so."""
         if not self._unsent and not self._starts_anew:
             return plan
-        copies, self._unsent = self._unsent, Copies()
+        copies, self._unsent = self._unsent, []
         if copies:
             self._sent[plan.step] = copies
         starts_anew, self._starts_anew = self._starts_anew, False
@@ -239,8 +223,8 @@ class Tiers:
             self._doubtful_until = plan.step
         return attrs.evolve(
             plan,
-            stores=tuple([each.copy for each in copies.stores]),
-            loads=tuple([each.copy for each in copies.loads]),
+            stores=tuple([each.copy for each in copies if not each.is_load]),
+            loads=tuple([each.copy for each in copies if each.is_load]),
             starts_anew=starts_anew,
         )
 
@@ -252,10 +236,9 @@ class Tiers:
             self._doubtful.clear()
             self._doubtful_until = None
         for each in copied:
-            copies = self._sent.pop(each, None)
-            if copies is not None:
-                self._land(copies.loads)
-                self._note_stored(copies.stores)
+            if copies := self._sent.pop(each, None):
+                self._land([each for each in copies if each.is_load])
+                self._note_stored(each for each in copies if not each.is_load)
 
     def _note_stored(self, stores: Iterable[_Copied]) -> None:
         kept = []
@@ -318,8 +301,8 @@ class Tiers:
                 self.events.note_stored(sequence, [(0, index)], tier)
 
     def rest(self) -> None:
-        """Wait a moment for the directory."""
-        if self._directory is not None:
+        """Wait a moment for the directory, if it reads what a sequence may wait for."""
+        if self._reads and self._directory is not None:
             self._directory.rest()
 
     def _let_go(self, names: set[BlockHash]) -> None:
@@ -338,15 +321,15 @@ class Tiers:
 
     def cancel(self) -> None:
         """Copies that are planned or under way do not count any more; those who wait for them need not."""
-        for each in (self._unsent, *self._sent.values()):
-            for store in each.stores:
-                self._pool.release(store.copy.block)
-                self.host.abandon(store.copy.slot)
-                self._doubtful.append(store.copy.slot)
-            for load in each.loads:
-                self._pool.release(load.copy.block)
-                self.host.unpin(load.copy.slot)
-        self._unsent = Copies()
+        for copies in (self._unsent, *self._sent.values()):
+            for each in sorted(copies, key=attrgetter("is_load")):
+                self._pool.release(each.copy.block)
+                if each.is_load:
+                    self.host.unpin(each.copy.slot)
+                else:
+                    self.host.abandon(each.copy.slot)
+                    self._doubtful.append(each.copy.slot)
+        self._unsent = []
         self._sent.clear()
         landing = set(self._landing)
         self._landing.clear()
@@ -365,9 +348,8 @@ class Tiers:
 
     def holders(self) -> Iterator[int]:
         """The blocks that are held here, once for each reference."""
-        for each in (self._unsent, *self._sent.values()):
-            yield from (store.copy.block for store in each.stores)
-            yield from (load.copy.block for load in each.loads)
+        for copies in (self._unsent, *self._sent.values()):
+            yield from (each.copy.block for each in copies)
         for wait in self._waiting.values():
             yield from wait.held
 
@@ -385,9 +367,9 @@ class Tiers:
 
     def audit(self) -> None:
         """Check the books of host memory, and that whoever waits will be let go."""
-        plans = (self._unsent, *self._sent.values())
-        loads = [each for plan in plans for each in plan.loads]
-        stores = [each.copy.slot for plan in plans for each in plan.stores]
+        copies = [each for plan in (self._unsent, *self._sent.values()) for each in plan]
+        loads = [each for each in copies if each.is_load]
+        stores = [each.copy.slot for each in copies if not each.is_load]
         reading = Counter([each.copy.slot for each in loads]) + self._writes
         self.host.audit(Counter([*stores, *self._reads, *self._doubtful]), reading)
         landing = {each.name: each.copy.block for each in loads}

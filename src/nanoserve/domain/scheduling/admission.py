@@ -34,7 +34,7 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
     _check_room(request, limits, cache)
 
 
-def expand_request(request: Request, limits: Limits, *, arrival: int, now: float) -> list[Sequence]:
+def expand_request(request: Request, limits: Limits, arrival: int, *, now: float) -> list[Sequence]:
     """The request's sequences, with their places in the order and the root of their block hashes."""
     priority = 0
     if limits.policy is Policy.PRIORITY:

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.domain.scheduling.draft import Draft, Flight
+from nanoserve.domain.scheduling.draft import Draft, InFlightStep
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
@@ -50,7 +50,7 @@ class Drawn:
 class Filling:
     """The masks of a step, which are being made; `rows` have them in this order."""
 
-    flight: Flight
+    flight: InFlightStep
     block: MaskBlock
     rows: list[tuple[int, Sequence]]
     wait: Callable[[], Filled]
@@ -186,7 +186,7 @@ class Constraints:
         if newest == after and sequence.num_generated_tokens >= len(after):
             self._free.discard(sequence)
 
-    def begin(self, flight: Flight) -> None:
+    def begin(self, flight: InFlightStep) -> None:
         """Begin the masks of a planned step; all tokens before it are committed."""
         assert self._grammars is not None
         assert self._drawer is not None
@@ -205,7 +205,7 @@ class Constraints:
             block.mask(number)[:] = self._all_but_ends(rows[number][1], block.width)
         self._filling = Filling(flight, block, rows, wait)
 
-    def draw(self, flight: Flight, ticket: object) -> Drawn:
+    def draw(self, flight: InFlightStep, ticket: object) -> Drawn:
         """Draw a step before which all is committed.
 
         A row whose sequence has ended gets no mask, nor does one that is stuck or late: what is drawn for them is dropped.

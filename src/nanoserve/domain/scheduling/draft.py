@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 import attrs
 
 from nanoserve.domain.kv.states import PlannedCopy
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, TableUpdate
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+
+Progress = tuple[Sequence, int, TokenLogprobs | None]
+"""A sequence, its new token, and the token's log-probabilities where asked for."""
+Stopped = tuple[Sequence, int, FinishReason]
+"""A sequence, the token that it ends with, and why."""
 
 
 @attrs.define
@@ -18,6 +26,18 @@ class Draft:
     admitted: list[AdmittedRow] = attrs.field(factory=list)
     table_updates: list[TableUpdate] = attrs.field(factory=list)
     copies: tuple[PlannedCopy, ...] = ()
+
+    def admit(self, sequence: Sequence, row: int) -> None:
+        """Tell the runner all about a sequence that has been given a row."""
+        admitted = AdmittedRow(
+            row=row,
+            token_ids=tuple(sequence.token_ids),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_computed_tokens=sequence.num_scheduled_tokens,
+            block_tables=tuple(tuple(table) for table in sequence.block_tables),
+            sampling=sequence.sampling,
+        )
+        self.admitted.append(admitted)
 
     def copy(self, copies: list[PlannedCopy]) -> None:
         """Add copies; most steps have none."""
@@ -71,7 +91,7 @@ class Decoding:
 
 
 @attrs.define(eq=False)
-class Flight:
+class InFlightStep:
     """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
 
     `filling` are those decoding sequences whose token in this step is the last of a block, and `through` those whose last one
@@ -100,3 +120,40 @@ class Flight:
         if not self.chunks:
             return self.decoding.sequences
         return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences
+
+    def land(
+        self, result: StepResult, missed: Container[Sequence], *, is_cut_short: bool
+    ) -> tuple[list[Progress], list[Stopped]]:
+        """Append the tokens to their sequences: what each gained, and which of them end with what they gained.
+
+        Where a row may have ended since the step was planned (`is_cut_short`), or has `missed` its draw, each is looked at.
+        """
+        rows = self.plan.sampling_rows
+        scores: list[TokenLogprobs | None]
+        scores = [result.logprobs.get(row) for row in rows] if result.logprobs else [None] * len(rows)
+        if self.chunks or self.plan.masked or is_cut_short:
+            return self._land_each(result.token_ids, scores, missed if self.plan.masked else ())
+        decoding = self.decoding
+        for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
+            tokens.append(token)
+        nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
+        stopped = _stopped(self.through if nothing_stops else decoding.sequences)
+        return list(zip(decoding.sequences, result.token_ids, scores, strict=True)), stopped
+
+    def _land_each(
+        self, token_ids: list[int], scores: list[TokenLogprobs | None], missed: Container[Sequence]
+    ) -> tuple[list[Progress], list[Stopped]]:
+        progress: list[Progress] = []
+        for sequence, token, score in zip(self.sampling, token_ids, scores, strict=True):
+            # It has ended since the step was planned: what was computed beyond the end is dropped.
+            if sequence.finish_reason is None and sequence not in missed:
+                sequence.token_ids.append(token)
+                progress.append((sequence, token, score))
+        return progress, _stopped([each[0] for each in progress])
+
+
+def _stopped(sequences: Iterable[Sequence]) -> list[Stopped]:
+    newest = [(each, each.token_ids[-1]) for each in sequences]
+    return [
+        (each, token, reason) for each, token in newest if (reason := each.stop_reason(token)) is not None
+    ]

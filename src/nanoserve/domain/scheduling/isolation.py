@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from nanoserve.domain.scheduling.draft import Flight
+from nanoserve.domain.scheduling.draft import InFlightStep
 from nanoserve.domain.sequence import Phase, Sequence
 
 
@@ -28,15 +28,23 @@ class Suspects:
         """The one on trial."""
         return next(iter(self._points))
 
-    def accuse(self, flight: Flight, earlier: Iterable[Flight]) -> None:
-        """Suspect the living sequences of a step; the steps `earlier` than it are forgotten together with it.
+    def blame(
+        self, flight: InFlightStep, earlier: Iterable[InFlightStep], rows: Iterable[int]
+    ) -> list[Sequence]:
+        """The sequences in the `rows` that are guilty of a failed step; one alone in its step is guilty anyway.
 
-        A sequence's point is the number of its tokens that the step could rely on, those in flight included.
+        Where none is, the living ones of the step become suspects, and the steps `earlier` than it are forgotten together with it. A
+        sequence's point is the number of its tokens that the step could rely on, those in flight included.
         """
+        by_row = flight.by_row
+        guilty = [by_row[row] for row in rows if row in by_row]
+        if guilty or len(by_row) == 1:
+            return guilty or list(by_row.values())
         pending = Counter(sequence for each in earlier for sequence in each.sampling)
-        alive = [each for each in flight.by_row.values() if each.phase is not Phase.FINISHED]
+        alive = [each for each in by_row.values() if each.phase is not Phase.FINISHED]
         for sequence in sorted(alive, key=lambda each: each.order):
             self._points[sequence] = len(sequence.token_ids) + pending[sequence]
+        return []
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence has ended; it need not have been a suspect."""

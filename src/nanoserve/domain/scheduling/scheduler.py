@@ -26,8 +26,7 @@ Nothing of a plan is taken back once it is handed out (`Draft` is still mutable,
 the sequence that comes last in order gives back all it has, is withdrawn from the draft, and waits for its old place
 in the queue. Length is bounded in advance (`max_total_tokens`), so the decode set knows when a row leaves.
 
-Which steps are in flight is kept in `flights`; `committed_step` is the newest that came home. Everything that takes a row
-back (ends, preemption, failures) is in `ends.py`, and what a page of the cache may be used for in `kv/cache.py`.
+Where each sequence stands is kept in a `SequenceTable`, and who is to blame for a failed step is for `isolation.py` to say.
 """
 
 from __future__ import annotations
@@ -35,112 +34,126 @@ from __future__ import annotations
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
-from nanoserve.domain.scheduling.draft import Draft, Flight
-from nanoserve.domain.scheduling.ends import Roster
+from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.draft import Draft, InFlightStep, Progress
+from nanoserve.domain.scheduling.isolation import Suspects
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.sequence import Phase, Sequence, Trigger
+from nanoserve.domain.scheduling.sequence_table import Counters, SequenceTable
+from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
-from nanoserve.ports.events import SequenceAdmitted
+from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TokenLogprobs
-
-Progress = tuple[Sequence, int, TokenLogprobs | None]
-"""A sequence, its new token, and the token's log-probabilities where asked for."""
+from nanoserve.ports.step import Chunk, StepPlan, StepResult, TableUpdate
 
 
-class Scheduler(Roster):
-    """Plans steps over device rows and KV blocks. Deterministic: the same calls give the same plans."""
+class Scheduler:
+    """Plans steps over device rows and KV blocks. Deterministic: the same calls give the same plans.
+
+    Attributes:
+        flights: planned steps that are not committed, the oldest first.
+        step, committed_step: the newest step that was planned, and that was committed.
+        notices, ended: what has happened since the engine reported last.
+        is_settled: whether the next step is the last one, one token further, unless a row has a date.
+        cut_short_at: the newest step that was planned when a sequence last ended before its full length: such steps compute too much.
+    """
 
     def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
-        super().__init__(limits, cache, clock)
+        self.limits = limits
+        self.cache = cache
+        self.table = SequenceTable(limits)
+        self.counters = Counters(since=clock.now())
+        self.constraints = Constraints()
+        self.suspects = Suspects()
+        self.flights: list[InFlightStep] = []
+        self.step = self.committed_step = self.cut_short_at = 0
         self.last_commit = 0.0
+        self.is_settled = False
+        self.notices: list[SequenceAdmitted | SequencePreempted] = []
+        self.ended: list[Sequence] = []
+        self._clock = clock
         self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
+        self._remapped: dict[int, list[TableUpdate]] = {}
 
     def add(self, request: Request) -> None:
         """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
-        if request.request_id in self.requests:
+        if request.request_id in self.table.requests:
             raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
         check_request(request, self.limits, self.cache)
-        self.waiting.check_room(request)
+        self.table.waiting.check_room(request)
         self.is_settled = False
         grammar = self.constraints.compile(request)
-        sequences = expand_request(request, self.limits, arrival=self.tally.accepted, now=self._clock.now())
-        may_start = self.constraints.open(sequences, grammar)
-        self.requests[request.request_id] = sequences
-        self.tally.accepted += len(sequences)
-        for sequence in sequences:
-            self._deadlines.watch(sequence)
-        sequences[0].followers = sequences[1:]
-        if may_start:
-            self.waiting.push(sequences[0])
-        else:
-            self._hold(sequences[0])
-        for follower in sequences[1:]:
-            self.waiting.hold_back(follower)
+        sequences = expand_request(request, self.limits, self.counters.accepted, now=self._clock.now())
+        self.table.add(sequences, may_start=self.constraints.open(sequences, grammar))
+        self.counters.accepted += len(sequences)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
-        now = self._clock.now()
-        for sequence in self._deadlines.due(now):
+        now, decoding = self._clock.now(), self.table.decoding
+        for sequence in self.table.deadlines.due(now):
             self.finish(sequence, FinishReason.TIMEOUT)
-        if self.is_settled and not self.decoding.has_date(self.step + 1):
+        if self.is_settled and not decoding.has_date(self.step + 1):
             return self._repeat(now)
         if self.constraints.is_awaiting:
-            self._welcome_arrivals()
+            self._admit_compiled()
         tiers = self.cache.tiers
         for sequence in () if tiers is None else tiers.poll():
-            self._hold_no_more(sequence)
+            self.table.let_go(sequence)
         if self.suspects and self.flights:
             return None
         draft = Draft(self.step + 1)
         self._grow_decoding(draft)
-        left = self.limits.max_num_batched_tokens - len(self.decoding)
-        left = self._chunk_budget.allowance(left, len(self.decoding))
+        left = self.limits.max_num_batched_tokens - len(decoding)
+        left = self._chunk_budget.allowance(left, len(decoding))
         left = self._continue_prefills(draft, left)
         self._admit(draft, left, now)
-        computes_something = draft.chunks or self.decoding
+        computes_something = draft.chunks or decoding
         if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
             return None
-        return self._take_off(draft, now)
+        return self._dispatch(draft, now)
 
     def _repeat(self, now: float) -> StepPlan:
         """The step before, one token further."""
         self.step += 1
-        decoding = self.decoding.snapshot()
+        decoding = self.table.decoding.snapshot()
         plan = StepPlan(step=self.step, decoding=decoding.rows)
-        self.flights.append(Flight(plan, (), decoding, [], [], now))
-        self.tally.steps += 1
+        self.flights.append(InFlightStep(plan, (), decoding, [], [], now))
+        self.counters.steps += 1
         return plan
 
-    def _take_off(self, draft: Draft, now: float) -> StepPlan:
+    def _dispatch(self, draft: Draft, now: float) -> StepPlan:
         self.step = step = draft.step
-        decoding = self.decoding.snapshot()
+        members, prefilling = self.table.decoding, self.table.prefilling
+        decoding = members.snapshot()
         for updates in self._remapped.values():
             draft.table_updates.extend(updates)
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
-        plan = draft.seal(self.seats.released(), decoding.rows, masked)
+        plan = draft.seal(self.table.rows.released(), decoding.rows, masked)
         if self.cache.tiers is not None:
             plan = self.cache.tiers.go_along(plan)
         self._remapped.clear()
-        filling, through = self.decoding.needing_blocks(step + 1), self.decoding.through_after(step)
-        self.flights.append(Flight(plan, tuple(draft.chunks), decoding, filling, through, now, draft.copies))
+        filling, through = members.needing_blocks(step + 1), members.through_after(step)
+        self.flights.append(
+            InFlightStep(plan, tuple(draft.chunks), decoding, filling, through, now, draft.copies)
+        )
         # Those that leave are computed in this step all the same: `decoding` was taken before.
         for sequence in through:
-            self.decoding.leave(sequence, step)
+            members.leave(sequence, step)
         for sequence, chunk in draft.chunks:
             if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
-                self.decoding.join(sequence, step + 1)
-        self.tally.steps += 1
-        moves = self.waiting or self._prefilling or self.suspects or bound or self.cache.tiers is not None
-        self.is_settled = bool(self.decoding) and not moves
+                members.join(sequence, step + 1)
+        self.counters.steps += 1
+        moves = self.table.waiting or prefilling or self.suspects or bound or self.cache.tiers is not None
+        self.is_settled = bool(members) and not moves
         return plan
 
     def _grow_decoding(self, draft: Draft) -> None:
-        for sequence in self.decoding.needing_blocks(draft.step):
-            while sequence in self.decoding:
+        decoding = self.table.decoding
+        for sequence in decoding.needing_blocks(draft.step):
+            while sequence in decoding:
                 assert sequence.decode_offset is not None
                 position = draft.step - sequence.decode_offset
                 updates = self.cache.grow(sequence, position, position + 1)
@@ -150,10 +163,10 @@ class Scheduler(Roster):
                         draft.copy(self.cache.states.take(sequence, position, decoding=True))
                     break
                 # The youngest may be this one: it has then left the decode set, which ends the loop.
-                self._preempt(self.seats.youngest(), draft)
+                self._preempt(self.table.rows.youngest(), draft)
 
     def _continue_prefills(self, draft: Draft, left: int) -> int:
-        for sequence in list(self._prefilling):
+        for sequence in list(self.table.prefilling):
             if left <= 0:
                 break
             # One that is further back may have been preempted for the blocks of one before it.
@@ -165,7 +178,7 @@ class Scheduler(Roster):
         start = sequence.num_scheduled_tokens
         end = self.cache.states.cut(sequence, start, min(start + most, len(sequence.token_ids)))
         while (updates := self.cache.grow(sequence, start, end)) is None:
-            victim = self.seats.youngest()
+            victim = self.table.rows.youngest()
             if victim is sequence:
                 return 0
             self._preempt(victim, draft)
@@ -177,11 +190,12 @@ class Scheduler(Roster):
         sequence.num_scheduled_tokens = end
         sequence.last_step = draft.step
         if samples:
-            self._prefilling.remove(sequence)
+            self.table.prefilling.remove(sequence)
         return end - start
 
     def _admit(self, draft: Draft, left: int, now: float) -> None:
-        while left > 0 and not self.seats.are_taken:
+        rows = self.table.rows
+        while left > 0 and rows.free:
             sequence = self._next_to_admit()
             # A preempted sequence stays out while a step of its former row is in flight: that step's token is appended
             # when it is committed, and a row admitted now would lack it.
@@ -190,16 +204,16 @@ class Scheduler(Roster):
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
             chunk_end = self.cache.states.cut(sequence, start, min(start + left, len(sequence.token_ids)))
-            spare = self._spare if self.seats.running else [0] * len(self._spare)
+            spare = self._spare if rows.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
             tiers = None if self.suspects else self.cache.tiers
             run = [] if tiers is None else tiers.worth_fetching(sequence, shared)
-            if run and tiers is not None and tiers.num_waiting >= len(self.seats.free):
+            if run and tiers is not None and tiers.num_waiting >= len(rows.free):
                 return  # what comes in for more sequences than there are rows would displace what others need
-            self.waiting.pop(sequence)
+            self.table.waiting.pop(sequence)
             if run and tiers is not None and tiers.fetch(sequence, shared, run):
-                self._hold(sequence)
+                self.table.hold(sequence)
                 continue
             draft.copy(self.cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
@@ -208,38 +222,20 @@ class Scheduler(Roster):
 
     def _next_to_admit(self) -> Sequence | None:
         if not self.suspects:
-            return self.waiting.head(self.seats.open_to)
+            return self.table.waiting.head(self.table.rows.open_to)
         first = self.suspects.first
-        return None if self.seats.running or self.constraints.awaits(first) else first
+        return None if self.table.rows.running or self.constraints.awaits(first) else first
 
     def _seat(self, sequence: Sequence, draft: Draft, now: float) -> None:
         resumed = sequence.phase is Phase.PREEMPTED
         sequence.fetches = 0
-        sequence.move(Trigger.RESUME if resumed else Trigger.ADMIT)
-        row = self.seats.take(sequence)
-        self._prefilling.append(sequence)
-        self._prefilling.sort(key=lambda each: each.order)
+        row = self.table.seat(sequence)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
             sequence.num_cached_tokens = sequence.num_scheduled_tokens
-        draft.admitted.append(
-            AdmittedRow(
-                row=row,
-                token_ids=tuple(sequence.token_ids),
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                num_computed_tokens=sequence.num_scheduled_tokens,
-                block_tables=tuple(tuple(table) for table in sequence.block_tables),
-                sampling=sequence.sampling,
-            )
-        )
+        draft.admit(sequence, row)
         request_id, cached = sequence.request.request_id, sequence.num_scheduled_tokens
         self.notices.append(SequenceAdmitted(request_id, sequence.index, row, cached, resumed))
-
-    def num_scheduled(self, sequence: Sequence) -> int:
-        """How many of a running sequence's tokens are computed once every planned step is done."""
-        if sequence.decode_offset is None:
-            return sequence.num_scheduled_tokens
-        return max(sequence.num_scheduled_tokens, self.step - sequence.decode_offset + 1)
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Bring home the oldest step in flight. Returns what each living sequence gained.
@@ -261,20 +257,21 @@ class Scheduler(Roster):
                 self._share(sequence, len(sequence.token_ids))
         if flight.copies:
             self.cache.states.settle(flight.copies)
-        progress = self._commit_tokens(flight, result)
+        is_cut_short = flight.plan.step <= self.cut_short_at
+        progress, stopped = flight.land(result, self.constraints.missed, is_cut_short=is_cut_short)
+        for sequence, token, reason in stopped:
+            if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
+                sequence.stop = token
+            self.finish(sequence, reason)
         if flight.plan.masked:
             for sequence, error in self.constraints.consume(progress):
                 self.finish(sequence, FinishReason.ERROR, error)
-        self.tally.generated_tokens += len(progress)
+        self.counters.generated_tokens += len(progress)
         if self.suspects:
-            self._go_on_with_trials()
+            cleared = self.suspects.clear()
+            if cleared is not None and self.suspects:  # it stands back while others are left
+                self._preempt(cleared)
         return progress
-
-    def _go_on_with_trials(self) -> None:
-        """A suspect that is cleared stands back while others are left."""
-        cleared = self.suspects.clear()
-        if cleared is not None and self.suspects:
-            self._preempt(cleared)
 
     def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:
         if sequence.phase is Phase.FINISHED:
@@ -286,46 +283,7 @@ class Scheduler(Roster):
         if sequence.phase is Phase.RUNNING:
             self._share(sequence, chunk.start + chunk.length)
             if sequence.followers and chunk.samples:
-                self._let_followers_go(sequence)
-
-    def _commit_tokens(self, flight: Flight, result: StepResult) -> list[Progress]:
-        scores = _by_position(result.logprobs, flight.plan)
-        if flight.chunks or flight.plan.masked or flight.plan.step <= self.cut_short_at:
-            return self._commit_each(flight, result.token_ids, scores)
-        decoding = flight.decoding
-        for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
-            tokens.append(token)
-        nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
-        for sequence in flight.through if nothing_stops else decoding.sequences:
-            token = sequence.token_ids[-1]
-            reason = sequence.stop_reason(token)
-            if reason is not None:
-                self._stop(sequence, token, reason)
-        return list(zip(decoding.sequences, result.token_ids, scores, strict=True))
-
-    def _commit_each(
-        self, flight: Flight, token_ids: list[int], scores: list[TokenLogprobs | None]
-    ) -> list[Progress]:
-        """Commit the tokens of a step whose rows may have ended since it was planned."""
-        progress: list[Progress] = []
-        missed = self.constraints.missed if flight.plan.masked else ()
-        for sequence, token, score in zip(flight.sampling, token_ids, scores, strict=True):
-            # It has ended since the step was planned: what was computed beyond the end is dropped.
-            if sequence.finish_reason is not None or sequence in missed:
-                continue
-            tokens = sequence.token_ids
-            tokens.append(token)
-            progress.append((sequence, token, score))
-            if token in sequence.stop_ids or len(tokens) >= sequence.max_total_tokens:
-                reason = sequence.stop_reason(token)
-                if reason is not None:
-                    self._stop(sequence, token, reason)
-        return progress
-
-    def _stop(self, sequence: Sequence, token: int, reason: FinishReason) -> None:
-        if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
-            sequence.stop = token
-        self.finish(sequence, reason)
+                self.table.let_followers_go(sequence)
 
     def _share(self, sequence: Sequence, num_computed: int) -> None:
         updates = self.cache.share(sequence, num_computed)
@@ -334,17 +292,107 @@ class Scheduler(Roster):
             self.is_settled = False
             self._remapped.setdefault(sequence.row, []).extend(updates)
 
-    def _observe(self, flight: Flight, now: float) -> None:
+    def _observe(self, flight: InFlightStep, now: float) -> None:
         # With several steps in flight, this one could not begin before the one ahead of it was done.
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
         num_decoding = len(flight.plan.decoding)
         prefill = flight.plan.num_tokens - num_decoding
-        self.tally.computed_prompt_tokens += prefill
+        self.counters.computed_prompt_tokens += prefill
         if prefill or num_decoding:
             self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.phase is Phase.RUNNING:
+            self._vacate(sequence)
+        self.is_settled = False
+        if reason is not FinishReason.LENGTH:
+            self.cut_short_at = self.step
+        self.suspects.drop(sequence)
+        self.constraints.close(sequence)
+        if self.cache.tiers is not None:
+            self.cache.tiers.drop(sequence)
+        self.table.end(sequence)
+        sequence.finish_reason, sequence.error, sequence.finished = reason, error, self._clock.now()
+        self.ended.append(sequence)
+        self.counters.finished[reason] += 1
 
-def _by_position(logprobs: dict[int, TokenLogprobs], plan: StepPlan) -> list[TokenLogprobs | None]:
-    rows = plan.sampling_rows
-    return [logprobs.get(row) for row in rows] if logprobs else [None] * len(rows)
+    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
+        if sequence.finish_reason is not None:
+            self.counters.finished[sequence.finish_reason] -= 1
+            self.counters.finished[reason] += 1
+            sequence.finish_reason, sequence.error = reason, error
+        self.finish(sequence, reason, error)
+
+    def abort(self, request_id: str) -> None:
+        """End every sequence of a request; unknown and finished requests are none."""
+        for sequence in list(self.table.requests.get(request_id, ())):
+            self.finish(sequence, FinishReason.ABORT)
+
+    def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> list[Sequence]:
+        """A step in flight failed. The guilty, which are returned, end with an error; all others are computed again.
+
+        Where none can be named, all become suspects. Nothing stays in flight.
+        """
+        number = next(number for number, each in enumerate(self.flights) if each.plan is plan)
+        guilty = self.suspects.blame(self.flights[number], self.flights[:number], guilty_rows)
+        for sequence in guilty:
+            self.finish(sequence, FinishReason.ERROR, message)
+        self.preempt_all()
+        return guilty
+
+    def preempt_all(self) -> None:
+        """Give every row back; all that run are computed again. Steps in flight are forgotten.
+
+        The runner may never have seen the rows that those steps released, so the next step releases all there are.
+        """
+        for flight in self.flights:
+            self.cache.states.cancel(flight.copies)
+        self.flights.clear()
+        if self.cache.tiers is not None:
+            self.cache.tiers.cancel()
+        # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
+        self.committed_step = self.step
+        for sequence in list(self.table.rows.running):
+            self._preempt(sequence)
+        self.table.rows.release_all()
+
+    def draw(self, ticket: object) -> None:
+        """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
+        (flight,) = self.flights
+        drawn = self.constraints.draw(flight, ticket)
+        for sequence in drawn.stuck:
+            self.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
+        self.counters.late_masks += len(drawn.late)
+        for sequence in drawn.late:
+            if sequence.phase is Phase.RUNNING:
+                self._preempt(sequence, held=True)
+
+    def _admit_compiled(self) -> None:
+        for sequence, error in self.constraints.arrivals():
+            if error is None:
+                self.table.let_go(sequence)
+                continue
+            for each in self.table.requests[sequence.request.request_id].copy():
+                self.finish(each, FinishReason.ERROR, error)
+
+    def _preempt(self, sequence: Sequence, draft: Draft | None = None, *, held: bool = False) -> None:
+        """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
+        assert sequence.row is not None
+        self.is_settled = False
+        if draft is not None:
+            self.cache.states.cancel(draft.withdraw(sequence.row))
+        self._vacate(sequence)
+        self.table.send_back(sequence, held=held)
+        self.counters.preemptions += 1
+        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self.cache.release(sequence)
+        row = self.table.unseat(sequence, self.step)
+        # Another sequence may have the row in the next plan, and these updates are for the tables of this one.
+        self._remapped.pop(row, None)

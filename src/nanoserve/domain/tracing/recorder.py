@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nanoserve.domain.scheduling.draft import Decoding, Flight
-from nanoserve.domain.scheduling.scheduler import Progress, Scheduler
+from nanoserve.domain.scheduling.draft import Decoding, InFlightStep, Progress
+from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.driven import Clock, Tokenizer
@@ -59,7 +59,7 @@ class Recorder:
         self._spelled: set[int] = set()
         self._keys = {
             (request_id, sequence.index): sequence.key
-            for request_id, family in scheduler.requests.items()
+            for request_id, family in scheduler.table.requests.items()
             for sequence in family
         }
 
@@ -88,7 +88,7 @@ class Recorder:
             if self._tokenizer is not None:
                 self._words.append(self._spell(sequence, sequence.token_ids))
 
-    def note_planned(self, flight: Flight) -> None:
+    def note_planned(self, flight: InFlightStep) -> None:
         """A step was planned, and is on its way to the runner."""
         self._note_moves()
         chunks = tuple(

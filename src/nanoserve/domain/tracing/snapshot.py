@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.scheduling.sequence_table import num_planned
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.trace import Snapshot, TracedSequence
 
 
 def read_snapshot(scheduler: Scheduler, *, at: float) -> Snapshot:
     """The books between two turns; `at` is in seconds since the trace began."""
-    alive = [
-        sequence
-        for family in scheduler.requests.values()
-        for sequence in family
-        if sequence.phase is not Phase.FINISHED
-    ]
-    tally, prefixes = scheduler.tally, scheduler.cache.statistics
+    alive = scheduler.table.alive
+    counters, prefixes = scheduler.counters, scheduler.cache.statistics
     return Snapshot(
         at=at,
         step=scheduler.step,
         sequences=tuple(_traced(each, scheduler) for each in sorted(alive, key=lambda each: each.key)),
         findable=tuple(pool.findable for pool in scheduler.cache.allocators),
-        preemptions=tally.preemptions,
-        finished={reason.value: count for reason, count in tally.finished.items() if count},
-        generated_tokens=tally.generated_tokens,
+        preemptions=counters.preemptions,
+        finished={reason.value: count for reason, count in counters.finished.items() if count},
+        generated_tokens=counters.generated_tokens,
         prefix_queries=prefixes.queried_tokens,
         prefix_hits=prefixes.hit_tokens,
     )
@@ -40,7 +36,7 @@ def _traced(sequence: Sequence, scheduler: Scheduler) -> TracedSequence:
         phase=sequence.phase.value,
         row=sequence.row,
         num_cached_tokens=sequence.num_cached_tokens,
-        num_scheduled_tokens=scheduler.num_scheduled(sequence) if is_running else 0,
+        num_scheduled_tokens=num_planned(sequence, scheduler.step) if is_running else 0,
         num_shared_blocks=sequence.num_shared_blocks,
         tables=scheduler.cache.traced_tables(sequence),
         states=scheduler.cache.states.of(sequence),

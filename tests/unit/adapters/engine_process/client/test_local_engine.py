@@ -40,7 +40,7 @@ async def test_it_serves_as_the_remote_one_does() -> None:
         turn = assembly.engine.turn
 
         def wait() -> Any:
-            if "r0" in inside(assembly.engine).scheduler.requests:
+            if "r0" in inside(assembly.engine).scheduler.table.requests:
                 all_sent.wait(PATIENCE)
             return turn()
 
@@ -84,7 +84,7 @@ async def test_a_bug_in_the_engine_ends_every_answer() -> None:
         turn = assembly.engine.turn
 
         def fail() -> Any:
-            if "doomed" in inside(assembly.engine).scheduler.requests:
+            if "doomed" in inside(assembly.engine).scheduler.table.requests:
                 raise AssertionError("the books are wrong")
             return turn()
 
@@ -102,11 +102,11 @@ async def test_a_bug_in_the_engine_ends_every_answer() -> None:
             engine.submit(request("late"))
 
 
-@pytest.mark.parametrize(("timeout", "status"), [(-1.0, EngineStatus.STALLED), (1e9, EngineStatus.READY)])
+@pytest.mark.parametrize(("seconds", "status"), [(-1.0, EngineStatus.STALLED), (1e9, EngineStatus.READY)])
 async def test_a_silent_engine_counts_as_stalled_until_it_reports(
-    timeout: float, status: EngineStatus
+    seconds: float, status: EngineStatus
 ) -> None:
-    engine = compose.local_engine(EngineSettings(), build=build, stall_timeout=timeout)
+    engine = compose.local_engine(EngineSettings(), build=build, stall_timeout=seconds)
     began = time.monotonic()
     async with started(engine):
         assert engine.status is status

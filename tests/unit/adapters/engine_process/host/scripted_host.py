@@ -149,9 +149,9 @@ def _break_turns(engine: Engine[StepPlan]) -> None:
     turn = engine.turn
 
     def broken() -> list[EngineEvent]:
-        if "bug" in engine.scheduler.requests:
+        if "bug" in engine.scheduler.table.requests:
             raise AssertionError("the books are wrong")
-        return [] if "spin" in engine.scheduler.requests else turn()
+        return [] if "spin" in engine.scheduler.table.requests else turn()
 
     engine.turn = broken  # type: ignore[method-assign]
 
