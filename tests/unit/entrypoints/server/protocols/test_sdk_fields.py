@@ -26,7 +26,7 @@ from typing_extensions import is_typeddict
 
 import nanoserve.entrypoints.server
 from nanoserve.entrypoints.server.http.field_support import FIELDS, support
-from nanoserve.entrypoints.server.http.format_fields import MEMBERS
+from nanoserve.entrypoints.server.http.fields import MEMBERS
 from nanoserve.entrypoints.server.protocols.anthropic.body import (
     ContentBlock,
     CountTokens,

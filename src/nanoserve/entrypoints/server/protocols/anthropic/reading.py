@@ -8,14 +8,17 @@ from typing import Any, Final
 from nanoserve.entrypoints.app.orders import FREE, Conversation, Format, ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.format_fields import schema_format
-from nanoserve.entrypoints.server.http.reasoning_fields import (
+from nanoserve.entrypoints.server.http.fields import (
     effort_options,
+    function_tool,
+    read_sampling,
+    read_tools,
     reasoning_budget,
+    required,
+    schema_format,
     switch_options,
+    tool_choice,
 )
-from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
-from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required, tool_choice
 from nanoserve.entrypoints.server.protocols.anthropic.body import Chosen, CountTokens, CreateMessage
 from nanoserve.entrypoints.server.protocols.anthropic.turns import read_messages
 from nanoserve.ports.checks import shown

@@ -12,7 +12,7 @@ from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
-from nanoserve.entrypoints.server.http.sampling_fields import make_order
+from nanoserve.entrypoints.server.http.fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage

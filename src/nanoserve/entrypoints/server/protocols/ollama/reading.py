@@ -12,10 +12,17 @@ import msgspec
 from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed, support
-from nanoserve.entrypoints.server.http.format_fields import schema_format
-from nanoserve.entrypoints.server.http.reasoning_fields import effort_options, switch_options
-from nanoserve.entrypoints.server.http.sampling_fields import make_order, read_sampling, requested_logprobs
-from nanoserve.entrypoints.server.http.tool_fields import function_tool, read_tools, required
+from nanoserve.entrypoints.server.http.fields import (
+    effort_options,
+    function_tool,
+    make_order,
+    read_sampling,
+    read_tools,
+    requested_logprobs,
+    required,
+    schema_format,
+    switch_options,
+)
 from nanoserve.entrypoints.server.protocols.ollama.body import (
     ChatBody,
     GenerateBody,

@@ -15,10 +15,8 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.parts import CallPart, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.format_fields import body_format
+from nanoserve.entrypoints.server.http.fields import body_format, make_order, reasoning_budget
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
-from nanoserve.entrypoints.server.http.reasoning_fields import reasoning_budget
-from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame, respond
 from nanoserve.entrypoints.server.protocols.openai import answers
 from nanoserve.entrypoints.server.protocols.openai.chat_prompt import read_choice, read_conversation

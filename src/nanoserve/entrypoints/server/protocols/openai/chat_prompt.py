@@ -7,18 +7,16 @@ from typing import Any
 
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.reasoning_fields import (
-    effort_options,
-    switch_options,
-    template_options,
-)
-from nanoserve.entrypoints.server.http.tool_fields import (
+from nanoserve.entrypoints.server.http.fields import (
     called,
     custom_tool,
+    effort_options,
     function_tool,
     openai_choice,
     read_tools,
     required,
+    switch_options,
+    template_options,
 )
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, TokenizeBody
 from nanoserve.ports.checks import shown

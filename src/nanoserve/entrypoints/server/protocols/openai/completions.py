@@ -15,9 +15,8 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.app.tokenizing import TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.format_fields import body_format
+from nanoserve.entrypoints.server.http.fields import body_format, make_order
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
-from nanoserve.entrypoints.server.http.sampling_fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     Completion,

@@ -8,7 +8,7 @@ import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.sampling_fields import (
+from nanoserve.entrypoints.server.http.fields import (
     given_sampling,
     read_sampling,
     requested_logprobs,

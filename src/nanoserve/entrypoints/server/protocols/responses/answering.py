@@ -13,8 +13,7 @@ from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.format_fields import schema_format
-from nanoserve.entrypoints.server.http.sampling_fields import make_order
+from nanoserve.entrypoints.server.http.fields import make_order, schema_format
 from nanoserve.entrypoints.server.protocols.responses.answer import Reasoning, ResponseObject, TextSettings
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.fitting import open_fitting

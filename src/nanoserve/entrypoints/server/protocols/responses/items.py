@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from nanoserve.entrypoints.server.http.tool_fields import called
+from nanoserve.entrypoints.server.http.fields import called
 from nanoserve.entrypoints.server.protocols.responses.answer import (
     CallOutput,
     CustomToolCall,

@@ -11,12 +11,12 @@ import structlog
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
-from nanoserve.entrypoints.server.http.reasoning_fields import effort_options
-from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
-from nanoserve.entrypoints.server.http.tool_fields import (
+from nanoserve.entrypoints.server.http.fields import (
     custom_tool,
+    effort_options,
     function_tool,
     openai_choice,
+    read_sampling,
     read_tools,
 )
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse

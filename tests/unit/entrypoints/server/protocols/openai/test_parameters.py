@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from nanoserve.entrypoints.server.http.sampling_fields import read_sampling
+from nanoserve.entrypoints.server.http.fields import read_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
