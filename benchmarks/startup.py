@@ -15,7 +15,7 @@ from nanoserve.entrypoints.bench.tables import show, table
 from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
-from nanoserve.entrypoints.compose.machine import process_age
+from nanoserve.entrypoints.compose.process import process_age
 from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
 
 

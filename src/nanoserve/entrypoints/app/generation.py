@@ -8,11 +8,12 @@ from typing import Any, Final
 import structlog
 
 from nanoserve.domain.text.dialects.tokenized import AnswerParser
+from nanoserve.entrypoints.app.measurements import Meter
+from nanoserve.entrypoints.app.orders import CURRENT
 from nanoserve.entrypoints.app.parts import Reading
-from nanoserve.entrypoints.app.request_facts import CURRENT
 from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driving import Reply
-from nanoserve.ports.errors import BadValueError, DeadlineError, StepFailedError
+from nanoserve.ports.errors import BadValueError, DeadlineError, RequestRefusedError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.parameter import Kind
@@ -41,6 +42,7 @@ class Generation:
         request: Request,
         reply: Reply,
         reservation: Reservation,
+        meter: Meter,
         reading: Reading | None = None,
         *,
         constraint_name: str = "constraint",
@@ -53,6 +55,7 @@ class Generation:
         self._sampling = request.sampling
         self._reply = reply
         self._reservation = reservation
+        self._meter = meter
         self._reading = reading
         self._constraint_name = constraint_name
 
@@ -68,18 +71,24 @@ class Generation:
         """
         try:
             async for events in self._reply.events():
+                self._meter.note(events)
                 self._reservation.start()
                 if pieces := self._pieces_of(events):
                     yield pieces
-        except BadValueError as error:
-            if error.parameter != "constraint":
+        except (RequestRefusedError, BadValueError) as error:
+            self._meter.end("refused")
+            if not isinstance(error, BadValueError) or error.parameter != "constraint":
                 raise
             raise BadValueError(self._constraint_name, str(error).removeprefix("constraint: ")) from None
+        except Exception:
+            self._meter.end(FinishReason.ERROR.value)
+            raise
         finally:
             self.cancel()
 
     def cancel(self) -> None:
         """Stop computing and give the reservation back; may be called at any moment and any number of times."""
+        self._meter.end(FinishReason.ABORT.value)
         self._reply.cancel()
         self._reservation.give_back()
 

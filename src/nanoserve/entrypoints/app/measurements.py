@@ -6,21 +6,95 @@ say (`EngineState`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import bisect
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import attrs
 import structlog
 
-from nanoserve.entrypoints.app.histogram import Histogram, RecentValues
-from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
-from nanoserve.ports.counts import Counts
+from nanoserve.entrypoints.app.orders import CURRENT, RequestFacts
+from nanoserve.ports.counts import Counts, Distribution
 from nanoserve.ports.driven import Clock
-from nanoserve.ports.driving import Reply
 from nanoserve.ports.engine_facts import EngineState
-from nanoserve.ports.errors import BadValueError, RequestRefusedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequenceTimes, TokensGenerated
-from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.request import Request
+
+
+class Histogram:
+    """How many values were at most each bound, and their sum.
+
+    Args:
+        bounds: ascending; beyond the last one everything falls into one more bucket.
+        own: where this process counts, one more bucket than bounds; others: where those count that share its work.
+    """
+
+    def __init__(
+        self, bounds: Sequence[float], own: Distribution | None = None, others: Sequence[Distribution] = ()
+    ) -> None:
+        self.bounds = tuple(bounds)
+        own = own or Distribution([0] * (len(self.bounds) + 1), [0.0])
+        self._all = (own, *others)
+        self._counts, self._sum = own.counts, own.sum
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or several equal ones."""
+        self._counts[bisect.bisect_left(self.bounds, value)] += times
+        self._sum[0] += value * times
+
+    @property
+    def sum(self) -> float:
+        """The sum of all values."""
+        return math.fsum(each.sum[0] for each in self._all)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Values in each bucket, the last one beyond all bounds."""
+        return tuple(map(sum, zip(*(each.counts for each in self._all), strict=True)))
+
+    def cumulative(self) -> list[int]:
+        """Values up to each bound, and last all of them."""
+        return list(itertools.accumulate(self.counts))
+
+
+class RecentValues:
+    """The values that a histogram got of late, as long as `mark` is called again and again.
+
+    Args:
+        whole: the histogram.
+        span: seconds that count; up to `period` more where marks are seldom.
+        period: seconds between two marks that are kept.
+    """
+
+    def __init__(self, whole: Histogram, span: float = 30.0, period: float = 1.0) -> None:
+        self._whole = whole
+        self._span = span
+        self._period = period
+        self._marks = deque([(-math.inf, whole.counts)])
+
+    def mark(self, now: float) -> None:
+        """Note what there is at this reading of a clock."""
+        marks = self._marks
+        if now - marks[-1][0] >= self._period:
+            marks.append((now, self._whole.counts))
+        while len(marks) > 1 and marks[1][0] <= now - self._span:
+            marks.popleft()
+
+    def quantile(self, share: float) -> float | None:
+        """A value that `share` of them are at most, as far as the buckets tell; None without values."""
+        counts = [new - old for new, old in zip(self._whole.counts, self._marks[0][1], strict=True)]
+        rank, below, bounds = share * sum(counts), 0, self._whole.bounds
+        for number, count in enumerate(counts):
+            if count and below + count >= rank:
+                low = bounds[number - 1] if number else 0.0
+                high = bounds[min(number, len(bounds) - 1)]
+                return low + (high - low) * (rank - below) / count
+            below += count
+        return None
+
 
 SpanWriter = Callable[[Request, float, SequenceTimes], None]
 """Called for each sequence that ended, with its request, when that was accepted, and its times."""
@@ -115,9 +189,9 @@ class Measurements:
         self.spans = spans
         self._seen = (0, 0)
 
-    def measured(self, request: Request, reply: Reply) -> Reply:
-        """Wrap the reply so that it is counted while it is read; from now on the request is accepted."""
-        return _MeasuredReply(reply, request, self)
+    def meter(self, request: Request) -> Meter:
+        """A meter of one request, which is accepted from now on."""
+        return Meter(request, self)
 
     def refresh(self, state: EngineState | None) -> None:
         """Read the engine's counters; the more often, the finer is what is known of its steps and of what is recent."""
@@ -132,11 +206,10 @@ class Measurements:
             self._seen = (steps, tokens)
 
 
-class _MeasuredReply:
-    """One request on its way (`Reply`)."""
+class Meter:
+    """Counts one request on its way."""
 
-    def __init__(self, reply: Reply, request: Request, measurements: Measurements) -> None:
-        self._reply = reply
+    def __init__(self, request: Request, measurements: Measurements) -> None:
         self._request = request
         self._counts = measurements
         self._timings = measurements.timings
@@ -152,28 +225,8 @@ class _MeasuredReply:
         self._counts.accepted.add(request.request_class, len(self._living))
         self._counts.living.add(request.request_class, len(self._living))
 
-    async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
-        """Pass on the events of the reply, and count them."""
-        reason = FinishReason.ABORT.value
-        try:
-            async for events in self._reply.events():
-                self._note(events)
-                yield events
-        except (RequestRefusedError, BadValueError):
-            reason = "refused"
-            raise
-        except Exception:
-            reason = FinishReason.ERROR.value
-            raise
-        finally:
-            self._end(self._living, reason)
-
-    def cancel(self) -> None:
-        """Abort the request."""
-        self._end(self._living, FinishReason.ABORT.value)
-        self._reply.cancel()
-
-    def _note(self, events: Sequence[EngineEvent]) -> None:
+    def note(self, events: Sequence[EngineEvent]) -> None:
+        """Count what has happened; raises nothing."""
         try:
             now = self._counts.clock.now()
             for event in events:
@@ -225,6 +278,10 @@ class _MeasuredReply:
                     self._timings.inter_token.observe(seconds / (generated - 1), generated - 1)
         if self._counts.spans is not None:
             self._counts.spans(self._request, start, times)
+
+    def end(self, reason: str) -> None:
+        """Sequences that have not ended end now; may be called again."""
+        self._end(self._living, reason)
 
     def _end(self, indices: Iterable[int], reason: str) -> None:
         ended = self._living.intersection(indices)

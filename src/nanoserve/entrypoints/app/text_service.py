@@ -18,10 +18,9 @@ from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
 from nanoserve.entrypoints.app.parts import Reading
-from nanoserve.entrypoints.app.requests import RequestBuilder
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
-from nanoserve.entrypoints.app.tokenizing import Tokenizing
+from nanoserve.entrypoints.app.tokenizing import RequestBuilder, Tokenizing
 from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
@@ -137,9 +136,11 @@ class TextService:
                 for order, reservation in zip(orders, reservations, strict=True)
             ]
             for order, (request, reading), reservation in zip(orders, requests, reservations, strict=True):
-                reply = self.measurements.measured(request, self.engine.submit(request))
+                reply, meter = self.engine.submit(request), self.measurements.meter(request)
                 opened.append(
-                    Generation(request, reply, reservation, reading, constraint_name=order.constraint_name)
+                    Generation(
+                        request, reply, reservation, meter, reading, constraint_name=order.constraint_name
+                    )
                 )
         except BaseException:
             for generation in opened:

@@ -20,7 +20,7 @@ from nanoserve.entrypoints.cli.help import Command, Group
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
-from nanoserve.entrypoints.compose.config.extensions import LEFT_OUT, load_extensions
+from nanoserve.entrypoints.compose.config.setting import LEFT_OUT, load_extensions
 from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
 
 

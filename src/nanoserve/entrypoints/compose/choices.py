@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
 from nanoserve.entrypoints.compose.config import EngineSettings
-from nanoserve.entrypoints.compose.machine import has_bfloat16, usable_cores
+from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec

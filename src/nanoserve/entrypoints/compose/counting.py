@@ -9,13 +9,13 @@ import attrs
 
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES, Ledger
 from nanoserve.adapters.system.shared_table import SharedTable
-from nanoserve.entrypoints.app.histogram import Histogram
 from nanoserve.entrypoints.app.measurements import (
     EXCHANGES,
     PID,
     PROCESSES,
     SERVED,
     TIMINGS,
+    Histogram,
     Tallies,
     Timings,
 )

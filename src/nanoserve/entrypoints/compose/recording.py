@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import pathlib
 
-from nanoserve.entrypoints.app.traces.recording import Recording
-from nanoserve.entrypoints.app.traces.writer import TraceWriter
+from nanoserve.entrypoints.app.traces.writer import Recording, TraceWriter
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings

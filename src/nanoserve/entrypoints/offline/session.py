@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoserve.entrypoints.app.parts import Reading
-from nanoserve.entrypoints.app.requests import RequestBuilder, encode_bad_words
-from nanoserve.entrypoints.app.traces.recording import Recording
+from nanoserve.entrypoints.app.tokenizing import RequestBuilder, encode_bad_words
+from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoserve.entrypoints.app.histogram import Histogram, RecentValues
+from nanoserve.entrypoints.app.measurements import Histogram, RecentValues
 
 
 def test_there_is_none_without_values() -> None:

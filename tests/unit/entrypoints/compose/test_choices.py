@@ -9,7 +9,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 
-from nanoserve.entrypoints.compose import choices, machine
+from nanoserve.entrypoints.compose import choices, process
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
 from nanoserve.ports.engine_facts import EngineSizes
@@ -131,10 +131,10 @@ def test_a_containers_quota_bounds_the_cores(
 ) -> None:
     path = tmp_path / "cpu.max"
     path.write_text(quota + "\n")
-    monkeypatch.setattr(machine, "_CPU_QUOTA", path)
+    monkeypatch.setattr(process, "_CPU_QUOTA", path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
     monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 32 if logical else 16)
-    assert machine.usable_cores() == cores
+    assert process.usable_cores() == cores
 
 
 def fits_up_to(longest: int) -> Callable[[int], str]:

@@ -20,7 +20,6 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.config.extensions import load_extensions
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
@@ -29,7 +28,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     ServeSettings,
     WatchSettings,
 )
-from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, read_toml
+from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, load_extensions, read_toml
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
 

@@ -1,12 +1,13 @@
-"""A `Setting`: one named value that a flag, the environment and the TOML file can all set; and how that file is read."""
+"""A `Setting`: one named value that a flag, the environment and the TOML file can all set; how that file is read, and how other packages add settings."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -118,3 +119,20 @@ def _unknown(path: str, table: str, name: str, known: Mapping[tuple[str, str], S
     near = homes or difflib.get_close_matches(written, sorted(names), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{path} sets {written!r}, which is not a setting{hint}"
+
+
+T = TypeVar("T")
+LEFT_OUT: Final[dict[str, str]] = {}
+"""By package, the first of its entry points that could not be loaded, and why."""
+
+
+def load_extensions(group: str, read: Callable[[Any], T]) -> dict[str, T]:
+    """By name, what `read` makes of what the entry points of a group name."""
+    found = {}
+    for each in sorted(importlib.metadata.entry_points(group=group)):
+        try:
+            found[each.name] = read(each.load())
+        except Exception as error:  # noqa: BLE001 - it is another package's code
+            package = "of an unknown name" if each.dist is None else each.dist.name
+            LEFT_OUT.setdefault(package, f"{each.value}, which cannot be loaded: {error}")
+    return found

@@ -16,7 +16,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoserve.entrypoints.app.measurements import DISCONNECTED, SERVED, Measurements
-from nanoserve.entrypoints.app.request_facts import CURRENT, RequestFacts
+from nanoserve.entrypoints.app.orders import CURRENT, RequestFacts
 from nanoserve.entrypoints.server.http.errors import classify, send_problem
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
 

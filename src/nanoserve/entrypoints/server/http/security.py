@@ -1,6 +1,8 @@
 """The gate: every route but the probes and the page needs a key, and the Host header of a server without keys is checked.
 
-Both stand in front of the router, so a route that is added later, or does not exist, cannot be left open by mistake.
+It stands in front of the router, so a route that is added later, or does not exist, cannot be left open by mistake. Around it
+stands what answers web pages of other origins: Litestar has this too, but inside its application, and preflight requests have no
+key, and refusals need the headers as well.
 """
 
 from __future__ import annotations
@@ -12,16 +14,55 @@ from typing import Any, Final
 
 import attrs
 from litestar import Request
+from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.request_facts import CURRENT
+from nanoserve.entrypoints.app.orders import CURRENT, Client
 from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
 from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
 from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.ports.checks import shown
 from nanoserve.ports.counts import Buckets, Lock
+
+
+@attrs.frozen(eq=False)
+class Cors:
+    """Answers preflight requests itself, before any key is asked for, and marks the answers to the others."""
+
+    _app: ASGIApp
+    _origins: Collection[str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or mark a request whose origin is allowed, pass on every other."""
+        asked = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
+        origin = asked.get(b"origin")
+        if origin is None or not {origin, "*"} & set(self._origins):
+            await self._app(scope, receive, send)
+            return
+        own = {"access-control-allow-origin": "*" if "*" in self._origins else origin, "vary": "Origin"}
+        if scope.get("method") == "OPTIONS" and b"access-control-request-method" in asked:
+            wanted = asked.get(b"access-control-request-headers", "authorization, content-type")
+            headers = {
+                **own,
+                "access-control-allow-headers": wanted,
+                "access-control-allow-methods": "GET, POST, DELETE, OPTIONS",
+                "access-control-max-age": "600",
+            }
+            await ASGIResponse(status_code=204, headers=headers)(scope, receive, send)
+            return
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers: Any = MutableScopeHeaders.from_message(message)
+                headers.update(
+                    {**own, "access-control-expose-headers": "x-request-id, request-id, retry-after"}
+                )
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
 
 ANONYMOUS: Final = b""
 """The digest that stands for clients of a server without keys."""

@@ -16,10 +16,9 @@ from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from nanoserve.entrypoints.app.histogram import RecentValues
 from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart, Redaction, StepViewer
-from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.app.request_facts import CURRENT
+from nanoserve.entrypoints.app.measurements import Measurements, RecentValues
+from nanoserve.entrypoints.app.orders import CURRENT
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import EventStream, Frames, named_frame
 from nanoserve.entrypoints.server.watch.health import Health

@@ -13,8 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nanoserve.entrypoints.app.histogram import Histogram
-from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Measurements
+from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Histogram, Measurements
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineClient, EngineStatus

@@ -21,8 +21,8 @@ from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine, ow
 from nanoserve.entrypoints.server.http.keys import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.start_errors import StartError
+from nanoserve.entrypoints.server.workers.program import WorkerStart, encode_start
 from nanoserve.entrypoints.server.workers.relay import RelayedApp
-from nanoserve.entrypoints.server.workers.start import WorkerStart, encode_start
 from nanoserve.ports.driving import EngineStatus
 
 PROGRAM: Final = own_program("nanoserve.entrypoints.server.workers.program")

@@ -9,9 +9,13 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import sys
 from collections.abc import Sequence
+from typing import Final
 
+import attrs
+import msgspec
 import structlog
 import uvloop
 
@@ -22,13 +26,59 @@ from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
 from nanoserve.entrypoints.server.app import Server, make_member_app
 from nanoserve.entrypoints.server.http.disconnects import unless
-from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
-from nanoserve.entrypoints.server.serving import make_server, open_service, shared_counting
+from nanoserve.entrypoints.server.serving import Serving, make_server, open_service, shared_counting
 from nanoserve.entrypoints.server.signals import LeavingError
 from nanoserve.entrypoints.server.workers.relay import Relay
-from nanoserve.entrypoints.server.workers.start import WorkerStart, receive_start
 from nanoserve.ports.errors import NanoserveError
+
+_LENGTH: Final = struct.Struct(">I")
+
+
+@attrs.frozen(kw_only=True)
+class WorkerStart:
+    """The settings of an HTTP process.
+
+    Attributes:
+        settings: without the keys themselves, whose digests are in `keys`.
+        folder: where the model's files are.
+        number: of the process, from 1 on, which is where it counts.
+        is_loading: whether the engine is still on its first start. Then requests are answered (with 503) at once; later, clients
+            of a process that takes the place of another wait until it can answer them.
+        owner: begins the names of its requests in the engine; no other process ever had the same one.
+    """
+
+    settings: Serving
+    keys: tuple[Key, ...]
+    folder: str
+    number: int
+    is_loading: bool
+    owner: str
+
+
+def encode_start(start: WorkerStart) -> bytes:
+    """What is sent."""
+    access = attrs.evolve(start.settings.serve.access, api_key=())
+    serve = attrs.evolve(start.settings.serve, access=access)
+    body = msgspec.msgpack.encode(attrs.evolve(start, settings=attrs.evolve(start.settings, serve=serve)))
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive_start(connection: socket.socket) -> WorkerStart:
+    """Wait for it; reads nothing of what comes behind it. Raises `EOFError` where the other side has hung up."""
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return msgspec.msgpack.decode(_exactly(connection, length), type=WorkerStart)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
 
 
 def main(descriptors: Sequence[int]) -> None:

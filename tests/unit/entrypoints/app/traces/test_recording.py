@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile, walk
-from nanoserve.entrypoints.app.traces.recording import Recording
-from nanoserve.entrypoints.app.traces.writer import TraceWriter
+from nanoserve.entrypoints.app.traces.writer import Recording, TraceWriter
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings

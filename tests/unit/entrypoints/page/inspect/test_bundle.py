@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from nanoserve.entrypoints.page.inspect.bundle import BundleError, bundle
+from nanoserve.entrypoints.page.inspect.report import BundleError, bundle
 
 MODULES = {
     "/main.js": (

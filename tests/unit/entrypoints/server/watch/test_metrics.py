@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nanoserve.entrypoints.app.histogram import Histogram
+from nanoserve.entrypoints.app.measurements import Histogram
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.request import Request

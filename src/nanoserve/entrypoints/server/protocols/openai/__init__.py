@@ -4,8 +4,13 @@ from typing import Final
 
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_completions
 from nanoserve.entrypoints.server.protocols.openai.completions import completions
-from nanoserve.entrypoints.server.protocols.openai.models import get_model, list_models
-from nanoserve.entrypoints.server.protocols.openai.tokenization import detokenize, tokenize, tokenizer_info
+from nanoserve.entrypoints.server.protocols.openai.tokenization import (
+    detokenize,
+    get_model,
+    list_models,
+    tokenize,
+    tokenizer_info,
+)
 
 ROUTES: Final = (
     completions,

@@ -8,15 +8,16 @@ import time
 import uuid
 from collections.abc import Sequence
 
+import attrs
+
 from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation
-from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.fields import make_order, schema_format
 from nanoserve.entrypoints.server.protocols.responses.answer import Reasoning, ResponseObject, TextSettings
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
-from nanoserve.entrypoints.server.protocols.responses.fitting import open_fitting
 from nanoserve.entrypoints.server.protocols.responses.items import messages_of, read_items
 from nanoserve.entrypoints.server.protocols.responses.reading import (
     check_fields,
@@ -27,7 +28,8 @@ from nanoserve.entrypoints.server.protocols.responses.reading import (
 )
 from nanoserve.entrypoints.server.protocols.responses.store import History, StoredResponse, find_item
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.driven import Message
+from nanoserve.ports.errors import BadValueError, PromptTooLongError
 from nanoserve.ports.sampling import SamplingParams
 
 _UNFINISHED = ("queued", "in_progress", "failed")
@@ -159,3 +161,47 @@ def _opening(body: CreateResponse, sampling: SamplingParams, model: str) -> Resp
         user=body.user,
         metadata=body.metadata or {},
     )
+
+
+async def open_fitting(service: TextService, order: Order) -> Generation:
+    """Open a conversation's order with as many of the latest turns as fit; `PromptTooLongError` where the last does not.
+
+    System messages at the beginning stay. What remains of the rest begins with a user's message, because many
+    templates take nothing else.
+    """
+    try:
+        return await service.open(order)
+    except PromptTooLongError:
+        assert isinstance(order.prompt, Conversation)
+        room = order.sampling.max_tokens or 1
+        shorter = await _longest_fitting(service, order.prompt, room=room)
+        if shorter is None:
+            raise
+    return await service.open(attrs.evolve(order, prompt=attrs.evolve(order.prompt, messages=shorter)))
+
+
+async def _longest_fitting(
+    service: TextService, conversation: Conversation, *, room: int
+) -> list[Message] | None:
+    """The conversation from the earliest turn on with which it fits, found by bisection."""
+    messages = conversation.messages
+    heads = next((at for at, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    starts = [at for at in range(heads + 1, len(messages)) if messages[at]["role"] == "user"]
+    best: list[Message] | None = None
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        candidate = [*messages[:heads], *messages[starts[middle] :]]
+        if await _fits(service, attrs.evolve(conversation, messages=candidate), room):
+            best, high = candidate, middle
+        else:
+            low = middle + 1
+    return best
+
+
+async def _fits(service: TextService, conversation: Conversation, room: int) -> bool:
+    try:
+        prompt = await service.render(conversation)
+    except PromptTooLongError:
+        return False
+    return len(prompt) + room <= service.facts.max_model_len

@@ -10,8 +10,10 @@ from typing import Any, cast
 import openai
 import pytest
 
+from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation, Piece
+from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
@@ -153,7 +155,7 @@ class OneGeneration:
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
         place = Reservation(1, 2, Reservations(self.settings))
         request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
-        return [Generation(request, self.reply, place)]
+        return [Generation(request, self.reply, place, Measurements(SystemClock()).meter(request))]
 
 
 async def cancelled_answer(reply: EndedReply) -> Any:
