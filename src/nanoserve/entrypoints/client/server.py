@@ -20,6 +20,7 @@ QUIET_SECONDS: Final = 600.0
 """How long a server may compute in silence; ours sends comments meanwhile."""
 DONE: Final = b"[DONE]"
 MOST_EVENT_BYTES: Final = 2**20
+MOST_BODY_BYTES: Final = 2**24
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -245,7 +246,7 @@ class OpenAIServer:
             self._client.stream("POST", "/v1/chat/completions", json=body) as answer,
         ):
             if answer.status_code != httpx.codes.OK:
-                raise _refusal(answer.status_code, answer.read())
+                raise _refusal(answer.status_code, self._body(answer))
             events = EventReader()
             for piece in answer.iter_bytes():
                 for data in events.feed(piece):
@@ -256,11 +257,19 @@ class OpenAIServer:
 
     def get(self, path: str) -> bytes:
         """The body of an answer."""
-        with self._reached():
-            answer = self._client.get(path)
+        with self._reached(), self._client.stream("GET", path) as answer:
+            body = self._body(answer)
         if answer.status_code != httpx.codes.OK:
-            raise _refusal(answer.status_code, answer.content)
-        return answer.content
+            raise _refusal(answer.status_code, body)
+        return body
+
+    def _body(self, answer: httpx.Response) -> bytes:
+        body = bytearray()
+        for piece in answer.iter_bytes():
+            body += piece
+            if len(body) > MOST_BODY_BYTES:
+                raise ProtocolError(f"{answer.url} answers with more than {MOST_BODY_BYTES:,} bytes")
+        return bytes(body)
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:

@@ -37,8 +37,6 @@ SECONDS: Final = 1.0
 QUIET_SECONDS: Final = 15.0
 _PREFIX: Final = "nanoserve:"
 _COMMON: Final = {"model_name", "engine"}
-Show = Callable[[str, "Reading", "Reading", str | None], object]
-"""Shows an address, the last two readings, and why the server is lost, if it is."""
 
 
 @attrs.frozen
@@ -56,11 +54,15 @@ class Reading:
     values: dict[str, float]
     by_label: dict[str, dict[str, float]]
 
-    def quantile(self, name: str, fraction: float) -> float:
-        """Seconds: the bound of a histogram's bucket that this fraction of its values does not exceed; NaN of none."""
+    def quantile(self, name: str, fraction: float) -> str:
+        """The bound of a histogram's bucket, in milliseconds, that this fraction of its values does not exceed."""
         buckets = sorted((float(bound), count) for bound, count in self.by_label.get(name, {}).items())
-        total = buckets[-1][1] if buckets else 0
-        return next((bound for bound, count in buckets if total and count >= fraction * total), math.nan)
+        total, longest = buckets[-1][1] if buckets else 0, 0.0
+        for bound, count in buckets:
+            if total and count >= fraction * total:
+                return f"> {1000 * longest:,.0f} ms" if math.isinf(bound) else f"<= {1000 * bound:,.0f} ms"
+            longest = bound
+        return "-"
 
 
 def read_metrics(page: bytes, moment: float) -> Reading:
@@ -92,28 +94,18 @@ def run_top(url: str, *, key: str | None, once: bool) -> None:
         before = _read(server)
         if once:
             time.sleep(SECONDS)
-            console.print(view(address.url, before, _read(server), None))
+            console.print(view(address.url, before, _read(server), ""))
             return
         with contextlib.suppress(KeyboardInterrupt), _screen(console) as (show, leaves):
-            _follow(server, before, show, leaves)
-
-
-def _follow(
-    server: OpenAIServer,
-    before: Reading,
-    show: Show,
-    leaves: Callable[[], bool],
-) -> None:
-    """Show what the server says, until the user leaves; while it cannot be reached, what it said last."""
-    now, lost = before, None
-    while True:
-        show(server.address.url, before, now, lost)
-        if leaves():
-            return
-        try:
-            before, now, lost = now, _read(server), None
-        except UnreachableError as error:
-            lost = str(error)
+            now, lost = before, ""
+            while True:
+                show(address.url, before, now, lost)
+                if leaves():
+                    return
+                try:
+                    before, now, lost = now, _read(server), ""
+                except UnreachableError as error:  # what it said last stays
+                    lost = str(error)
 
 
 def _read(server: OpenAIServer) -> Reading:
@@ -140,10 +132,7 @@ def rows(before: Reading, now: Reading) -> Iterator[tuple[str, str]]:
         return f"{max(value(name) - before.values.get(name, 0.0), 0) / seconds:,.1f}" if seconds > 0 else "-"
 
     def latency(name: str) -> str:
-        found = [now.quantile(f"{name}_bucket", fraction) for fraction in (0.5, 0.99)]
-        return "p50 {} p99 {}".format(
-            *("-" if math.isnan(each) else f"<= {1000 * each:,.0f} ms" for each in found)
-        )
+        return " ".join(f"p{part} {now.quantile(f'{name}_bucket', part / 100)}" for part in (50, 99))
 
     looked_up = value("prefix_cache_queries_total")
     hits = f"{value('prefix_cache_hits_total') / looked_up:.0%}" if looked_up else "-"
@@ -164,32 +153,32 @@ def rows(before: Reading, now: Reading) -> Iterator[tuple[str, str]]:
     yield "viewers", f"{value('viewers'):,.0f}"
 
 
-def _state(now: Reading, lost: str | None) -> str:
-    if lost is not None:
+def _state(now: Reading, lost: str) -> str:
+    if lost:
         return f"lost: {lost}"
     return "ready" if now.values["engine_up"] else "not ready"
 
 
-def line(before: Reading, now: Reading, lost: str | None) -> str:
+def line(before: Reading, now: Reading, lost: str) -> str:
     """Everything in one line, the wall clock in front."""
-    figures = () if lost is not None else (f"{name} {text}" for name, text in rows(before, now))
+    figures = () if lost else (f"{name} {text}" for name, text in rows(before, now))
     return printable(" | ".join([f"{time.strftime('%H:%M:%S')} {_state(now, lost)}", *figures]))
 
 
-def view(url: str, before: Reading, now: Reading, lost: str | None) -> Group:
+def view(url: str, before: Reading, now: Reading, lost: str) -> Group:
     """The table; dimmed where the server is lost."""
-    style = "bold green" if lost is None and now.values["engine_up"] else "bold red"
+    style = "bold green" if not lost and now.values["engine_up"] else "bold red"
     title = Text.assemble(
         ("nanoserve top ", "bold"), printable(f"{url}  {now.model}  "), (printable(_state(now, lost)), style)
     )
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in rows(before, now):
-        table.add_row(Text(name, style="dim"), Text(printable(text), style="dim" if lost is not None else ""))
+        table.add_row(Text(name, style="dim"), Text(printable(text), style="dim" if lost else ""))
     return Group(title, Text(), table)
 
 
 @contextlib.contextmanager
-def _screen(console: Console) -> Iterator[tuple[Show, Callable[[], bool]]]:
+def _screen(console: Console) -> Iterator[tuple[Callable[..., object], Callable[[], bool]]]:
     """What shows a reading, and what waits a second and says whether the user leaves; SIGTERM does as Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not console.is_terminal or console.is_dumb_terminal:

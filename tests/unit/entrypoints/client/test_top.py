@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from rich.console import Console
 
-from nanoserve.entrypoints.client.server import ProtocolError
+from nanoserve.entrypoints.client.server import ProtocolError, open_server, read_address
 from nanoserve.entrypoints.client.top import line, read_metrics, rows, view
 
 COMMON = 'engine="0",model_name="tiny"'
@@ -59,10 +61,47 @@ def test_a_server_that_is_lost_keeps_its_numbers_and_cannot_steer_the_terminal()
     assert "lost: gone\\x1b[2J" in out.getvalue()
     assert "75% used" in out.getvalue()
     assert line(now, now, "gone").endswith(" lost: gone")
-    assert " ready | running 5 | " in line(now, now, None)
+    assert " ready | running 5 | " in line(now, now, "")
 
 
 @pytest.mark.parametrize("page", [b"<html>", b"vllm:a 1\n", b"nanoserve:engine_up\n", b"\xff", b"a{b=1\n"])
 def test_what_is_no_page_of_metrics_is_refused(page: bytes) -> None:
     with pytest.raises(ProtocolError, match="/metrics"):
         read_metrics(page, 0.0)
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Answers without end, until the other side hangs up."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(b"nanoserve:engine_up 1\n" * 10_000)
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_page_without_end_is_refused() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = read_address(f"127.0.0.1:{server.server_address[1]}")
+            refused = pytest.raises(ProtocolError, match="/metrics answers with more than 16,777,216 bytes")
+            with open_server(address) as client, refused:
+                client.get("/metrics")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_took_longer_than_every_bucket_is_said() -> None:
+    name = "nanoserve:inter_token_latency_seconds_bucket"
+    page = f'{PAGE}1\n{name}{{{COMMON},le="0.1"}} 1\n{name}{{{COMMON},le="+Inf"}} 4\n'
+    now = read_metrics(page.encode(), 0.0)
+    assert dict(rows(now, now))["ITL"] == "p50 > 100 ms p99 > 100 ms"
