@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from nanoserve.adapters.embedded import model_folder
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance import reading
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.bodies import decode_body
@@ -85,6 +87,13 @@ def test_constraints_at_the_door_and_in_the_engine(name: str, monkeypatch: pytes
     assert longest_hold(lambda: reading.check(constraint), TRIES, MOST_SECONDS) < MOST_SECONDS
     making = grammars._make
     assert longest_hold(lambda: making(constraint), TRIES, MOST_SECONDS) < MOST_SECONDS
+
+
+@pytest.mark.parametrize("text", ["once upon a time ", "x", "\n", "\U0001f600", "<|end|>"])
+def test_long_prompts(text: str) -> None:
+    tokenizer, prompt = HFTokenizer(str(model_folder())), text * (MILLION // 4 // len(text))
+    assert longest_hold(lambda: tokenizer.encode(prompt), TRIES, MOST_SECONDS) < MOST_SECONDS
+    assert tokenizer.encode(prompt) == tokenizer._backend.encode(prompt).ids
 
 
 def test_what_keeps_the_lock_is_seen() -> None:

@@ -22,6 +22,8 @@ _BYTE_SIGNS: Final = {chr(byte): byte for byte in _SHOWN} | {
     chr(0x100 + place): byte for place, byte in enumerate(each for each in range(0x100) if each not in _SHOWN)
 }
 """GPT-2's signs for bytes, in which byte-level vocabularies are written."""
+_LONG: Final = 4 << 10
+"""Characters of a text that is a batch of its own: for a batch the library frees the interpreter's lock."""
 
 
 class HFTokenizer:
@@ -109,7 +111,11 @@ class HFTokenizer:
         check_unicode(text)
         with self._lock:
             self._backend.encode_special_tokens = not parse_special
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < _LONG:
+                encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:

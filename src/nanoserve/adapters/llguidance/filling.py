@@ -317,15 +317,13 @@ def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, Gramm
     One of those must not go on while the lexer is in use: it would wait for its lock, and the engine with it.
     """
     apart = [each for each in wanted if each[1].solo or each[1].lexer.is_in_use]
-    solo: dict[int, list[tuple[int, GrammarMatcher]]] = {_lexer(each): [] for each in apart}
+    solo: dict[int, list[tuple[int, GrammarMatcher]]] = {id(each[1].lexer): [] for each in apart}
     others = list[tuple[int, GrammarMatcher]]()
     for each in wanted:
-        solo.get(_lexer(each), others).append(each)
-    return [*solo.values(), sorted(others, key=_lexer)] if others else [*solo.values()]
-
-
-def _lexer(member: tuple[int, GrammarMatcher]) -> int:
-    return id(member[1].lexer)
+        solo.get(id(each[1].lexer), others).append(each)
+    return (
+        [*solo.values(), sorted(others, key=lambda each: id(each[1].lexer))] if others else [*solo.values()]
+    )
 
 
 def _consumed(inner: LLMatcher, token: int) -> bool | str:

@@ -283,14 +283,9 @@ def literal(text: str) -> str:
     """A text as Lark writes it."""
     if not text:
         return '""'
-    plain = "".join(
-        f"\\x{ord(each):02x}" if ord(each) < 32 or ord(each) == 127 else each for each in _escaped(text)
-    )
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    plain = "".join(f"\\x{ord(each):02x}" if ord(each) < 32 or each == "\x7f" else each for each in escaped)
     return f'"{plain}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 _READERS: Final[Mapping[ConstraintKind, Callable[[Constraint, IsSpecial], str]]] = {
