@@ -20,50 +20,9 @@ from nanoserve.ports.layer_spec import (
     YarnRopeScaling,
 )
 from nanoserve.ports.model_spec import Latent, ModelSpec
+from tests.unit.adapters.huggingface.oracle import published
 
-V3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 6,
-    "max_position_embeddings": 163_840,
-    "rope_theta": 10_000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-    },
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-}
-KIMI = {
-    **V3,
-    "model_type": "kimi_k2",
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "n_routed_experts": 384,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 2.827,
-    "rope_theta": 50_000.0,
-    "num_nextn_predict_layers": 0,
-    "rms_norm_eps": 1e-6,
-}
-V2 = {
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v2",
-    "num_hidden_layers": 3,
-    "first_k_dense_replace": 1,
-    "num_experts_per_tok": 6,
-    "topk_method": "group_limited_greedy",
-    "n_group": 8,
-    "topk_group": 3,
-    "routed_scaling_factor": 16.0,
-}
+V3, KIMI, V2 = map(published, ("deepseek_v3", "kimi_k2", "deepseek_v2"))
 
 
 def read(folder: Path, config: dict[str, Any]) -> ModelSpec:

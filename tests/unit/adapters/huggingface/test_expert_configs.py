@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, ExpertsSpec, RopeSpec, RouterSpec
+from tests.unit.adapters.huggingface.oracle import published
 
 NAMES = {
     "minimax_m2": "MiniMaxM2ForCausalLM",
@@ -20,23 +21,8 @@ NAMES = {
     "olmoe": "OlmoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-PUBLISHED: dict[str, tuple[dict[str, Any], AttentionSpec, ExpertsSpec]] = {
+PUBLISHED: dict[str, tuple[AttentionSpec, ExpertsSpec]] = {
     "minimax_m2": (
-        {
-            "head_dim": 128,
-            "hidden_size": 3072,
-            "intermediate_size": 1536,
-            "num_attention_heads": 48,
-            "num_experts_per_tok": 8,
-            "num_hidden_layers": 62,
-            "num_key_value_heads": 8,
-            "num_local_experts": 256,
-            "num_mtp_modules": 3,
-            "rope_theta": 5000000,
-            "rotary_dim": 64,
-            "scoring_func": "sigmoid",
-            "use_qk_norm": True,
-        },
         AttentionSpec(
             num_heads=48, num_kv_heads=8, head_dim=128, rope=RopeSpec(theta=5e6, size=64), qk_norm="vector"
         ),
@@ -45,56 +31,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], AttentionSpec, ExpertsSpec]] = {
         ),
     ),
     "mixtral": (
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_attention_heads": 32,
-            "num_experts_per_tok": 2,
-            "num_hidden_layers": 32,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "rope_theta": 1000000.0,
-            "sliding_window": None,
-        },
         AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, rope=RopeSpec(theta=1e6)),
         ExpertsSpec(count=8, top=2, size=14336, names="w"),
     ),
     "olmoe": (
-        {
-            "clip_qkv": None,
-            "hidden_size": 2048,
-            "intermediate_size": 1024,
-            "norm_topk_prob": False,
-            "num_attention_heads": 16,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "num_hidden_layers": 16,
-            "num_key_value_heads": 16,
-            "rope_scaling": None,
-            "rope_theta": 10000.0,
-        },
         AttentionSpec(num_heads=16, num_kv_heads=16, head_dim=128, qk_norm="vector"),
         ExpertsSpec(count=64, top=8, size=1024, router=RouterSpec(normalized=False)),
     ),
     "qwen3_moe": (
-        {
-            "decoder_sparse_step": 1,
-            "head_dim": 128,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "max_window_layers": 48,
-            "mlp_only_layers": [],
-            "moe_intermediate_size": 768,
-            "norm_topk_prob": True,
-            "num_attention_heads": 32,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "num_hidden_layers": 48,
-            "num_key_value_heads": 4,
-            "rope_theta": 1000000.0,
-            "sliding_window": None,
-            "use_sliding_window": False,
-        },
         AttentionSpec(num_heads=32, num_kv_heads=4, head_dim=128, rope=RopeSpec(theta=1e6), qk_norm="head"),
         ExpertsSpec(count=128, top=8, size=768),
     ),
@@ -114,7 +58,7 @@ def folder_of(tmp_path: pathlib.Path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("key", NAMES)
 def test_published_configs(folder_of: Callable[..., str], key: str) -> None:
-    keys, mixer, feed = PUBLISHED[key]
+    keys, (mixer, feed) = published(key), PUBLISHED[key]
     spec = read_spec(folder_of(key, **keys))
     assert [(layer.mixer, layer.feed) for layer in spec.layers] == [(mixer, feed)] * keys["num_hidden_layers"]
 

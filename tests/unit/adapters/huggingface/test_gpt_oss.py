@@ -20,39 +20,8 @@ from nanoserve.ports.layer_spec import (
     RouterSpec,
     YarnRopeScaling,
 )
+from tests.unit.adapters.huggingface.oracle import published
 
-PUBLISHED_20B: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"],
-    "attention_bias": True,
-    "eos_token_id": 200002,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2880,
-    "initial_context_length": 4096,
-    "intermediate_size": 2880,
-    "max_position_embeddings": 131072,
-    "model_type": "gpt_oss",
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_local_experts": 32,
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.mlp.router"]},
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "factor": 32.0,
-        "original_max_position_embeddings": 4096,
-        "rope_type": "yarn",
-        "truncate": False,
-    },
-    "rope_theta": 150000,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 201088,
-}
 YARN = YarnRopeScaling(
     factor=32.0, original_max_position=4096, truncate=False, attention_factor=0.1 * math.log(32) + 1
 )
@@ -63,7 +32,7 @@ def write(folder: pathlib.Path, **keys: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("keys", [PUBLISHED_20B, {"model_type": "gpt_oss"}], ids=["20b", "bare"])
+@pytest.mark.parametrize("keys", [published("gpt-oss-20b"), {"model_type": "gpt_oss"}], ids=["20b", "bare"])
 def test_the_spec_says_what_transformers_reads(tmp_path: pathlib.Path, keys: dict[str, Any]) -> None:
     folder = write(tmp_path, **keys)
     spec, config = read_spec(folder), AutoConfig.from_pretrained(folder)

@@ -10,49 +10,8 @@ from typing import Any
 
 import attrs
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3Config,
-    Gemma3ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MiniMaxM2Config,
-    MiniMaxM2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
 
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -215,33 +174,28 @@ LONG_ROPE: dict[str, Any] = {
 PHI3: dict[str, Any] = {"pad_token_id": None, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.75}}
 
 
-def _gemma3_beside_vision(**text: Any) -> Gemma3Config:
+def _gemma3_beside_vision(**text: Any) -> Any:
     around: dict[str, Any] = {"attn_implementation": text.pop("attn_implementation")}
-    return Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, **around)
+    return transformers.Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, **around)
 
 
-_FAMILIES: dict[str, tuple[Callable[..., Any], type[Any]]] = {
-    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
-    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
-    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
-    "gemma3": (_gemma3_beside_vision, Gemma3ForConditionalGeneration),
-    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
-    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
-    "granite": (GraniteConfig, GraniteForCausalLM),
-    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
-    "mixtral": (MixtralConfig, MixtralForCausalLM),
-    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
+_NAMES: dict[str, str] = {
+    "glm4_moe": "Glm4Moe",
+    "granitemoe": "GraniteMoe",
+    "minimax_m2": "MiniMaxM2",
 }
+"""Of families whose classes are not called as their keys, in capitals."""
+
+
+def _classes(family: str) -> tuple[Callable[..., Any], type[Any]]:
+    """Those of transformers: the config, and the model that writes text."""
+    if family == "gemma3":
+        return _gemma3_beside_vision, transformers.Gemma3ForConditionalGeneration
+    name = _NAMES.get(family) or family.removesuffix("_text").title().replace("_", "")
+    config = name + "Text" * family.endswith("_text")
+    return getattr(transformers, f"{config}Config"), getattr(transformers, f"{name}ForCausalLM")
+
+
 _EXPERTS: dict[str, dict[str, Any]] = {
     "minimax_m2": {
         "num_attention_heads": 6,
@@ -342,7 +296,7 @@ class TinyModel:
 def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
     rope = dict(ROPES[config.pop("rope", "default")])  # transformers writes into it
-    config_type, model_type = _FAMILIES[architecture]
+    config_type, model_type = _classes(architecture)
     settings = {**_SHAPE, "rope_parameters": rope, **_EXPERTS.get(architecture, {}), **config}
     made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(seed)
