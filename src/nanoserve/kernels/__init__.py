@@ -12,7 +12,7 @@
 | `tuning.py`       | measured sizes, and how work is cut into programs                                            |
 | `cases.py`        | inputs, poisoned outputs and expected results: for the tests, and for the start-up self-test |
 
-Folders do not know each other. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
-`recurrent.py`, the states of recurrent layers; `gates.py`, the activations of feeds; `whole_vectors.py`, element-wise functions with invariant bits; `triton_launch.py`, how kernels are launched; `triton_attention.py`, what attention kernels have in common; `tiles.py`, tiles of queries; `philox.py`, counter-based random
+Folders of operations do not know each other. `device` holds what kernels of several call or are launched with. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
+`recurrent.py`, the states of recurrent layers; `gates.py`, the activations of feeds; `whole_vectors.py`, element-wise functions with invariant bits; `tiles.py`, tiles of queries; `philox.py`, counter-based random
 numbers; `trial.py`, what all cases share.
 """

@@ -16,7 +16,8 @@ PROGRAM = (
 import torch
 
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
-from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import Tiling
 from nanoserve.kernels.embedding.launch import embed_tokens
 from nanoserve.kernels.gated_activation.launch import gated_activation_into

@@ -29,13 +29,11 @@ from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logprobs import cases as logprobs
 from nanoserve.kernels.penalties import cases as penalties
 from nanoserve.kernels.prefill_attention import cases as prefill_attention
-from nanoserve.kernels.qkv_norm import cases as qkv_norm
 from nanoserve.kernels.rank_sums import cases as rank_sums
 from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
-from nanoserve.kernels.sigmoid_mul import cases as sigmoid_mul
 from nanoserve.kernels.trial import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
@@ -79,7 +77,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
     "feed_lists": (experts, ("partials",)),
-    "norm_qkv_into": (qkv_norm, ("qkv",)),
+    "norm_qkv_into": (rms_norm, ("qkv",)),
     "rope_and_cache": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "rope_and_cache, newest": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "prefill_attention": (prefill_attention, ("out",)),
@@ -90,7 +88,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "expanded_attention": (expanded_attention, ("out", "sums.totals")),
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
-    "sigmoid_mul_into": (sigmoid_mul, ("x",)),
+    "sigmoid_mul_into": (gated_activation, ("x",)),
     "copy_pages_into": (copy_pages, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "add_slots_into": (rank_sums, ("out",)),
@@ -152,7 +150,9 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
 
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
-    special = {experts: "experts", qkv_norm: "vectors", delta_rule: "hybrid", sigmoid_mul: "hybrid"}
+    if kernel == "sigmoid_mul_into":
+        return models["hybrid"]
+    special = {experts: "experts", rms_norm: "vectors", delta_rule: "hybrid"}
     special |= dict.fromkeys(LATENTS, "latents")
     return models[special.get(OUTPUTS[kernel][0], "llama")]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.decode_attention.cases import Case
-from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import (
     ANY,
     MAX_SPLITS,
@@ -21,6 +21,7 @@ from nanoserve.kernels.decode_attention.tuning import (
     choose_splits,
     choose_tile,
 )
+from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.trial import LAYERS, Heads, Inputs
 from tests.interpreter.kernels.agreement import agree

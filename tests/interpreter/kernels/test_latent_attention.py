@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.latent_attention.cases import CHUNKS, Case
-from nanoserve.kernels.latent_attention.launch import LatentScratch, latent_decode
+from nanoserve.kernels.latent_attention.launch import latent_decode
 from nanoserve.kernels.latent_attention.tuning import (
     HEADS,
     MAX_SPLITS,
@@ -150,7 +151,7 @@ def test_a_scratch_that_is_too_small_is_refused(inputs: Inputs) -> None:
             lengths=inputs.these([10, 1]),
             scale=1.0,
             splits=3,
-            scratch=LatentScratch.create(2, ODD.num_heads, ODD.latent_dim, inputs.device),
+            scratch=SplitScratch.create(2, ODD.num_heads, ODD.latent_dim, 1, inputs.device),
         )
 
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.gated_activation.cases import check_gated_activation
+from nanoserve.kernels.gated_activation.cases import check_gated_activation, check_sigmoid_mul
 from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.gates import ACTIVATIONS, Activation
 from nanoserve.kernels.rms_norm import reference
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
-from nanoserve.kernels.sigmoid_mul.cases import check_sigmoid_mul
 from nanoserve.kernels.trial import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

@@ -104,7 +104,7 @@ def test_no_kernel_folder_imports_another() -> None:
     for page in (ROOT / "src/nanoserve/kernels").glob("*/**/*.py"):
         own = page.relative_to(ROOT / "src/nanoserve/kernels").parts[0]
         imported = set(re.findall(r"nanoserve\.kernels\.(\w+)", page.read_text()))
-        assert imported & folders <= {own}, page
+        assert imported & folders <= {own, "device"}, page
 
 
 def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
@@ -118,6 +118,8 @@ def test_every_kernel_folder_has_the_same_file_names() -> None:
     folders = [page.parent for page in (ROOT / "src" / "nanoserve" / "kernels").glob("*/__init__.py")]
     assert len(folders) > 10
     for folder in folders:
+        if folder.name == "device":  # no operation, but what kernels of all of them call
+            continue
         names = {page.stem for page in folder.glob("*.py")}
         assert {"__init__", "reference"} <= names <= KERNEL_FILES, folder
         assert ("triton" in names) == ("launch" in names) == ("cases" in names), folder

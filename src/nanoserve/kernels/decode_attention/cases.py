@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.decode_attention import reference
-from nanoserve.kernels.decode_attention.launch import SplitScratch, decode_attention
+from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, Tiling, choose_tile
+from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.trial import (
     Comparison,

@@ -1,46 +1,14 @@
-"""Launches of decode attention, and the memory in which its splits leave their partial sums."""
+"""Launches of decode attention."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
-
-import torch
 import triton
 from torch import Tensor
 
 from nanoserve.kernels.decode_attention.triton import add_splits, attend_to_rows
 from nanoserve.kernels.decode_attention.tuning import Tiling
+from nanoserve.kernels.device.launch import SplitScratch, launch_options
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.triton_launch import launch_options
-
-
-class SplitScratch(NamedTuple):
-    """Partial sums of every (place, head, split), in this order; kernels in one stream may share it.
-
-    What counts is the product of places and splits, not each of them: a scratch made for 64 places and one split
-    serves one place and 64 splits.
-
-    Attributes:
-        totals: float32 [sums, head_dim], unnormalised sums of values.
-        tops: float32 [sums], the maximum that the exponents are relative to, in units of log2.
-        weights: float32 [sums], sums of the exponentials.
-    """
-
-    totals: Tensor
-    tops: Tensor
-    weights: Tensor
-
-    @classmethod
-    def create(
-        cls, max_batch: int, num_heads: int, head_dim: int, max_splits: int, device: torch.device
-    ) -> Self:
-        """Scratch for up to max_batch * max_splits (place, split) pairs of num_heads query heads."""
-        sums = max_batch * num_heads * max_splits
-        return cls(
-            totals=torch.empty(sums, head_dim, dtype=torch.float32, device=device),
-            tops=torch.empty(sums, dtype=torch.float32, device=device),
-            weights=torch.empty(sums, dtype=torch.float32, device=device),
-        )
 
 
 def decode_attention(
@@ -90,7 +58,7 @@ def decode_attention(
     batch = qkv.shape[0]
     _, kv_heads, block_size, head_dim = cache.keys.shape
     num_heads = out.shape[1] // head_dim
-    if splits > 1 and batch * num_heads * splits > len(scratch.tops):
+    if splits > 1 and batch * num_heads * splits > len(scratch.ms):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
     # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
     attend_to_rows[kv_heads, batch, splits](

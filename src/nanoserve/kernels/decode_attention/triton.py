@@ -11,9 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.triton_attention import NOTHING
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.device.softmax import LOG2_E, NOTHING, merge, visit
 
 
 @triton.jit
@@ -135,8 +134,8 @@ def _begin(
 
     own = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
     own, q = _repeated(own, q, PADDED_GROUP // COMPUTED)
-    top, weight, total = _begin_softmax(q, own, value, newest, cap, sinks_ptr, head * GROUP + g, g < GROUP)
-    return q, top, weight, total
+    m, l, acc = _begin_softmax(q, own, value, newest, cap, sinks_ptr, head * GROUP + g, g < GROUP)
+    return q, m, l, acc
 
 
 @triton.jit
@@ -146,34 +145,23 @@ def _begin_softmax(q, own, value, newest, cap, sinks_ptr, heads, shown):
     Others begin with an empty sum, whose weight is worth 2**NOTHING, zero.
     """
     own = _capped(own, cap)
-    top = tl.where(newest, own, NOTHING)
-    weight = tl.full(own.shape, 1.0, tl.float32)
-    total = tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
+    m = tl.where(newest, own, NOTHING)
+    l = tl.full(own.shape, 1.0, tl.float32)
+    acc = tl.zeros(q.shape, tl.float32) + value.to(tl.float32)
     if sinks_ptr is not None:
         sinks = tl.load(sinks_ptr + heads, mask=shown, other=0.0).to(tl.float32) * LOG2_E
         sinks = tl.where(newest, sinks, NOTHING)
-        new_top = tl.maximum(top, sinks)
-        decay = tl.exp2(top - new_top)
-        weight = decay + tl.exp2(sinks - new_top)
-        total *= decay[:, None]
-        top = new_top
-    return top, weight, total
-
-
-@triton.jit
-def _attend(scores, v, top, weight, total):
-    """Add the scores of a tile and its values [TILE, D] to the online softmax; scores of -inf add exactly nothing."""
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
-    p = tl.exp2(scores - new_top[:, None])
-    decay = tl.exp2(top - new_top)
-    weight = weight * decay + tl.sum(p, axis=1)
-    total = tl.dot(p.to(v.dtype), v, total * decay[:, None], input_precision="ieee")
-    return new_top, weight, total
+        m_new = tl.maximum(m, sinks)
+        alpha = tl.exp2(m - m_new)
+        l = alpha + tl.exp2(sinks - m_new)
+        acc *= alpha[:, None]
+        m = m_new
+    return m, l, acc
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
-    qkv_ptr, keys_ptr, values_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr,
+    qkv_ptr, keys_ptr, values_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, batch_rows_ptr, lengths_ptr,
     tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, token_stride, table_stride, block_stride, window, scale,
     cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
@@ -186,8 +174,7 @@ def attend_to_rows(
     the first rounds before the loop, so before the wait. Without it, what does not fill a tile comes before the loop, whose
     tiles are full and need no mask.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     head = tl.program_id(0)
     place = tl.program_id(1)
     split = tl.program_id(2)
@@ -206,8 +193,8 @@ def attend_to_rows(
     if EARLY:
         COMPUTED: tl.constexpr = triton.next_power_of_2(GROUP)
         q = tl.zeros([PADDED_GROUP, PADDED_D], keys_ptr.dtype.element_ty)
-        top, weight = tl.full([PADDED_GROUP], NOTHING, tl.float32), tl.full([PADDED_GROUP], 1.0, tl.float32)
-        total = tl.zeros([PADDED_GROUP, PADDED_D], tl.float32)
+        m, l = tl.full([PADDED_GROUP], NOTHING, tl.float32), tl.full([PADDED_GROUP], 1.0, tl.float32)
+        acc = tl.zeros([PADDED_GROUP, PADDED_D], tl.float32)
         # At least one round: every program has to wait, and split 0 to write the newest token.
         first_round = end - tl.maximum(tl.cdiv(end - begin, TILE), 1) * TILE
         for start in tl.range(first_round, end, TILE, num_stages=STAGES):
@@ -219,21 +206,19 @@ def attend_to_rows(
             k = tl.load(k_ptrs, mask=(d < D)[:, None] & seen[None, :], other=0.0)
             v = tl.load(v_ptrs, mask=(d < D)[None, :] & seen[:, None], other=0.0)
             if start == first_round:
-                if PDL:
-                    tl.extra.cuda.gdc_wait()
-                q, top, weight, total = _begin(
+                wait_for_last(PDL)
+                q, m, l, acc = _begin(
                     token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale,
                     cap, eps, HEADS, KV_HEADS, PADDED_GROUP, COMPUTED, NORM, D, PADDED_D,
                 )  # fmt: skip
             scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
             scores = tl.where(seen[None, :], scores, float("-inf"))
-            top, weight, total = _attend(scores, v, top, weight, total)
+            m, l, acc = visit(m, l, acc, scores, v, None)
     else:
         first = tl.where(begin < end, (end - begin - 1) % TILE + 1, 0)
         seen = tile < first
-        if PDL:
-            tl.extra.cuda.gdc_wait()
-        q, top, weight, total = _begin(
+        wait_for_last(PDL)
+        q, m, l, acc = _begin(
             token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale,
             cap, eps, HEADS, KV_HEADS, PADDED_GROUP, PADDED_GROUP, NORM, D, PADDED_D,
         )  # fmt: skip
@@ -244,49 +229,47 @@ def attend_to_rows(
         k, v = tl.where(filled, k, 0.0), tl.where(filled, v, 0.0)
         scores = _capped(tl.dot(q, tl.trans(k), input_precision="ieee"), cap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        top, weight, total = _attend(scores, v, top, weight, total)
+        m, l, acc = visit(m, l, acc, scores, v, None)
         for start in tl.range(begin + first, end, TILE, num_stages=STAGES):
             positions = start + tile
             blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
             at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
             keys, values = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
             scores = _capped(tl.dot(q, keys, input_precision="ieee"), cap)
-            top, weight, total = _attend(scores, values, top, weight, total)
+            m, l, acc = visit(m, l, acc, scores, values, None)
 
     rows = place * HEADS + head * GROUP + g
     mask = (g < GROUP)[:, None] & (d < D)[None, :]
     if SPLIT:
         rows = rows * tl.num_programs(2) + split
-        tl.store(totals_ptr + rows[:, None] * D + d[None, :], total, mask=mask)
-        tl.store(tops_ptr + rows, top, mask=g < GROUP)
-        tl.store(weights_ptr + rows, weight, mask=g < GROUP)
+        tl.store(accs_ptr + rows[:, None] * D + d[None, :], acc, mask=mask)
+        tl.store(ms_ptr + rows, m, mask=g < GROUP)
+        tl.store(ls_ptr + rows, l, mask=g < GROUP)
     else:
-        result = (total / weight[:, None]).to(out_ptr.dtype.element_ty)
+        result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + rows[:, None] * D + d[None, :], result, mask=mask)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def add_splits(
-    totals_ptr, tops_ptr, weights_ptr, out_ptr, splits,
+    accs_ptr, ms_ptr, ls_ptr, out_ptr, splits,
     D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_SPLITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (places * heads). Splits that had nothing to do left zeros, so no load waits for another one."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     first = tl.program_id(0) * splits
     s = tl.arange(0, PADDED_SPLITS)
     d = tl.arange(0, PADDED_D)
-    tops = tl.load(tops_ptr + first + s, mask=s < splits, other=NOTHING)
-    weights = tl.load(weights_ptr + first + s, mask=s < splits, other=0.0)
-    top = tl.max(tops, axis=0)
-    weight = tl.sum(weights * tl.exp2(tops - top), axis=0)
-    total = tl.zeros([PADDED_D], tl.float32)
+    ms = tl.load(ms_ptr + first + s, mask=s < splits, other=NOTHING)
+    ls = tl.load(ls_ptr + first + s, mask=s < splits, other=0.0)
+    m, l = merge(ms, ls)
+    acc = tl.zeros([PADDED_D], tl.float32)
     for start in tl.static_range(0, PADDED_SPLITS, CHUNK):
         s = start + tl.arange(0, CHUNK)
         mask = (s < splits)[:, None] & (d < D)[None, :]
-        partial = tl.load(totals_ptr + (first + s)[:, None] * D + d[None, :], mask=mask, other=0.0)
-        factor = tl.exp2(tl.load(tops_ptr + first + s, mask=s < splits, other=NOTHING) - top)
-        total += tl.sum(partial * factor[:, None], axis=0)
-    result = (total / weight).to(out_ptr.dtype.element_ty)
+        partial = tl.load(accs_ptr + (first + s)[:, None] * D + d[None, :], mask=mask, other=0.0)
+        factor = tl.exp2(tl.load(ms_ptr + first + s, mask=s < splits, other=NOTHING) - m)
+        acc += tl.sum(partial * factor[:, None], axis=0)
+    result = (acc / l).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + tl.program_id(0) * D + d, result, mask=d < D)

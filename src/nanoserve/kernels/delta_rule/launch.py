@@ -24,8 +24,8 @@ from nanoserve.kernels.delta_rule.tuning import (
     choose_advance,
     most_tiles,
 )
+from nanoserve.kernels.device.launch import launch_options, shared_memory
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
-from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 CHANNELS_PER_PROGRAM = 1024
 """That one program keeps of the last tokens of a chunk."""
@@ -88,7 +88,7 @@ def delta_rule_newest(
         lengths: int32 [rows], tokens of each row, the newest included; a row of length 1 has no state.
         tables: int32 [rows, ...], the slot of each row in the first column.
         invariant: compute the same bits as `delta_rule_chunks`.
-        pdl: see `nanoserve.kernels.triton_launch`. Everything but `projected` and what the convolution keeps is read
+        pdl: see `nanoserve.kernels.device.pdl`. Everything but `projected` and what the convolution keeps is read
             before the wait. With `invariant` it changes nothing.
     """
     rows = (batch_rows, lengths, tables)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.gates import sigmoid, silu, softplus
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
 L2_EPS = tl.constexpr(1e-6)
 
 
@@ -44,7 +47,7 @@ def _convolved(
     kept_ptrs = recent_ptr + ((position - back) % TAPS)[:, None] * CHANNELS + channels[None, :]
     kept = tl.load(kept_ptrs, mask=inside & before[:, None], other=0.0)
     x = tl.sum((own + kept) * taps, 0)
-    return x / (1.0 + tl.exp(-x))
+    return silu(x)
 
 
 @triton.jit
@@ -118,7 +121,7 @@ def delta_rule_kernel(
         query, key = _unit(query) * scale, _unit(key)
         strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
         decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
-        decay = tl.where(decay > 20.0, decay, tl.log(1.0 + tl.exp(tl.minimum(decay, 20.0))))
+        decay = softplus(decay)
         state *= tl.exp(-rate * decay)
         change = (value - tl.sum(state * key[:, None], 0)) / (1.0 + tl.exp(-strength))
         state += key[:, None] * change[None, :]
@@ -168,8 +171,7 @@ def newest_token_kernel(
     in registers, and several programs fit beside each other. What the state before says of key and of query is summed
     together: the result follows from both without another sum over the state.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
@@ -194,8 +196,7 @@ def newest_token_kernel(
     rate = tl.exp(tl.load(decay_log_ptr + head))
     bias = tl.load(decay_bias_ptr + head)
     recent_ptr += slot * (TAPS * CHANNELS)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     query = _convolved(
         token_ptr, recent_ptr, q_taps, q_channels, in_key, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
     )  # fmt: skip
@@ -205,9 +206,9 @@ def newest_token_kernel(
     query, key = _unit(query) * scale, _unit(key)
     key_query = tl.sum(query * key, 0)
     strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
-    strength = 1.0 / (1.0 + tl.exp(-strength))
+    strength = sigmoid(strength)
     decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
-    decay = tl.where(decay > 20.0, decay, tl.log(1.0 + tl.exp(tl.minimum(decay, 20.0))))
+    decay = softplus(decay)
     left = tl.exp(-rate * decay)
     results = ()
     squares = 0.0

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from nanoserve.kernels.delta_rule.triton import L2_EPS, load_span
+from nanoserve.kernels.device.gates import sigmoid, silu, softplus
 
 
 @triton.jit
@@ -37,7 +38,7 @@ def _convolved(
             at = ((start + steps - back) % TAPS)[:, None] * CHANNELS + channels[None, :]
             x += tl.load(recent_ptr + at, mask=before[:, None] & shown[None, :], other=0.0)
         total += x * taps[None, :]
-    return total / (1.0 + tl.exp(-total))
+    return silu(total)
 
 
 @triton.jit
@@ -137,10 +138,10 @@ def solve_tiles_kernel(
     shown = valid[:, None] & (keys < KEY_DIM)[None, :]
     key, query = tl.load(query_ptrs + KEYS, mask=shown, other=0.0), tl.load(query_ptrs, mask=shown, other=0.0)
     rate_ptrs = projected_ptr + first * WIDTH + (WIDTH - 2 * VALUE_HEADS + head) + steps * WIDTH
-    strength = 1.0 / (1.0 + tl.exp(-tl.load(rate_ptrs, mask=valid, other=0.0).to(tl.float32)))
+    strength = sigmoid(tl.load(rate_ptrs, mask=valid, other=0.0).to(tl.float32))
     decay = tl.load(rate_ptrs + VALUE_HEADS, mask=valid, other=0.0).to(tl.float32)
     decay += tl.load(decay_bias_ptr + head)
-    decay = tl.where(decay > 20.0, decay, tl.log(1.0 + tl.exp(tl.minimum(decay, 20.0))))
+    decay = softplus(decay)
     decay = tl.cumsum(tl.where(valid, -tl.exp(tl.load(decay_log_ptr + head)) * decay, 0.0), 0)
     tl.store(decays_ptr + (first + steps) * VALUE_HEADS + head, decay, mask=valid)
     before = index[:, None] >= index[None, :]
@@ -217,7 +218,7 @@ def advance_rows_kernel(
             )
             gate = tl.load(gate_ptrs, mask=in_out, other=0.0).to(tl.float32)
             result *= tl.rsqrt(tl.sum(result * result, 1) / VALUE_DIM + eps)[:, None]
-            result = result * norm[None, :] * (gate / (1.0 + tl.exp(-gate)))
+            result = result * norm[None, :] * silu(gate)
         tl.store(out_ptrs, result.to(dtype), mask=in_out)
     tl.store(state_ptrs, state, mask=in_state)
 
@@ -244,5 +245,5 @@ def norm_and_gate_kernel(
     gate = tl.load(gate_ptrs, mask=shown, other=0.0).to(tl.float32)
     norm = tl.load(norm_ptr + values, mask=values < VALUE_DIM, other=0.0).to(tl.float32)
     result *= tl.rsqrt(tl.sum(result * result, 1) / VALUE_DIM + eps)[:, None]
-    result = result * norm[None, :] * (gate / (1.0 + tl.exp(-gate)))
+    result = result * norm[None, :] * silu(gate)
     tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=shown)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.embedding.triton import embed_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 
 def embed_tokens(
@@ -30,7 +30,7 @@ def embed_tokens(
         out: [T, K], contiguous, in the dtype of `weight`.
         scale: multiplies every vector, in float32; None for one.
         newest: whether `positions` are instead int32 [R], each row's length, of which the token is the newest.
-        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     size = weight.shape[1]
     block = triton.next_power_of_2(size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
 
 @triton.jit(do_not_specialize=["tokens_width"])
 def embed_kernel(
@@ -15,9 +17,8 @@ def embed_kernel(
 
     With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place).to(tl.int64)
     position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + place)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import shared_memory
 from nanoserve.kernels.expanded_attention.triton import attend_expanded, gather_entries
 from nanoserve.kernels.expanded_attention.tuning import BlockSizes, choose_block
 from nanoserve.kernels.latent import LatentCache, padded
-from nanoserve.kernels.triton_launch import shared_memory
 
 GATHERED_AT_A_TIME = 16
 

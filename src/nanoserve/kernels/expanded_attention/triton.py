@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.triton_attention import NOTHING, load_part
+from nanoserve.kernels.device.softmax import NOTHING, add_values, weigh
+from nanoserve.kernels.device.tiles import load_part
 
 
 @triton.jit
@@ -25,7 +26,7 @@ def visit_keys(
     Keys behind `last_visible` are not even read: their weight is zero, but zero times NaN is NaN. The explicit `fma` keeps
     the arithmetic the same whether a visit is masked or not.
     """
-    best, total, gathered = state
+    m, l, acc = state
     for start in tl.range(begin, end, KEYS, num_stages=STAGES):
         places = start + tl.arange(0, KEYS)
         exists = places <= last_visible
@@ -36,21 +37,15 @@ def visit_keys(
         scores = tl.dot(rope_query, tl.trans(rotated), scores, input_precision="ieee")
         if MASKED:
             scores = tl.where(places[None, :] <= positions[:, None], scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1) * scale)
-        weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
-        correction = tl.exp2(best - highest)
-        total = tl.fma(total, correction, tl.sum(weights, 1))
+        m, l, p, alpha = weigh(m, l, scores, scale)
         value = load_part(key_ptrs + NOPE, exists, VALUE, PADDED_VALUE, MASKED)
-        gathered = tl.dot(
-            weights.to(value.dtype), value, gathered * correction[:, None], input_precision="ieee"
-        )
-        best = highest
-    return best, total, gathered
+        acc = add_values(acc, alpha, p, value)
+    return m, l, acc
 
 
 @triton.jit(do_not_specialize=["tiles_ptr", "spans_ptr"])
 def attend_expanded(
-    query_ptr, expanded_ptr, entries_ptr, out_ptr, gathered_ptr, tops_ptr, weights_ptr, tiles_ptr, spans_ptr,
+    query_ptr, expanded_ptr, entries_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, tiles_ptr, spans_ptr,
     query_token, scale,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr,
     PADDED_NOPE: tl.constexpr, PADDED_ROPE: tl.constexpr, PADDED_VALUE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -83,10 +78,10 @@ def attend_expanded(
         inside = exists[:, None] & (elements < VALUE)[None, :]
         places = results[:, None] * VALUE + elements[None, :]
         before = exists & (begin > 0)
-        best = tl.load(tops_ptr + results, mask=before, other=NOTHING)
-        total = tl.load(weights_ptr + results, mask=before, other=0.0)
-        gathered = tl.load(gathered_ptr + places, mask=inside & (begin > 0), other=0.0)
-        state = best, total, gathered
+        m = tl.load(ms_ptr + results, mask=before, other=NOTHING)
+        l = tl.load(ls_ptr + results, mask=before, other=0.0)
+        acc = tl.load(accs_ptr + places, mask=inside & (begin > 0), other=0.0)
+        state = m, l, acc
 
         # Where position 0 would be, so that a span's keys are found by their positions.
         origin = place.to(tl.int64) - begin
@@ -98,16 +93,16 @@ def attend_expanded(
             state, nope_query, rope_query, positions, span_ptr, rotated_ptr, begin, seen_by_all, last, scale,
             False, EXPANDED, WIDTH, NOPE, ROPE, VALUE, PADDED_NOPE, PADDED_ROPE, PADDED_VALUE, KEYS, STAGES,
         )  # fmt: skip
-        best, total, gathered = visit_keys(
+        m, l, acc = visit_keys(
             state, nope_query, rope_query, positions, span_ptr, rotated_ptr, seen_by_all, end, last, scale,
             True, EXPANDED, WIDTH, NOPE, ROPE, VALUE, PADDED_NOPE, PADDED_ROPE, PADDED_VALUE, KEYS, STAGES,
         )  # fmt: skip
         if end <= last:
-            tl.store(tops_ptr + results, best, mask=exists)
-            tl.store(weights_ptr + results, total, mask=exists)
-            tl.store(gathered_ptr + places, gathered, mask=inside)
+            tl.store(ms_ptr + results, m, mask=exists)
+            tl.store(ls_ptr + results, l, mask=exists)
+            tl.store(accs_ptr + places, acc, mask=inside)
         else:
-            tl.store(out_ptr + places, (gathered / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+            tl.store(out_ptr + places, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["spans_ptr", "table_stride"])

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from nanoserve.kernels.device.launch import launch_options, shared_memory
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
 from nanoserve.kernels.experts.triton import (
@@ -32,7 +33,6 @@ from nanoserve.kernels.experts.tuning import (
     stored_list_tile,
 )
 from nanoserve.kernels.stored import StoredWeight
-from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 
 class ExpertsWorkspace(NamedTuple):
@@ -80,7 +80,7 @@ def choose_experts(
         out: both contiguous, overwritten.
         bias: [E] or [E + 1], added to the logits.
         correction: [E], added to scores for the choice, though not for the weights.
-        pdl: see `nanoserve.kernels.triton_launch`. Bias and correction are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Bias and correction are read before the wait.
     """
     count = routing.count(logits[0])
     size = count // routing.groups
@@ -118,7 +118,7 @@ def feed_rows(
         workspace: for T * slots pairs.
         norm_weight: [H]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
         eps: of the norm, added to the mean square.
-        pdl: see `nanoserve.kernels.triton_launch`. The norm's weight is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. The norm's weight is read before the wait.
     """
     (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
     options, clamp = launch_options(pdl), experts.clamp or 0.0
@@ -166,7 +166,7 @@ def feed_lists(
         partials: [slots, T, H], contiguous, any float dtype.
         workspace: for T * slots pairs.
         invariant: compute a token's bits so that they do not depend on the others.
-        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     count, _, size = experts.down.shape
     slots, itemsize, room = chosen.experts.shape[1], x.element_size(), shared_memory(x.device)
@@ -242,7 +242,7 @@ def list_pairs(
         experts: how many there are.
         bm: the most pairs of a tile.
         workspace: for as many pairs, and tiles of at least `FEWEST`.
-        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
 
     Returns:
         How many tiles there may be: the grid, which is the same whatever is chosen.

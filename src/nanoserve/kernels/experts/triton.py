@@ -9,33 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _activated(gate, up, clamp, CLAMPED: tl.constexpr):
-    steepness = 1.0
-    if CLAMPED:
-        gate = tl.minimum(gate, clamp)
-        up = tl.maximum(tl.minimum(up, clamp), -clamp) + 1.0
-        steepness = 1.702
-    return gate / (1.0 + tl.exp(-steepness * gate)) * up
-
-
-@triton.jit
-def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """CHUNK elements of a vector or of rows from START on, zeros past K."""
-    if START + CHUNK <= K:
-        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
-    else:
-        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
-    return chunk
-
-
-@triton.jit
-def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """The tuple `chunks` and behind it all of a vector or of rows."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunks = chunks + (_load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION),)  # noqa: RUF005 - Triton's tuples know no star
-    return chunks
+from nanoserve.kernels.device.gates import clamped
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
 
 
 @triton.jit
@@ -49,8 +25,7 @@ def row_gate_up_kernel(
     All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x. Programs go
     through all pairs before the next rows, so that tokens with the same expert find them in the L2 cache.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     pair = tl.program_id(0)
     tile = tl.program_id(1)
     ks = tl.arange(0, CHUNK)
@@ -58,11 +33,10 @@ def row_gate_up_kernel(
     i = tl.arange(0, ROWS)
     rows = tl.minimum(tile * (ROWS // 2) + i // 2, WIDTH - 1) + i % 2 * WIDTH
     if norm_ptr is not None:
-        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+        norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+    wait_for_last(PDL)
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    weights = _load_chunks(
+    weights = load_chunks(
         (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
     )
     bias = tl.zeros([ROWS], tl.float32)
@@ -72,7 +46,7 @@ def row_gate_up_kernel(
     products = tl.zeros([ROWS, CHUNK], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = _load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        x = load_chunk(x_ptrs, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
@@ -82,7 +56,7 @@ def row_gate_up_kernel(
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     gate, up = tl.split(tl.reshape(sums + bias, [ROWS // 2, 2]))
     columns = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
-    made = _activated(gate, up, clamp, CLAMPED).to(out_ptr.dtype.element_ty)
+    made = clamped(gate, up, clamp, CLAMPED).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + pair.to(tl.int64) * WIDTH + columns, made, mask=columns < WIDTH)
 
 
@@ -104,9 +78,8 @@ def row_down_kernel(
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     token = tl.program_id(0)
     column = tl.program_id(1)
     slots = tl.arange(0, PADDED_SLOTS)
@@ -141,9 +114,8 @@ def count_pairs_kernel(
     PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Of this program's SHARE of all P pairs, how many belong to each expert: its row of counts [programs, PADDED_EXPERTS]."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     program = tl.program_id(0)
     experts = tl.arange(0, PADDED_EXPERTS)
     counts = tl.zeros([PADDED_EXPERTS], tl.int32)
@@ -168,9 +140,8 @@ def list_pairs_kernel(
     `order` [P] are the pairs; `tiles` [3, num_tiles] says of each tile the expert and the first and last-plus-one of its places
     in `order`; the expert is -1 where there are fewer tiles.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     program = tl.program_id(0)
     if ALL > 0:
         every = tl.arange(0, ALL)
@@ -209,11 +180,6 @@ def list_pairs_kernel(
 
 
 @triton.jit
-def _load_slice(ptrs, mask, EVEN: tl.constexpr):
-    return tl.load(ptrs) if EVEN else tl.load(ptrs, mask=mask, other=0.0)
-
-
-@triton.jit
 def _load_tokens(ptrs, present, mask, EVEN: tl.constexpr):
     """Of tokens that are not there zeros, which cost no reading: most tiles of few tokens are not full."""
     return tl.load(ptrs, mask=present[:, None] if EVEN else present[:, None] & mask, other=0.0)
@@ -239,7 +205,7 @@ def _product(
         if DESCRIBED:
             weight = tl.reshape(weight_ptr.load([block, first_column, k]), [BN, BK])
         else:
-            weight = _load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0)
+            weight = load_slice(weight_ptrs + k, ks[None, :] < K - k, K % BK == 0, "")
         if GATE or not DESCRIBED:
             x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
         else:
@@ -269,9 +235,8 @@ def listed_kernel(
     `x_ptr` one of its rows in blocks [BM, BK], so that a copy engine fetches what lies side by side. What is read
     past the end of an expert's tokens is the next one's, and not stored.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     HALVES: tl.constexpr = 2 if GATE else 1
     OUTPUTS: tl.constexpr = BN // HALVES
     COLUMN_TILES: tl.constexpr = (WIDTH + OUTPUTS - 1) // OUTPUTS
@@ -303,7 +268,7 @@ def listed_kernel(
     columns = first_column + tl.arange(0, OUTPUTS)
     if GATE:
         gate, up = tl.split(tl.permute(tl.reshape(sums, [BM, 2, OUTPUTS]), [0, 2, 1]))
-        sums = _activated(gate, up, clamp, CLAMPED)
+        sums = clamped(gate, up, clamp, CLAMPED)
         targets = places
     else:
         sums *= tl.load(scales_ptr + pairs)[:, None]

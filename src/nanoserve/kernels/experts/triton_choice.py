@@ -5,6 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.gates import sigmoid
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
 
 @triton.jit
 def choose_kernel(
@@ -18,8 +21,7 @@ def choose_kernel(
 
     A logit that is not a number is never chosen while there are others, so that even then every index is one.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     EXPERTS: tl.constexpr = GROUPS * SIZE
     groups = tl.arange(0, PADDED_GROUPS)
     within = tl.arange(0, PADDED_SIZE)
@@ -27,8 +29,7 @@ def choose_kernel(
     valid = (groups[:, None] < GROUPS) & (within[None, :] < SIZE)
     correction = _load_added(correction_ptr, ids, valid)
     bias = _load_added(bias_ptr, ids, valid)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     token = tl.program_id(0).to(tl.int64)
     slice_size = tl.num_programs(0).to(tl.int64) * (EXPERTS + SHARED_GATE)
     logit_ptrs = logits_ptr + token * (EXPERTS + SHARED_GATE)
@@ -39,7 +40,7 @@ def choose_kernel(
         exponentials = tl.exp(logits - tl.max(tl.max(logits, 1), 0))
         scores = exponentials / tl.sum(tl.sum(exponentials, 1), 0)
     if SCORE == "sigmoid":
-        scores = 1.0 / (1.0 + tl.exp(-logits))
+        scores = sigmoid(logits)
     choice = scores + correction
     is_number = choice == choice  # noqa: PLR0124 - NaN is not
     choice = tl.where(valid & is_number, choice, -float("inf"))
@@ -75,7 +76,7 @@ def choose_kernel(
             last = EXPERTS + tl.arange(0, 1)
             gate = _load_added(bias_ptr, last, last >= 0)
             gate = _add_slices(gate, logit_ptrs + last, last >= 0, slice_size, SLICES)
-            shared = 1.0 / (1.0 + tl.exp(-gate))
+            shared = sigmoid(gate)
         picked = tl.where(slots < TOP, picked, shared)
         experts = tl.where(slots < TOP, experts, EXPERTS + slots - TOP)
     out = token * (TOP + SHARED) + slots

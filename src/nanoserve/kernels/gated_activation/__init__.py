@@ -1,5 +1,10 @@
-"""The gate of a feed-forward network (Shazeer 2020): an activation of one half times the other half."""
+"""Gates, in float32: activation(gate) * up of feeds (Shazeer 2020), and x * sigmoid(gate) of gated attention."""
 
-from nanoserve.kernels.gated_activation.cpu import gated_activation, invariant_gated_activation
+from nanoserve.kernels.gated_activation.cpu import (
+    gated_activation,
+    invariant_gated_activation,
+    invariant_sigmoid_mul,
+    sigmoid_mul,
+)
 
-__all__ = ["gated_activation", "invariant_gated_activation"]
+__all__ = ["gated_activation", "invariant_gated_activation", "invariant_sigmoid_mul", "sigmoid_mul"]

@@ -1,4 +1,4 @@
-"""Activation and multiplication by torch's own operators."""
+"""Gates by torch's own operators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
@@ -36,3 +37,13 @@ def invariant_gated_activation(gate_up: Tensor, activation: Activation) -> Tenso
     """The same, with bits that depend on nothing but a token's own."""
     gate, up = gate_up.chunk(2, dim=-1)
     return in_whole_vectors(_FUNCTIONS[activation], gate).mul_(up)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """Multiply `x` by sigmoid(gate): of one shape and dtype, which is the result's, too."""
+    return x * torch.sigmoid(gate)
+
+
+def invariant_sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """The same, with bits that depend on nothing but a token's own."""
+    return x * in_whole_vectors(torch.sigmoid, gate)

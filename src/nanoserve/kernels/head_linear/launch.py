@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.head_linear.triton import head_linear_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 TOKENS = 16
 COLUMNS = 64
@@ -23,7 +23,7 @@ def head_linear(x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool = False) ->
         x: [T, heads, K], last dimension contiguous.
         weight: [heads, K, N], any strides.
         out: [T, heads, N], last dimension contiguous, overwritten.
-        pdl: see `nanoserve.kernels.triton_launch`. The weight is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
     """
     (num_tokens, heads, depth), width = x.shape, weight.shape[2]
     if not num_tokens:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
 
 @triton.jit
 def _weight_tile(weight_ptr, k, n, weight_k, weight_n, K: tl.constexpr, N: tl.constexpr):
@@ -18,15 +20,13 @@ def head_linear_kernel(
     K: tl.constexpr, N: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads, groups of COLUMNS columns, groups of TOKENS tokens); sums in steps of DEPTH, in rising order."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     head = tl.program_id(0)
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)
     weight_ptr += head.to(tl.int64) * weight_head
     weight = _weight_tile(weight_ptr, k, n, weight_k, weight_n, K, N)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     tokens = (tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     exists = (tokens < num_tokens)[:, None]
     x_ptrs = x_ptr + tokens[:, None] * x_token + head * x_head

@@ -9,9 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import reference
-from nanoserve.kernels.latent_attention.launch import LatentScratch, latent_decode, latent_prefill
+from nanoserve.kernels.latent_attention.launch import latent_decode, latent_prefill
 from nanoserve.kernels.latent_attention.tuning import (
     BlockSizes,
     padded_width,
@@ -99,8 +100,8 @@ class Case:
         query, step = self._decoding()
         query, step["batch_rows"] = query[places], step["batch_rows"][places]
         out = self._out(len(query))
-        scratch = LatentScratch.create(
-            len(query) * splits, self.sizes.num_heads, self.sizes.latent_dim, out.device
+        scratch = SplitScratch.create(
+            len(query), self.sizes.num_heads, self.sizes.latent_dim, splits, out.device
         )
         for tensor in scratch:
             tensor.fill_(torch.nan)

@@ -1,14 +1,13 @@
-"""Launches of latent attention, and the memory in which the splits of decoding rows leave their partial sums."""
+"""Launches of latent attention."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
 
-import torch
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import SplitScratch, launch_options, shared_memory
 from nanoserve.kernels.latent import LatentCache, padded
 from nanoserve.kernels.latent_attention.triton import add_splits, attend_to_rows, attend_with_tiles
 from nanoserve.kernels.latent_attention.tuning import (
@@ -18,37 +17,10 @@ from nanoserve.kernels.latent_attention.tuning import (
     padded_width,
     prefill_block,
 )
-from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 LOG2_E = math.log2(math.e)
 MOST_SUMMED = 4096
 """Partial sums that one program adds up at a time."""
-
-
-class LatentScratch(NamedTuple):
-    """Partial sums of every (place, head, split), in this order; kernels in one stream may share it.
-
-    What counts is the product of places and splits, not each of them.
-
-    Attributes:
-        totals: float32 [sums, latent_dim], unnormalised sums of latents.
-        tops: float32 [sums], the maximum that the exponents are relative to, in units of log2.
-        weights: float32 [sums], sums of the exponentials.
-    """
-
-    totals: Tensor
-    tops: Tensor
-    weights: Tensor
-
-    @classmethod
-    def create(cls, max_place_splits: int, num_heads: int, latent_dim: int, device: torch.device) -> Self:
-        """Scratch for so many pairs of place and split."""
-        sums = max_place_splits * num_heads
-        return cls(
-            totals=torch.empty(sums, latent_dim, dtype=torch.float32, device=device),
-            tops=torch.empty(sums, dtype=torch.float32, device=device),
-            weights=torch.empty(sums, dtype=torch.float32, device=device),
-        )
 
 
 def latent_decode(
@@ -60,7 +32,7 @@ def latent_decode(
     lengths: Tensor,
     scale: float,
     splits: int,
-    scratch: LatentScratch,
+    scratch: SplitScratch,
     blocks: BlockSizes | None = None,
     pdl: bool = False,
 ) -> None:
@@ -79,14 +51,14 @@ def latent_decode(
         splits: programs per row, from `choose_splits`; any number is right for any length.
         scratch: for at least B * splits sums per head; not used if `splits` is 1.
         blocks: sizes, by default `decode_block` for the entries and dtype.
-        pdl: see `nanoserve.kernels.triton_launch`. Rows, lengths and block tables are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Rows, lengths and block tables are read before the wait.
 
     Raises:
         ValueError: if the scratch is too small.
     """
     batch, num_heads, _ = query.shape
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
-    if splits > 1 and batch * num_heads * splits > len(scratch.tops):
+    if splits > 1 and batch * num_heads * splits > len(scratch.ms):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
     heads, tokens, warps, stages = blocks or decode_block(
         padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)

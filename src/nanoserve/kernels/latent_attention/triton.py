@@ -10,7 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.triton_attention import NOTHING, load_part
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.device.softmax import NOTHING, merge, visit
+from nanoserve.kernels.device.softmax import begin as begin_softmax
+from nanoserve.kernels.device.tiles import load_part
 
 
 @triton.jit
@@ -21,13 +24,13 @@ def visit_tokens(
 ):  # fmt: skip
     """Fold the entries at positions [begin, end) into the running softmax; MASKED unless every score row sees all of them.
 
-    State: of each score row the largest scaled score so far, the sum of weights relative to it, and the weighted latents.
+    State: m, l and acc of each score row (see `device.softmax`).
     Slots behind `last_visible` are not even read: their weight is zero, but zero times NaN is NaN. Table entries are
     read one visit ahead, or they would share the software pipeline with the entries. The explicit `fma` keeps the
     arithmetic the same whether a visit is masked or not. Block and place are multiplied apart: Triton 3.6 takes the product
     of their sum for aligned to 16 elements whatever an entry's size, and would load more at a time than is aligned.
     """
-    best, total, gathered = state
+    m, l, acc = state
     upcoming = begin + tl.arange(0, TOKENS)
     upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
     for start in tl.range(begin, end, TOKENS, num_stages=STAGES):
@@ -42,28 +45,20 @@ def visit_tokens(
         scores = tl.dot(latent_query, tl.trans(latents), scores, input_precision="ieee")
         if MASKED:
             scores = tl.where(places[None, :] <= positions[:, None], scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1) * scale)
-        weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
-        correction = tl.exp2(best - highest)
-        total = tl.fma(total, correction, tl.sum(weights, 1))
-        gathered = tl.dot(
-            weights.to(latents.dtype), latents, gathered * correction[:, None], input_precision="ieee"
-        )
-        best = highest
-    return best, total, gathered
+        m, l, acc = visit(m, l, acc, scores, latents, scale)
+    return m, l, acc
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def attend_to_rows(
-    query_ptr, entries_ptr, out_ptr, totals_ptr, tops_ptr, weights_ptr, batch_rows_ptr, lengths_ptr, tables_ptr,
+    query_ptr, entries_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, batch_rows_ptr, lengths_ptr, tables_ptr,
     table_stride, block_stride, scale,
     NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
     SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups of HEADS heads, places, splits). Whole tiles to each split; the last splits may be left with none."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     place = tl.program_id(1)
     split = tl.program_id(2)
     row = tl.load(batch_rows_ptr + place)
@@ -73,8 +68,7 @@ def attend_to_rows(
     begin = split * share
     end = tl.minimum(begin + share, length)
     full = tl.maximum(end // TOKENS * TOKENS, begin)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
 
     heads = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     exists = heads < NUM_HEADS
@@ -82,15 +76,12 @@ def attend_to_rows(
     latent_query = load_part(query_ptrs, exists, LATENT, PADDED_LATENT, True)
     rope_query = load_part(query_ptrs + LATENT, exists, ROPE, PADDED_ROPE, True)
     positions = tl.zeros([HEADS], tl.int32) + (length - 1)
-    best = tl.full([HEADS], NOTHING, tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    gathered = tl.zeros([HEADS, PADDED_LATENT], tl.float32)
-    state = best, total, gathered
+    state = begin_softmax(HEADS, PADDED_LATENT)
     state = visit_tokens(
         state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, begin, full, length - 1,
         scale, False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
     )  # fmt: skip
-    best, total, gathered = visit_tokens(
+    m, l, acc = visit_tokens(
         state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, full, end, length - 1,
         scale, True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, 1,
     )  # fmt: skip
@@ -100,36 +91,34 @@ def attend_to_rows(
     mask = exists[:, None] & (elements < LATENT)[None, :]
     if SPLIT:
         results = results * tl.num_programs(2) + split
-        tl.store(totals_ptr + results[:, None] * LATENT + elements[None, :], gathered, mask=mask)
-        tl.store(tops_ptr + results, best, mask=exists)
-        tl.store(weights_ptr + results, total, mask=exists)
+        tl.store(accs_ptr + results[:, None] * LATENT + elements[None, :], acc, mask=mask)
+        tl.store(ms_ptr + results, m, mask=exists)
+        tl.store(ls_ptr + results, l, mask=exists)
     else:
-        result = (gathered / total[:, None]).to(out_ptr.dtype.element_ty)
+        result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + results[:, None] * LATENT + elements[None, :], result, mask=mask)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def add_splits(
-    totals_ptr, tops_ptr, weights_ptr, out_ptr, splits,
+    accs_ptr, ms_ptr, ls_ptr, out_ptr, splits,
     LATENT: tl.constexpr, ELEMENTS: tl.constexpr, PADDED_SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (places * heads, groups of ELEMENTS elements). Splits that had nothing to do left zeros."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     result = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, PADDED_SPLITS)
     elements = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
-    tops = tl.load(tops_ptr + result * splits + s, mask=s < splits, other=NOTHING)
-    weights = tl.load(weights_ptr + result * splits + s, mask=s < splits, other=0.0)
-    factors = tl.exp2(tops - tl.max(tops, axis=0))
-    weight = tl.sum(weights * factors, axis=0)
+    ms = tl.load(ms_ptr + result * splits + s, mask=s < splits, other=NOTHING)
+    ls = tl.load(ls_ptr + result * splits + s, mask=s < splits, other=0.0)
+    m, l = merge(ms, ls)
     mask = (s < splits)[:, None] & (elements < LATENT)[None, :]
     places = (result * splits + s)[:, None] * LATENT + elements[None, :]
-    total = tl.sum(tl.load(totals_ptr + places, mask=mask, other=0.0) * factors[:, None], axis=0)
+    acc = tl.sum(tl.load(accs_ptr + places, mask=mask, other=0.0) * tl.exp2(ms - m)[:, None], axis=0)
     tl.store(
         out_ptr + result * LATENT + elements,
-        (total / weight).to(out_ptr.dtype.element_ty),
+        (acc / l).to(out_ptr.dtype.element_ty),
         mask=elements < LATENT,
     )
 
@@ -172,20 +161,17 @@ def attend_with_tiles(
     rope_query = load_part(query_ptrs + LATENT, exists, ROPE, PADDED_ROPE, True)
     table_ptr = tables_ptr + row * table_stride
 
-    best = tl.full([ROWS], NOTHING, tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    gathered = tl.zeros([ROWS, PADDED_LATENT], tl.float32)
-    state = best, total, gathered
+    state = begin_softmax(ROWS, PADDED_LATENT)
     seen_by_all = (position + 1) // TOKENS * TOKENS
     state = visit_tokens(
         state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, 0, seen_by_all, last,
         scale, False, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
     )  # fmt: skip
-    best, total, gathered = visit_tokens(
+    _, l, acc = visit_tokens(
         state, latent_query, rope_query, positions, entries_ptr, table_ptr, block_stride, seen_by_all, last + 1, last,
         scale, True, BLOCK_SIZE, LATENT, ROPE, PADDED_LATENT, PADDED_ROPE, TOKENS, STAGES,
     )  # fmt: skip
     elements = tl.arange(0, PADDED_LATENT)
     mask = exists[:, None] & (elements < LATENT)[None, :]
-    result = (gathered / total[:, None]).to(out_ptr.dtype.element_ty)
+    result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + results[:, None] * LATENT + elements[None, :], result, mask=mask)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_cache.triton import latent_cache_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 HEADS = 16
 """Query heads that one program turns."""
@@ -46,7 +46,7 @@ def write_latents(
         token_rows: int32 [T], the row of each token.
         positions: int32 [T], the position of each token in its row.
         newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
-        pdl: see `nanoserve.kernels.triton_launch`. Rows, positions and block tables are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Rows, positions and block tables are read before the wait.
     """
     num_tokens, num_heads, width = heads.shape
     if not num_tokens:

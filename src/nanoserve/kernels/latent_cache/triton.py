@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
 
 @triton.jit
 def rotate_rows(source_ptrs, target_ptrs, exists, rotation_ptr, ROPE: tl.constexpr, HALF: tl.constexpr):
@@ -34,16 +36,14 @@ def latent_cache_kernel(
 
     With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = tl.load(token_rows_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + token)
     rotation_ptr = rotations_ptr + position.to(tl.int64) * ROPE
     block = tl.load(tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     if group == 0:
         one = tl.arange(0, 1)
         elements = tl.arange(0, PADDED_LATENT)

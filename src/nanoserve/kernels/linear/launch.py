@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options, shared_memory
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.tuning import (
@@ -21,7 +22,6 @@ from nanoserve.kernels.linear.tuning import (
     split_count,
 )
 from nanoserve.kernels.stored import BLOCK, StoredWeight
-from nanoserve.kernels.triton_launch import launch_options, shared_memory
 
 _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
@@ -93,7 +93,7 @@ def row_linear(
         residual: in the shape of `out`, added last.
         gate: an activation, if the first N / 2 rows of the weight are a gate projection and the others an up projection:
             what counts as the product is activation(gate) * up. N is even.
-        pdl: see `nanoserve.kernels.triton_launch`. Weight, bias and norm_weight are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
     numbers, scales = _numbers(weight)
@@ -129,7 +129,7 @@ def skinny_linear(
         workspace: made for a list of products that has (N, K) in it.
         bias: [N], added to the product.
         gate: as in `row_linear`.
-        pdl: see `nanoserve.kernels.triton_launch`. Weight and bias are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Weight and bias are read before the wait.
 
     Raises:
         ValueError: M is above 128, or the workspace is too small.
@@ -154,7 +154,7 @@ def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, 
         x: [M, K], contiguous, 1 <= M <= 128.
         weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
         partials: float32 [S, M, N], contiguous, with S = split_count(M, N, K).
-        pdl: see `nanoserve.kernels.triton_launch`. The weight is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
 
     Raises:
         ValueError: M is above 128, or `partials` has another S.

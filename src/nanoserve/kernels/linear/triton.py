@@ -9,6 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.gates import gated
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
+
 
 @triton.jit
 def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
@@ -30,36 +34,6 @@ def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexp
 @triton.jit
 def _load_bias(bias_ptr, rows):
     return tl.zeros(rows.shape, tl.float32) if bias_ptr is None else tl.load(bias_ptr + rows).to(tl.float32)
-
-
-@triton.jit
-def _gated(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) * up; GELU's hyperbolic tangent is a sigmoid of twice its argument, so both divide once."""
-    if ACTIVATION == "gelu_tanh":
-        steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
-    else:
-        tl.static_assert(ACTIVATION == "silu")
-        steepness = gate
-    return gate / (1.0 + tl.exp(-steepness)) * up
-
-
-@triton.jit
-def _load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """CHUNK elements of a vector or of rows from START on, zeros past K."""
-    if START + CHUNK <= K:
-        chunk = tl.load(ptrs + START, eviction_policy=EVICTION)
-    else:
-        chunk = tl.load(ptrs + START, mask=ks < K - START, other=0.0, eviction_policy=EVICTION)
-    return chunk
-
-
-@triton.jit
-def _load_chunks(chunks, ptrs, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
-    """The tuple `chunks` and behind it all of a vector or of rows."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _load_chunk(ptrs, ks, c * CHUNK, K, CHUNK, EVICTION)
-        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
-    return chunks
 
 
 @triton.jit
@@ -85,21 +59,19 @@ def row_kernel(
     With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, whose products are scaled when those of a UNIT, which one thread
     has loaded, are added up. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     tile = tl.program_id(0)
     rows = _weight_rows(_columns(tile, ROWS, GATE), N, ROWS, GATE)
     ks = tl.arange(0, CHUNK)
     ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
-    weights = _load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
+    weights = load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
     if scale_ptr is not None:
         scale_ptrs = scale_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP)
         scales = _load_scales((), scale_ptrs, tl.arange(0, CHUNK // UNIT), K, CHUNK, UNIT, GROUP)
     if norm_ptr is not None:
-        norms = _load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+        norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
 
     OUTPUTS: tl.constexpr = ROWS // 2 if GATE is not None else ROWS
     outputs = tile * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -109,7 +81,7 @@ def row_kernel(
     products = tl.zeros([ROWS, CHUNK if scale_ptr is None else CHUNK // UNIT], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = _load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+        x = load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
@@ -125,7 +97,7 @@ def row_kernel(
 
     if GATE is not None:
         gate, up = tl.split(tl.reshape(sums, [OUTPUTS, 2]))
-        sums = _gated(gate, up, GATE)
+        sums = gated(gate, up, GATE)
     if residual_ptr is not None:
         sums += residual
     tl.store(out_ptr + outputs, sums.to(out_ptr.dtype.element_ty), mask=valid)
@@ -137,15 +109,6 @@ def _prefetch(ptrs):
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
     )
-
-
-@triton.jit
-def _load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
-    if EVEN:
-        tile = tl.load(ptrs, eviction_policy=EVICTION)
-    else:
-        tile = tl.load(ptrs, mask=mask, other=0.0, eviction_policy=EVICTION)
-    return tile
 
 
 @triton.jit
@@ -170,10 +133,9 @@ def _multiply_whole(
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a slice that is one step long: the weight is on its way before the wait."""
-    weight = _load_slice(weight_ptrs, ks[None, :] < left, EVEN, EVICTION)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    x = _load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
+    weight = load_slice(weight_ptrs, ks[None, :] < left, EVEN, EVICTION)
+    wait_for_last(PDL)
+    x = load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
     sums = tl.zeros([weight.shape[0], x.shape[1]], tl.float32)
     return _add_product(sums, weight, scale_ptrs, start, x, K, GROUP)
 
@@ -185,12 +147,11 @@ def _multiply_in_steps(
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a longer slice: a pipelined loop, all of it after the wait."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     sums = tl.zeros([BN, BM], tl.float32)
     for k in range(0, SLICE, BK):
-        weight = _load_slice(weight_ptrs + k, ks[None, :] < left - k, EVEN, EVICTION)
-        x = _load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
+        weight = load_slice(weight_ptrs + k, ks[None, :] < left - k, EVEN, EVICTION)
+        x = load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
         sums = _add_product(sums, weight, scale_ptrs, start + k, x, K, GROUP)
     return sums
 
@@ -209,8 +170,7 @@ def skinny_kernel(
     registers at a time, or come after it. Without `out_ptr` the sums of slice s go to partials[s, m, n]; with it and
     more than one slice, the last program of a tile to arrive adds them up in order.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     SLICE: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK
     EVEN: tl.constexpr = K % (BK * SPLITS) == 0
     tile = tl.program_id(0)
@@ -277,7 +237,7 @@ def _store_tile(
     HEIGHT: tl.constexpr = BN // 2 if GATE is not None else BN
     if GATE is not None:
         gate, up = tl.split(tl.permute(tl.reshape(sums, [HEIGHT, 2, BM]), [0, 2, 1]))
-        sums = _gated(gate, up, GATE)
+        sums = gated(gate, up, GATE)
     ms = tl.arange(0, BM)[None, :]
     columns = (tile * HEIGHT + tl.arange(0, HEIGHT))[:, None]
     mask = (ms < M) & (columns < WIDTH)
@@ -323,8 +283,8 @@ def invariant_kernel(
     weight_ptrs = weight_ptr + tl.minimum(columns, N - 1)[None, :].to(tl.int64) * K + ks[:, None]
     sums = tl.zeros([BT, BN], tl.float32)
     for k in range(0, K, BK):
-        x = _load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0, "")
-        weight = _load_slice(weight_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
+        x = load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0, "")
+        weight = load_slice(weight_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
         sums = tl.dot(x, weight, sums, input_precision="ieee")
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]

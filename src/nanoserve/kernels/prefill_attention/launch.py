@@ -7,10 +7,10 @@ import math
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import shared_memory
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.prefill_attention.triton import prefill_attention_kernel
 from nanoserve.kernels.prefill_attention.tuning import BlockSizes, choose_block, packed_heads
-from nanoserve.kernels.triton_launch import shared_memory
 
 
 def prefill_attention(

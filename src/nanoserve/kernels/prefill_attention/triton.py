@@ -10,7 +10,8 @@ fuse the multiplication and subtraction only where no mask stands between them.
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+from nanoserve.kernels.device.softmax import LOG2_E, add_values, weigh
+from nanoserve.kernels.device.softmax import begin as begin_softmax
 
 
 @triton.jit
@@ -34,12 +35,12 @@ def visit_keys(
 ):  # fmt: skip
     """Fold the keys at positions [begin, end) into the running softmax.
 
-    State: of each row the largest scaled score so far, the sum of weights relative to it, and the weighted values.
+    State: m, l and acc of each row (see `device.softmax`).
     Slots outside of [first_visible, last_visible] are not even read: their weight is zero, but zero times NaN is NaN.
     Table entries are read one visit ahead. Read in the visit that needs them, they would share its place in the software
     pipeline with the keys and values, and half as many of those would be under way.
     """
-    best, total, gathered = state
+    m, l, acc = state
     elements = tl.arange(0, DIM)
     upcoming = begin + tl.arange(0, KEYS)
     upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
@@ -59,16 +60,10 @@ def visit_keys(
             if WINDOW > 0:
                 visible &= places[None, :] > positions[:, None] - WINDOW
             scores = tl.where(visible, scores, float("-inf"))
-        highest = tl.maximum(best, tl.max(scores, 1) * scale)
-        weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
-        correction = tl.exp2(best - highest)
-        total = tl.fma(total, correction, tl.sum(weights, 1))
+        m, l, p, alpha = weigh(m, l, scores, scale)
         value = load_slots(values_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
-        gathered = tl.dot(
-            weights.to(value.dtype), value, gathered * correction[:, None], input_precision="ieee"
-        )
-        best = highest
-    return best, total, gathered
+        acc = add_values(acc, alpha, p, value)
+    return m, l, acc
 
 
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
@@ -115,13 +110,11 @@ def prefill_attention_kernel(
     values_ptr += kv_head * HEAD_STRIDE
     table_ptr = block_tables_ptr + row * table_stride
 
-    best = tl.full([ROWS], -1e30, tl.float32)  # finite: what sees nothing yet must not turn into inf - inf
-    total = tl.zeros([ROWS], tl.float32)
-    gathered = tl.zeros([ROWS, DIM], tl.float32)
+    m, l, acc = begin_softmax(ROWS, DIM)
     if sinks_ptr is not None:
-        best = tl.load(sinks_ptr + head + score_rows % PACKED).to(tl.float32) * LOG2_E
-        total = tl.full([ROWS], 1.0, tl.float32)
-    state = best, total, gathered
+        m = tl.load(sinks_ptr + head + score_rows % PACKED).to(tl.float32) * LOG2_E
+        l = tl.full([ROWS], 1.0, tl.float32)
+    state = m, l, acc
     seen_by_all = (position + 1) // KEYS * KEYS  # nothing before is in any query's future
     begin = 0
     first_visible = 0
@@ -137,8 +130,8 @@ def prefill_attention_kernel(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, begin, seen_by_all, first_visible,
         last, scale, inner, False, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
-    best, total, gathered = visit_keys(
+    m, l, acc = visit_keys(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, tl.maximum(begin, seen_by_all),
         last + 1, first_visible, last, scale, inner, True, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
-    tl.store(out_ptr + places, (gathered / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)
+    tl.store(out_ptr + places, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.rank_sums.triton import add_ranks_kernel, add_slots_kernel, gather_ranks_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 MOST_RANKS: Final = 64
 HEADER: Final = 4096
@@ -60,7 +60,7 @@ def add_ranks_into(
         weight: of the norm of the sum, as in `add_rms_norm_into`.
         out: of that norm, as there; both or neither.
         branch_norm: [K]; the sum over the ranks is normed with it before it is added.
-        pdl: see `nanoserve.kernels.triton_launch`. Weights and addresses are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Weights and addresses are read before the wait.
     """
     num_rows, size = x.shape
     add_ranks_kernel[(num_rows,)](
@@ -82,7 +82,7 @@ def gather_ranks_into(
             columns where N is less than `share` times the ranks.
         share: columns of each rank.
         block: columns that a program copies of each rank.
-        pdl: see `nanoserve.kernels.triton_launch`. Nothing is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     num_rows, width = out.shape
     block = min(block, triton.next_power_of_2(share))
@@ -100,7 +100,7 @@ def add_slots_into(partials: Tensor, out: Tensor, *, bias: Tensor | None = None,
         partials: [S, M, K], contiguous, any float dtype.
         out: [M, K], contiguous, any float dtype.
         bias: [K].
-        pdl: see `nanoserve.kernels.triton_launch`. The bias is read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. The bias is read before the wait.
     """
     slots, num_rows, size = partials.shape
     add_slots_kernel[(num_rows,)](

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
 _SIGNAL: tl.constexpr = tl.constexpr("""{
 .reg .pred first;
 .reg .b32 thread;
@@ -94,8 +96,7 @@ def add_ranks_kernel(
     With `branch_norm_ptr` it is the norm of those rows' sum that is added. The number of the exchange is exchanges[PARITY]; the next
     one's is written to the other place, which nothing reads meanwhile.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     ks = tl.arange(0, BLOCK)
     valid = ks < K
     if out_ptr is not None:
@@ -103,8 +104,7 @@ def add_ranks_kernel(
     if branch_norm_ptr is not None:
         branch_weight = tl.load(branch_norm_ptr + ks, mask=valid, other=0.0).to(tl.float32)
     row = tl.program_id(0).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     if WAITS:
         exchange = tl.load(exchanges_ptr + PARITY)
         if row == 0:
@@ -138,9 +138,8 @@ def gather_ranks_kernel(
 
     The number of the exchange is exchanges[2], which the last program to end advances; exchanges[3] counts those that have ended.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     row = tl.program_id(0).to(tl.int64)
     zero = 0
     if WAITS:
@@ -177,15 +176,13 @@ def add_slots_kernel(
     PDL: tl.constexpr,
 ):
     """Add up one row of SLOTS partial sums and the bias, in order."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     ks = tl.arange(0, BLOCK)
     valid = ks < K
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + ks, mask=valid, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(SLOTS):
         total += tl.load(partials_ptr + (slot * M + row) * K + ks, mask=valid, other=0.0).to(tl.float32)

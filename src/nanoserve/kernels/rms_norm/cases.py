@@ -1,4 +1,4 @@
-"""The norm of a GPU alone, and after the partial sums of a split product."""
+"""The norm of a GPU alone, after the partial sums of a split product, and in place over queries and keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.rms_norm import reference
-from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
-from nanoserve.kernels.trial import Comparison, Inputs, shape_of
+from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into, norm_qkv_into
+from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
 
 
 def check_add_rms_norm(
@@ -60,3 +60,24 @@ def check_add_partials(
         inputs.settle()
         add_partials_into(x, partials, bias=bias, branch_norm=branch_norm, eps=eps, pdl=pdl)
         yield Comparison(f"{shape_of(x)}, {splits} partial sums", x, total)
+
+
+def check_norm_qkv(
+    inputs: Inputs,
+    rows: int,
+    sizes: tuple[int, int],
+    norms: tuple[Tensor | None, Tensor | None],
+    *,
+    eps: float,
+    clip: float | None = None,
+) -> Iterator[Comparison]:
+    """Norms of queries and keys of `sizes`; values are as wide as keys."""
+    qkv = inputs.normal(rows, sizes[0] + 2 * sizes[1])
+    wanted = inputs.poisoned(rows + 1, qkv.shape[1]).float()
+    wanted[:rows] = reference.norm_qkv(qkv, norms, eps, clip, sizes)
+    for pdl in inputs.launches:
+        got = inputs.poisoned(rows + 1, qkv.shape[1])
+        got[:rows] = qkv
+        inputs.settle()
+        norm_qkv_into(got[:rows], *norms, eps=eps, clip=clip, sizes=sizes, pdl=pdl)
+        yield from compare_around_poison(shape_of(qkv), got, wanted)

@@ -1,7 +1,8 @@
-"""RMS norm by torch's own operator, which computes bfloat16 input in float32."""
+"""RMS norms by torch's own operator, which computes bfloat16 input in float32."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
@@ -18,3 +19,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         [..., size] in the dtype of `x`.
     """
     return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+
+
+def norm_qkv(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    *,
+    eps: float,
+    clip: float | None,
+    sizes: tuple[int, int],
+) -> Tensor:
+    """Norm each token's whole query and key, then bound all elements.
+
+    Args:
+        qkv: [T, Q + K + V], projections: queries, keys, values.
+        q_norm: [Q], or None where queries stay as they are; its dtype says when products are rounded, as in `rms_norm`.
+        k_norm: [K], likewise.
+        eps: of the norms, added to the mean square.
+        clip: the bound c of elements, which become at least -c and at most c; None for none.
+        sizes: Q and K.
+
+    Returns:
+        A tensor like `qkv`.
+    """
+    q, k, v = torch.split(qkv, [*sizes, qkv.shape[1] - sum(sizes)], dim=1)
+    normed = [
+        x if weight is None else F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+        for x, weight in ((q, q_norm), (k, k_norm))
+    ]
+    joined = torch.cat((*normed, v), dim=1)
+    return joined if clip is None else joined.clamp_(-clip, clip)

@@ -1,12 +1,12 @@
-"""RMS norm on a GPU, in place."""
+"""RMS norms on a GPU, in place."""
 
 from __future__ import annotations
 
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.rms_norm.triton import add_rms_norm_kernel
-from nanoserve.kernels.triton_launch import launch_options
+from nanoserve.kernels.device.launch import launch_options
+from nanoserve.kernels.rms_norm.triton import add_rms_norm_kernel, norm_qkv_kernel
 
 
 def add_rms_norm_into(
@@ -33,7 +33,7 @@ def add_rms_norm_into(
         bias: [K], of that product; only with `partials`.
         branch_norm: [K], like `weight`: the sum of the partials and the bias is normed with it before it is added; only with
             `partials`.
-        pdl: see `nanoserve.kernels.triton_launch`. Weights and bias are read before the wait.
+        pdl: see `nanoserve.kernels.device.pdl`. Weights and bias are read before the wait.
 
     Raises:
         ValueError: `bias` or `branch_norm` without `partials`.
@@ -69,3 +69,34 @@ def _launch(x: Tensor, *operands: Tensor | None, eps: float, pdl: bool) -> None:
 def _warps(size: int) -> int:
     """Eight elements per thread, however many rows: the warps decide the order of the sum, so its bits."""
     return min(16, max(1, triton.next_power_of_2(size) // (32 * 8)))
+
+
+def norm_qkv_into(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    *,
+    eps: float,
+    clip: float | None,
+    sizes: tuple[int, int],
+    pdl: bool = False,
+) -> None:
+    """Norm each token's whole query and key, then bound all elements; in float32, each token by itself.
+
+    Args:
+        qkv: [T, Q + K + V], contiguous, projections, updated in place.
+        q_norm: [Q], any float dtype, or None where queries stay as they are.
+        k_norm: [K], likewise.
+        eps: of the norms, added to the mean square.
+        clip: the bound c of elements, which become at least -c and at most c; None for none.
+        sizes: Q and K.
+        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
+    """
+    q, k = sizes
+    v = qkv.shape[1] - q - k
+    block = triton.next_power_of_2(max(q, k, v))
+    norm_qkv_kernel[(len(qkv), 2 if clip is None else 3)](
+        qkv, q_norm, k_norm, eps, clip or 0.0,
+        Q=q, K=k, V=v, BLOCK=block, CLIPPED=clip is not None, PDL=pdl, num_warps=min(16, max(1, block // 256)),
+        **launch_options(pdl),
+    )  # fmt: skip

@@ -1,9 +1,11 @@
-"""RMS norm of the residual stream, with what the layer before it adds, one row per program."""
+"""RMS norms, y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), one row or vector per program."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -15,8 +17,7 @@ def add_rms_norm_kernel(
 
     With `branch_norm_ptr` it is the norm of those partial sums and the bias that is added.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     ks = tl.arange(0, BLOCK)
     valid = ks < K
     if out_ptr is not None:
@@ -25,8 +26,7 @@ def add_rms_norm_kernel(
         branch_weight = tl.load(branch_norm_ptr + ks, mask=valid, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + ks, mask=valid, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     row = tl.program_id(0).to(tl.int64)
     stream_ptrs = x_ptr + row * K + ks
     stream = tl.load(stream_ptrs, mask=valid, other=0.0).to(tl.float32)
@@ -46,3 +46,31 @@ def add_rms_norm_kernel(
     if out_ptr is not None:
         normed = stream * tl.rsqrt(tl.sum(stream * stream, 0) / K + eps) * weight
         tl.store(out_ptr + row * K + ks, normed.to(out_ptr.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def norm_qkv_kernel(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, eps, clip,
+    Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Norm this program's vector, if it is a query or a key that has a weight, and bound it."""
+    let_next_start(PDL)
+    wait_for_last(PDL)
+    which = tl.program_id(1)
+    start = tl.where(which == 0, 0, tl.where(which == 1, Q, Q + K))
+    size = tl.where(which == 0, Q, tl.where(which == 1, K, V))
+    columns = tl.arange(0, BLOCK)
+    valid = columns < size
+    ptrs = qkv_ptr + tl.program_id(0).to(tl.int64) * (Q + K + V) + start + columns
+    x = tl.load(ptrs, mask=valid, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    if q_norm_ptr is not None:
+        weight = tl.load(q_norm_ptr + columns, mask=columns < Q, other=0.0).to(tl.float32)
+        x = tl.where(which == 0, x * factor * weight, x)
+    if k_norm_ptr is not None:
+        weight = tl.load(k_norm_ptr + columns, mask=columns < K, other=0.0).to(tl.float32)
+        x = tl.where(which == 1, x * factor * weight, x)
+    if CLIPPED:
+        x = tl.minimum(tl.maximum(x, -clip), clip)
+    tl.store(ptrs, x.to(qkv_ptr.dtype.element_ty), mask=valid)

@@ -16,9 +16,9 @@ import torch
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.philox import WORDS_PER_CALL
 from nanoserve.kernels.sampling.triton import cutoffs_kernel, draw_kernel, finish_kernel, mask_kernel
-from nanoserve.kernels.triton_launch import launch_options
 
 COLUMNS = 4096
 """Columns of the cutoffs kernel. Few tokens above the cutoff share a column while those number some hundreds."""

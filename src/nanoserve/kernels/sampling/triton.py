@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from nanoserve.kernels import philox
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 
 RUN = tl.constexpr(philox.RUN)
 GROUP = tl.constexpr(philox.RUN * philox.WORDS_PER_CALL)
@@ -214,8 +215,7 @@ def cutoffs_kernel(
     SHIFT: tl.constexpr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a place. Also advances the ring, which no other program of this kernel looks at."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     place = tl.program_id(0)
     row = tl.load(batch_rows_ptr + place)
     temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
@@ -223,8 +223,7 @@ def cutoffs_kernel(
     filtered = (
         (temperature > 0) & (top_k != 1) & (((top_k > 0) & (top_k < VOCAB)) | (top_p < 1) | (min_p > 0))
     )
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     if place == 0:  # once a step, and before the kernel that reads it: the one in between does not
         tl.store(ring_position_ptr, (tl.load(ring_position_ptr) + 1) % ring_size)
     cutoff = tl.full([], float("-inf"), tl.float32)
@@ -286,8 +285,7 @@ def draw_kernel(
     The largest x - log(t) is the smallest t / exp(x), which spares a logarithm a token. Here x is relative to the largest
     logit of the block, not of the row: what is far below has lost anyway, so it is as exact where it matters.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     block, place = tl.program_id(0), tl.program_id(1)
     row = tl.load(batch_rows_ptr + place)
     temperature = tl.load(temperature_ptr + row)
@@ -302,8 +300,7 @@ def draw_kernel(
         word_1, word_2, word_3, word_4 = _words(seeds_ptr, row, position, calls)
         time_1, time_2, time_3, time_4 = _times(word_1), _times(word_2), _times(word_3), _times(word_4)
         scale = LOG2_E / temperature
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     cutoff = tl.load(cutoffs_ptr + place)
     logits_ptr += place.to(tl.int64) * row_stride
     value_1, value_2 = _load(logits_ptr, token_1, VOCAB), _load(logits_ptr, token_2, VOCAB)
@@ -339,8 +336,7 @@ def finish_kernel(
     BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a place: the best of the blocks' tokens, appended to the row and written to the ring."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     place = tl.program_id(0)
     row = tl.load(batch_rows_ptr + place)
     temperature = tl.load(temperature_ptr + row)
@@ -348,8 +344,7 @@ def finish_kernel(
     length = tl.load(lengths_ptr + row)
     position = length - tl.load(num_prompt_tokens_ptr + row)
     block = tl.arange(0, BLOCKS)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
+    wait_for_last(PDL)
     # This step's slot is the one before: the cutoffs kernel has advanced the ring already.
     slot = (tl.load(ring_position_ptr) + ring_size - 1) % ring_size
     token = tl.load(candidates_ptr + place * num_blocks + block, mask=block < num_blocks, other=NO_TOKEN)

@@ -20,12 +20,12 @@ from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest, delta_rule_tiles
+from nanoserve.kernels.gated_activation.launch import sigmoid_mul_into
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.prefill_attention.launch import prefill_attention
-from nanoserve.kernels.qkv_norm.launch import norm_qkv_into
 from nanoserve.kernels.recurrent import DeltaStates
+from nanoserve.kernels.rms_norm.launch import norm_qkv_into
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
-from nanoserve.kernels.sigmoid_mul.launch import sigmoid_mul_into
 from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import Latent, ModelSpec, Recurrent
 

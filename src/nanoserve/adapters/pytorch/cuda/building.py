@@ -32,10 +32,10 @@ from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile, key_bytes
+from nanoserve.kernels.device.launch import shared_memory, supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.latent_attention import tuning as latent_tuning
 from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
-from nanoserve.kernels.triton_launch import shared_memory, supports_pdl
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import LatentSpec
 

@@ -58,7 +58,7 @@ class Settings:
 
     Attributes:
         graphs: whether decoding steps are captured.
-        pdl: whether their kernels overlap, see `kernels.triton_launch`.
+        pdl: whether their kernels overlap, see `kernels.device.pdl`.
         tile_queries: queries per tile of prefill attention.
         choose_splits: splits of decode attention for a bucket and the length of its longest row.
         token_counts: of mixed steps, one for each way in which these launch what depends on their tokens.

@@ -9,9 +9,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import shared_memory
 from nanoserve.kernels.expanded_attention.tuning import Span, choose_block, cut_rounds, is_cheaper
 from nanoserve.kernels.latent import padded
-from nanoserve.kernels.triton_launch import shared_memory
 from nanoserve.ports.layer_spec import LatentSpec
 
 MOST_ROUNDS = 64

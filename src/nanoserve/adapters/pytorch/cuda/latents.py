@@ -13,6 +13,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
+from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.expanded_attention.launch import (
     ExpandedSums,
     expanded_attention,
@@ -20,7 +21,7 @@ from nanoserve.kernels.expanded_attention.launch import (
 )
 from nanoserve.kernels.head_linear.launch import head_linear
 from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.latent_attention.launch import LatentScratch, latent_decode, latent_prefill
+from nanoserve.kernels.latent_attention.launch import latent_decode, latent_prefill
 from nanoserve.kernels.latent_cache.launch import write_latents
 from nanoserve.ports.layer_spec import LatentSpec, Rotation
 from nanoserve.ports.model_spec import ModelSpec
@@ -51,7 +52,7 @@ class LatentSpace:
     gathered: Tensor
     tops: Tensor
     weights: Tensor
-    splits: LatentScratch
+    splits: SplitScratch
     room: int
 
     @classmethod
@@ -83,7 +84,7 @@ class LatentSpace:
             gathered=empty(room * width),
             tops=empty(max_tokens * heads, torch.float32),
             weights=empty(max_tokens * heads, torch.float32),
-            splits=LatentScratch.create(max_place_splits, heads, latent_dim, device),
+            splits=SplitScratch.create(max_place_splits, heads, latent_dim, 1, device),
             room=room,
         )
 

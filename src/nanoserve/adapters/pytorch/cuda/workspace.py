@@ -14,8 +14,8 @@ from nanoserve.adapters.pytorch.cuda.latents import LatentSpace
 from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.decode_attention.launch import SplitScratch
 from nanoserve.kernels.delta_rule.launch import TileSpace
+from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.linear.launch import LinearWorkspace

@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
+from nanoserve.kernels.gated_activation import invariant_sigmoid_mul, sigmoid_mul
 from nanoserve.kernels.head_linear import fixed_head_linear, head_linear
 from nanoserve.kernels.latent_attention import (
     invariant_latent_attention,
@@ -29,10 +30,9 @@ from nanoserve.kernels.paged_attention import (
     plan_attention,
     plan_invariant_attention,
 )
-from nanoserve.kernels.qkv_norm import norm_qkv
 from nanoserve.kernels.recurrent import DeltaStates
+from nanoserve.kernels.rms_norm import norm_qkv
 from nanoserve.kernels.rope import apply_rotation
-from nanoserve.kernels.sigmoid_mul import invariant_sigmoid_mul, sigmoid_mul
 from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec, Rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options, supports_pdl
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.experts.stored.triton import (
     stored_listed_kernel,
@@ -16,7 +17,6 @@ from nanoserve.kernels.experts.stored.triton import (
 )
 from nanoserve.kernels.experts.tuning import ListTile, stored_down_tile, stored_gate_up_tile
 from nanoserve.kernels.stored import BLOCK, GROUP, StoredWeight
-from nanoserve.kernels.triton_launch import launch_options, supports_pdl
 
 
 def launch_gate_up_rows(

@@ -11,7 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.experts.triton import _activated, _load_tokens
+from nanoserve.kernels.device.gates import clamped
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.experts.triton import _load_tokens
 
 _SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
 _NUMBERS = tl.constexpr(-0x7E3F7E40)  # 0x81C081C0
@@ -201,9 +203,8 @@ def stored_row_gate_up_kernel(
     rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
     if norm_ptr is not None:
         norms = _x_chunks((), norm_ptr, ks, _x_factor(FORM), K, CHUNK)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait_for_last(PDL)
+    let_next_start(PDL)
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
     stored = _row_chunks(
         (), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
@@ -227,7 +228,7 @@ def stored_row_gate_up_kernel(
         products *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     gate, up = tl.split(tl.reshape(products + bias, [ROWS // 2, 2]))
     columns = tile * (ROWS // 2) + tl.arange(0, ROWS // 2)
-    made = _activated(gate, up, clamp, CLAMPED).to(out_ptr.dtype.element_ty)
+    made = clamped(gate, up, clamp, CLAMPED).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + pair.to(tl.int64) * WIDTH + columns, made, mask=columns < WIDTH)
 
 
@@ -239,8 +240,7 @@ def stored_row_down_kernel(
     AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`row_down_kernel` of a stored weight."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next_start(PDL)
     CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
     token = tl.program_id(0)
     columns = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -257,8 +257,8 @@ def stored_row_down_kernel(
             stored = _row_chunks(
                 stored, weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
             )
-        if PDL and first == 0:
-            tl.extra.cuda.gdc_wait()
+        if first == 0:
+            wait_for_last(PDL)
         for s in tl.static_range(AT_ONCE):
             weight = tl.load(weights_ptr + pair + s)
             factor = weight * _x_factor(FORM)
@@ -310,9 +310,8 @@ def stored_listed_kernel(
     and the compiler does not keep the next tile out of these: the product is added outside, which waits for it. For many it is the right
     one, which goes through shared memory, and nothing has to wait.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    let_next_start(PDL)
+    wait_for_last(PDL)
     BLOCK: tl.constexpr = 128
     HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
     COLUMN_TILES: tl.constexpr = (HEIGHT + BN - 1) // BN
@@ -357,7 +356,7 @@ def stored_listed_kernel(
     columns = column_tile * OUTPUTS + tl.arange(0, OUTPUTS)
     if GATE:
         gate, up = tl.split(tl.reshape(sums, [BM, OUTPUTS, 2]))
-        sums = _activated(gate, up, clamp, CLAMPED)
+        sums = clamped(gate, up, clamp, CLAMPED)
         targets = places
     else:
         sums *= tl.load(scales_ptr + pairs)[:, None]

@@ -27,7 +27,7 @@ from nanoserve.kernels.experts.cases import (
     check_feed_rows,
     random_choice,
 )
-from nanoserve.kernels.gated_activation.cases import check_gated_activation
+from nanoserve.kernels.gated_activation.cases import check_gated_activation, check_sigmoid_mul
 from nanoserve.kernels.head_linear.cases import check_head_linear
 from nanoserve.kernels.latent_attention.cases import check_latent_decode, check_latent_prefill
 from nanoserve.kernels.latent_cache.cases import check_write_latents
@@ -42,14 +42,12 @@ from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
-from nanoserve.kernels.qkv_norm.cases import check_norm_qkv
 from nanoserve.kernels.rank_sums.cases import check_add_slots
 from nanoserve.kernels.recurrent import DeltaHeads
-from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
+from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm, check_norm_qkv
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
 from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
-from nanoserve.kernels.sigmoid_mul.cases import check_sigmoid_mul
 from nanoserve.kernels.trial import Comparison, Heads, Inputs, LatentHeads
 from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec
 from nanoserve.ports.model_spec import ModelSpec

@@ -1,0 +1,46 @@
+"""The functions of gates, in float32. GELU's hyperbolic tangent is a sigmoid of twice its argument, so each divides once."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def silu(x):
+    """The product of x and its sigmoid."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), which is x to the last bit from 20 on."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) up."""
+    if ACTIVATION == "gelu_tanh":
+        steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    else:
+        tl.static_assert(ACTIVATION == "silu")
+        steepness = gate
+    return gate / (1.0 + tl.exp(-steepness)) * up
+
+
+@triton.jit
+def clamped(gate, up, clamp, CLAMPED: tl.constexpr):
+    """silu(gate) up; CLAMPED as in gpt-oss: gate sigmoid(1.702 gate) (up + 1), of a gate and an up within `clamp`."""
+    steepness = 1.0
+    if CLAMPED:
+        gate = tl.minimum(gate, clamp)
+        up = tl.maximum(tl.minimum(up, clamp), -clamp) + 1.0
+        steepness = 1.702
+    return gate / (1.0 + tl.exp(-steepness * gate)) * up

@@ -1,0 +1,54 @@
+"""Launches of kernels: programmatic dependent launch (see `pdl.py`), and shared memory."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+def launch_options(pdl: bool) -> dict[str, Any]:
+    """Launch arguments beside a kernel's own: only a GPU's launch knows PDL."""
+    return {"launch_pdl": True} if pdl else {}
+
+
+def supports_pdl(device: torch.device) -> bool:
+    """True if the device can start a kernel before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have: 99 KiB to 227 KiB."""
+    if device.type != "cuda":
+        return 163 * 1024
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 99 * 1024))
+
+
+class SplitScratch(NamedTuple):
+    """Partial sums of every (place, head, split), in this order (see `softmax.py`); kernels in one stream may share it.
+
+    What counts is the product of places and splits, not each of them: a scratch made for 64 places and one split
+    serves one place and 64 splits.
+
+    Attributes:
+        accs: float32 [sums, width], unnormalised sums of values.
+        ms: float32 [sums], the maximum that the exponents are relative to, in units of log2.
+        ls: float32 [sums], sums of the exponentials.
+    """
+
+    accs: Tensor
+    ms: Tensor
+    ls: Tensor
+
+    @classmethod
+    def create(
+        cls, max_batch: int, num_heads: int, width: int, max_splits: int, device: torch.device
+    ) -> Self:
+        """Scratch for up to max_batch * max_splits (place, split) pairs of num_heads query heads."""
+        sums = max_batch * num_heads * max_splits
+        return cls(
+            *(torch.empty(shape, device=device, dtype=torch.float32) for shape in ((sums, width), sums, sums))
+        )
