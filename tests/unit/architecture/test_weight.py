@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3105,
     "domain": 8036,
-    "kernels": 11425,
+    "kernels": 11341,
     "adapters/pytorch": 9530,
     "adapters": 10164,
     "entrypoints/server": 9575,
