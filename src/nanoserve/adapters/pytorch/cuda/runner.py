@@ -34,8 +34,8 @@ from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
-from nanoserve.adapters.pytorch.cuda.deltas import Deltas
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
+from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.offload import Offload
@@ -75,7 +75,7 @@ class CudaRunner:
         self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
-        self._deltas = Deltas(arena, self._batches, sampler, self._prompt_scoring)
+        self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(chains, rehearsal, arena, self._drawing, settings)
         self._undrawn: Callable[..., CudaTicket] | None = None
@@ -152,7 +152,7 @@ class CudaRunner:
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:
-        self._deltas.apply(plan)
+        self._row_updates.apply(plan)
         if plan.copies:
             self._copy(plan.copies)
         if plan.num_tokens:

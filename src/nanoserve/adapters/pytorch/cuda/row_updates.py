@@ -9,7 +9,7 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, de
 from nanoserve.ports.step import AdmittedRow, StepPlan, TableUpdate
 
 
-class Deltas:
+class RowUpdates:
     """Writes to the arena, the batches, the sampler and the prompt scores. Applying a plan twice is applying it once."""
 
     def __init__(
