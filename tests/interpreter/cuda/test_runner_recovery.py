@@ -93,7 +93,7 @@ def test_writes_of_a_refused_plan_are_not_sent_with_the_next(
 def test_out_of_memory_is_tried_once_more_and_then_fails_that_step_alone(
     runner: CudaRunner, wanted: list[int], monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    mixed, left = runner._chains.mixed, [failures]
+    mixed, left = runner._launcher.mixed, [failures]
 
     def sometimes(*arguments: Any, **named: Any) -> Tensor:
         left[0] -= 1
@@ -101,7 +101,7 @@ def test_out_of_memory_is_tried_once_more_and_then_fails_that_step_alone(
             raise torch.OutOfMemoryError("none left")
         return mixed(*arguments, **named)
 
-    monkeypatch.setattr(runner._chains, "mixed", sometimes)
+    monkeypatch.setattr(runner._launcher, "mixed", sometimes)
     if failures == 1:
         assert answer(runner) == wanted
     else:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.cuda.building import build_runner
-from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.decoding import no_garbage_collected
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.models import build_random_model
 from tests.interpreter.gpu.serving import DEVICE
 from tests.plans import SIZES
@@ -52,14 +52,14 @@ def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
     sizes = attrs.evolve(SIZES, max_num_seqs=64, max_num_batched_tokens=64, block_size=16, num_blocks=64)
     runner, _ = build_runner(model, sizes)
     graves = [Grave() for _ in range(8 * ROUNDS)]
-    buried, decode = len(graves), Chains.decode
+    buried, decode = len(graves), ForwardLauncher.decode
 
-    def littering(self: Chains, *arguments: Any, **named: Any) -> torch.Tensor:
+    def littering(self: ForwardLauncher, *arguments: Any, **named: Any) -> torch.Tensor:
         if torch.cuda.is_current_stream_capturing():
             graves.pop()
         return decode(self, *arguments, **named)
 
-    monkeypatch.setattr(Chains, "decode", littering)
+    monkeypatch.setattr(ForwardLauncher, "decode", littering)
     with eager_collector():
         for _ in range(ROUNDS):
             runner.prepare()

@@ -14,10 +14,10 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
-from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
 from nanoserve.adapters.pytorch.cuda.expansion import MOST_ROUNDS, Expansion
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
@@ -312,12 +312,12 @@ class _Site:
         }
         space, arena, invariant = self._space, self._arena, self._deterministic
         attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
-        chains = functools.partial(
-            Chains, self._model, arena, space, attending, invariant=invariant, sums=self.exchange
+        make_launcher = functools.partial(
+            ForwardLauncher, self._model, arena, space, attending, invariant=invariant, sums=self.exchange
         )
         return self._runner_type()(
-            chains=chains(),
-            rehearsal=chains(brief=True),
+            launcher=make_launcher(),
+            rehearsal=make_launcher(brief=True),
             arena=arena,
             space=space,
             sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),

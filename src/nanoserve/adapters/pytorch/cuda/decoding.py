@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.expansion import Expansion
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.ports.step import Chunk
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
@@ -76,13 +76,18 @@ class Settings:
 class Decoding:
     """Launches decoding steps over the arena's places, and rehearses all steps over padded ones.
 
-    `rehearsal` launches the same kernels as `chains`, through fewer layers.
+    `rehearsal` launches the same kernels as `launcher`, through fewer layers.
     """
 
     def __init__(
-        self, chains: Chains, rehearsal: Chains, arena: Arena, drawing: Drawing, settings: Settings
+        self,
+        launcher: ForwardLauncher,
+        rehearsal: ForwardLauncher,
+        arena: Arena,
+        drawing: Drawing,
+        settings: Settings,
     ) -> None:
-        self._chains, self._rehearsal, self._arena, self._drawing = chains, rehearsal, arena, drawing
+        self._launcher, self._rehearsal, self._arena, self._drawing = launcher, rehearsal, arena, drawing
         self._pdl, self._tile_queries = settings.pdl, settings.tile_queries
         self._token_counts = settings.token_counts
         self._expansion = settings.expansion and attrs.evolve(settings.expansion, always=True)
@@ -164,13 +169,13 @@ class Decoding:
 
     def _rehearse_beside_a_chunk(self) -> None:
         """Every size of batch beside a chunk, and draws outside of graphs."""
-        chains, tokens = self._rehearsal, self._chunk_tokens()
+        launcher, tokens = self._rehearsal, self._chunk_tokens()
         self._describe_chunks([tokens])
         most_beside = self._arena.sizes.max_num_batched_tokens - tokens
         for size, every_splits in self._batches():
             for splits in every_splits:
-                hidden = chains.mixed(tokens, 1, 1, min(size, most_beside), splits=splits)
-            logits = chains.chosen_logits(chains.choose(hidden, size))
+                hidden = launcher.mixed(tokens, 1, 1, min(size, most_beside), splits=splits)
+            logits = launcher.chosen_logits(launcher.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._drawing.draw(shaped, self._sink_places[:size], pdl=False)
                 self._drawing.note_draw()
@@ -230,14 +235,14 @@ class Decoding:
         return graph
 
     def _launch(self, key: Key) -> None:
-        self._step(self._chains, self._arena.places, key)
+        self._step(self._launcher, self._arena.places, key)
 
-    def _step(self, chains: Chains, places: Tensor, key: Key) -> None:
+    def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
         bucket, splits, samples = key
         if splits == DRAW_ALONE:
             self._drawing.draw_masked(places[:bucket], pdl=self._pdl)
             return
-        logits = chains.decode(places[:bucket], splits=splits, pdl=self._pdl)
+        logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl)
         if samples:
             self._drawing.draw(logits, places[:bucket], pdl=self._pdl)
 

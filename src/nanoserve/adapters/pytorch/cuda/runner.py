@@ -5,7 +5,7 @@ How a step becomes tokens:
 1. The plan's deltas are written into the *arena* (`arena.py`), which goes to the device as one upload. Device rows persist, so a
    plan says only what changed, and a step in which nothing changed uploads nothing.
 2. A step that only decodes is a captured graph (`decoding.py`): embed, layers, logits, draw, append. A step with prompt chunks
-   launches its kernels one by one (`chains.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
+   launches its kernels one by one (`forward_launcher.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
    log-probabilities). Where rows follow a grammar, `submit` queues the forward pass alone, and `draw` the rest.
 3. The draw appends each token to its row on the device, so the next step can be queued before the host knows it, and writes it
    to host memory as well (`drawing.py`).
@@ -30,11 +30,11 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batch, Batches
-from nanoserve.adapters.pytorch.cuda.chains import Chains
 from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -61,23 +61,23 @@ class CudaRunner:
     def __init__(
         self,
         *,
-        chains: Chains,
-        rehearsal: Chains,
+        launcher: ForwardLauncher,
+        rehearsal: ForwardLauncher,
         arena: Arena,
         space: Workspace,
         sampler: DeviceSampler,
         kv: KVStore,
         settings: Settings,
     ) -> None:
-        """`rehearsal` launches the same kernels as `chains`, through fewer layers."""
+        """`rehearsal` launches the same kernels as `launcher`, through fewer layers."""
         self.kv = kv
-        self._chains, self._arena, self._space = chains, arena, space
+        self._launcher, self._arena, self._space = launcher, arena, space
         self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring)
         self._drawing = Drawing(arena, space, sampler)
-        self._decoding = Decoding(chains, rehearsal, arena, self._drawing, settings)
+        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, settings)
         self._undrawn: Callable[..., CudaTicket] | None = None
         self._in_doubt = False
         host_slots = arena.sizes.host_slots
@@ -210,7 +210,7 @@ class CudaRunner:
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         bucket = bucket_of(max(num_decoding, 1), self._arena.sizes.max_num_seqs)
         scored = self._prompt_scoring.asks(plan.chunks)
-        hidden = self._chains.mixed(
+        hidden = self._launcher.mixed(
             step.num_chunk_tokens,
             step.num_chunks,
             step.num_tiles,
@@ -221,13 +221,15 @@ class CudaRunner:
         )
         scores: list[PromptScores] = []
         if scored:
-            scores = self._prompt_scoring.score(plan.chunks, hidden, self._arena.tokens, self._chains.logits)
-            hidden = self._chains.choose(hidden, len(step.sampling))
+            scores = self._prompt_scoring.score(
+                plan.chunks, hidden, self._arena.tokens, self._launcher.logits
+            )
+            hidden = self._launcher.choose(hidden, len(step.sampling))
         if batch is not None:
             self._batches.advance()
         if not step.sampling:
             return CudaTicket(step=plan.step, prompt_scores=tuple(scores))
-        logits = self._chains.chosen_logits(hidden)
+        logits = self._launcher.chosen_logits(hidden)
         self._batches.add_tokens(step.finished)
         order = _shifted(step.batch.order, len(step.finished), num_decoding)
         places = self._arena.sampling_places

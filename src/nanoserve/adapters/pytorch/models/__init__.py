@@ -18,12 +18,10 @@ from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
 from nanoserve.adapters.pytorch.models.granite import Granite, GraniteMoe
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
-from nanoserve.adapters.pytorch.models.mistral import Mistral
 from nanoserve.adapters.pytorch.models.mixtral import Mixtral
 from nanoserve.adapters.pytorch.models.olmo2 import Olmo2
 from nanoserve.adapters.pytorch.models.olmoe import Olmoe
 from nanoserve.adapters.pytorch.models.phi3 import Phi3
-from nanoserve.adapters.pytorch.models.qwen2 import Qwen2
 from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
@@ -54,12 +52,12 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "granitemoe": GraniteMoe,
     "llama": Llama,
     "minimax_m2": MiniMaxM2,
-    "mistral": Mistral,
+    "mistral": Llama,  # with a window (Jiang et al. 2023)
     "mixtral": Mixtral,
     "olmoe": Olmoe,
     "olmo2": Olmo2,
     "phi3": Phi3,
-    "qwen2": Qwen2,
+    "qwen2": Llama,  # with biases of q, k and v (Yang et al. 2024)
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
     "qwen3_next": Qwen3Next,

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from nanoserve.adapters.pytorch.cuda.chains import Chains
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.part import Part, Product
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
@@ -62,10 +62,10 @@ def uneven() -> DecoderModel:
 def test_a_rehearsal_passes_through_a_layer_of_each_kind_in_each_cache_group() -> None:
     model = uneven()
     nothing: Any = None
-    brief = Chains(model, nothing, nothing, nothing, invariant=False, brief=True)
+    brief = ForwardLauncher(model, nothing, nothing, nothing, invariant=False, brief=True)
     passed = [model.layers.index(parts) for parts in brief._layers]
     assert passed == [0, 2, 3]
-    whole = Chains(model, nothing, nothing, nothing, invariant=False)
+    whole = ForwardLauncher(model, nothing, nothing, nothing, invariant=False)
     assert whole._layers == model.layers
 
 

@@ -27,7 +27,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.embedding.launch import embed_tokens
 
 
-class Chains:
+class ForwardLauncher:
     """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured."""
 
     def __init__(
