@@ -13,16 +13,27 @@ from typing import Any, Final
 
 INVALID: Final = "INVALID_JSON"
 _DEEPEST: Final = 100
-_TOKEN: Final = re.compile(
-    r'[ \t\n\r]+|[{}\[\],:"]'
-    r"|(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)(?=[ \t\n\r,\]}])"
+_TEXT: Final = (
+    r'((?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))++)"
 )
-_PART_OF_WORD: Final = re.compile(r"[-+.\w]+")
-_TEXT: Final = re.compile(
-    r'(?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))++"
-)
-_PART_OF_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,4}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
+_KEY: Final = rf'("){_TEXT}?(")[ \t\n\r]*(:)'
+_VALUE: Final = r'([{\["]|(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)(?=[ \t\n\r,\]}]))'
+_NEXT: Final = {
+    state: re.compile(rf"[ \t\n\r]*(?:{follows})")
+    for state, follows in {
+        "start": r"(\{)",
+        "{": rf"{_KEY}|(\}})",
+        "[": rf"{_VALUE}|(\])",
+        ",}": _KEY,
+        ",]": _VALUE,
+        ":": _VALUE,
+        "}": r"([,}])",
+        "]": r"([,\]])",
+    }.items()
+} | {'"': re.compile(rf'{_TEXT}|(")'), "end": re.compile(r"(?!)")}
+"""What may follow, by what is open: behind a bracket, a comma or a colon, and in a text; `}` and `]` wait for a comma or themselves."""
+_CLOSING: Final = {"{": "}", "[": "]"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 
 
@@ -40,96 +51,51 @@ class InputText:
         self._written: list[str] = []
         self._rest = ""
         self._ends: list[str] = []
-        self._expected = "v"  # of v: a value, k: a key, e: the end of an object or a list, and the separators
-        self._held = ""  # a separator, a key and its colon: sent with the value that they are for
-        self._in_text = self._is_key = self._has_members = self._is_whole = self._is_broken = False
+        self._state = "start"
+        self._held = ""  # a comma, a key and its colon: sent with the value that they are for
+        self._has_members = False
 
     def push(self, text: str) -> str:
         """What may be sent of what was written so far; the rest is kept."""
         self._written.append(text)
-        self._rest += text
-        sent = []
-        while self._rest and not (self._is_whole or self._is_broken):
-            read = self._read_text() if self._in_text else self._read_token()
-            if read is None:
+        text, place, sent = self._rest + text, 0, []
+        while found := _NEXT[self._state].match(text, place):
+            part = "".join(filter(None, found.groups()))
+            before = self._state
+            if len(self._ends) == _DEEPEST and part in _CLOSING and before != '"':
                 break
-            sent.append(read)
+            place = found.end()
+            self._state = self._following(part)
+            self._held += _CONTROL.sub(lambda each: f"\\u{ord(each[0]):04x}", part)
+            if self._state[0] not in ",:":
+                self._has_members |= before != "start"
+                sent.append(self._held)
+                self._held = ""
+        self._rest = text[place:]
         return "".join(sent)
 
     def close(self) -> str:
         """What makes an object of what was sent; nothing where it is one, and where nothing was written."""
         written = "".join(self._written)
-        if self._is_whole or not written.strip():
+        if self._state == "end" or not written.strip():
             return ""
         told = f"{json.dumps(INVALID)}:{json.dumps(written, ensure_ascii=False)}}}"
         if not self._ends:
             return "{" + told
-        quote = '"' if self._in_text and not self._is_key else ""
+        quote = '"' if self._state == '"' else ""
         return quote + "".join(reversed(self._ends[1:])) + ("," if self._has_members else "") + told
 
-    def _read_text(self) -> str | None:
-        """More of a text or its end; None where more must be written first, or nothing helps."""
-        if self._rest[0] == '"':
-            self._rest, self._in_text = self._rest[1:], False
-            self._expected = ":" if self._is_key else ",e"
-            return self._unless_key('"')
-        found = _TEXT.match(self._rest)
-        if found is None:
-            self._is_broken = _PART_OF_ESCAPE.fullmatch(self._rest) is None
-            return None
-        self._rest = self._rest[found.end() :]
-        return self._unless_key(_CONTROL.sub(lambda each: f"\\u{ord(each[0]):04x}", found[0]))
-
-    def _unless_key(self, text: str) -> str:
-        if not self._is_key:
-            return text
-        self._held += text
-        return ""
-
-    def _read_token(self) -> str | None:
-        """The next token with what was held for it; None as for texts."""
-        found = _TOKEN.match(self._rest)
-        part = "" if found is None else found[0].strip()
-        if found is None or not self._is_expected(part):
-            self._is_broken = found is not None or _PART_OF_WORD.fullmatch(self._rest) is None
-            return None
-        self._rest = self._rest[found.end() :]
-        if part in ("", ",", ":"):
-            self._held += part
-            if part:
-                self._expected = "k" if part == "," and self._ends[-1] == "}" else "v"
-            return ""
-        self._has_members |= len(self._ends) == 1 and "v" in self._expected
-        self._go_on(part)
-        if self._in_text and self._is_key:
-            return self._unless_key(part)
-        held, self._held = self._held, ""
-        return held + part
-
-    def _is_expected(self, part: str) -> bool:
-        if not self._ends:
-            return part in ("", "{")
-        match part[:1]:
-            case "" | "," | ":":
-                return part in self._expected
-            case '"':
-                return "v" in self._expected or "k" in self._expected
-            case "}" | "]":
-                return "e" in self._expected and self._ends[-1] == part
-        return "v" in self._expected and len(self._ends) < _DEEPEST
-
-    def _go_on(self, part: str) -> None:
-        match part:
-            case '"':
-                self._in_text, self._is_key = True, "k" in self._expected
-            case "{":
-                self._ends.append("}")
-                self._expected = "ke"
-            case "[":
-                self._ends.append("]")
-                self._expected = "ve"
-            case "}" | "]":
-                self._ends.pop()
-                self._expected, self._is_whole = ",e", not self._ends
-            case _:
-                self._expected = ",e"
+    def _following(self, part: str) -> str:
+        """What is open behind a part; brackets are counted."""
+        if self._state == '"' and part != '"':
+            return '"'
+        if part in _CLOSING:
+            self._ends.append(_CLOSING[part])
+            return part
+        if part == ",":
+            return part + self._state
+        if part[0] == '"' and self._state != '"':
+            return ":" if len(part) > 1 else '"'
+        if part in ("}", "]"):
+            self._ends.pop()
+        return self._ends[-1] if self._ends else "end"
