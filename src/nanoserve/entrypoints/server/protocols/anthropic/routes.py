@@ -12,6 +12,7 @@ from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
+from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.http.fields import make_order
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
@@ -48,7 +49,7 @@ async def create_message(
         max_bytes=bounds_of(request).max_body_size,
     )
     body = threading.body
-    prompt, edits = await edited(body, read_prompt(body, service), service)
+    prompt, edits = await unless_left(request, edited(body, read_prompt(body, service), service))
     order = make_order(
         body,
         prompt=prompt,
@@ -73,6 +74,10 @@ async def count_tokens(request: Request[Any, Any, Any], service: NamedDependency
     """How many tokens the prompt has."""
     body = await read_body(request, CountTokens)
     service.check_model(body.model)
+    return await unless_left(request, _counted(body, service))
+
+
+async def _counted(body: CountTokens, service: TextService) -> TokenCount:
     prompt, edits = await edited(body, read_prompt(body, service), service)
     counted = TokenCount(len(await service.render(prompt)))
     if edits is not None:

@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.ollama import answer as wire
@@ -43,7 +44,7 @@ async def generate(
     """Answer one prompt, streamed unless `stream` is false."""
     body = await read_body(request, GenerateBody, any_type=True)
     model = known_name(body.model, service)
-    order = await generate_order(body, service, client) if body.prompt else None
+    order = await unless_left(request, generate_order(body, service, client)) if body.prompt else None
     return await _answered(request, service, order, model, chats=False)
 
 

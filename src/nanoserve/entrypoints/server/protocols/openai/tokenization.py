@@ -12,6 +12,7 @@ from litestar.params import FromPath
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     Model,
     ModelList,
@@ -60,7 +61,7 @@ async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[Tex
     """The ids of a text, or of the prompt that the model's template makes of a conversation."""
     body = await read_body(request, TokenizeBody)
     service.check_model(body.model)
-    ids = await _ids(body, service)
+    ids = await unless_left(request, _ids(body, service))
     texts = None
     if body.return_token_strs:
         await service.tokenizing.learn_token_texts()
