@@ -13,8 +13,12 @@ from nanoserve.entrypoints.compose.interrupts import interrupt
 def main() -> None:
     """Run the command line and exit; Ctrl-C is one line on standard error from here on."""
     signal.signal(signal.SIGINT, interrupt)
-    from nanoserve.entrypoints.cli.main import main as run  # noqa: PLC0415 - Ctrl-C is taken care of first
-
+    try:
+        from nanoserve.entrypoints.cli.main import main as run  # noqa: PLC0415 - Ctrl-C is taken care of first
+    except ModuleNotFoundError as error:
+        missing = f"the package {error.name} is not installed"
+        sys.stderr.write(f"nanoserve: {missing}; install nanoserve with all that it needs: pip install .\n")
+        sys.exit(2)
     run()
 
 

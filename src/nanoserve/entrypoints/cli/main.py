@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import rich_click as click
@@ -40,7 +41,7 @@ def run_command(arguments: Sequence[str]) -> int:
         or os.environ.get("NANOSERVE_DEBUG", "").lower() in {"1", "true", "yes", "on"}
     )
     for package, reason in LEFT_OUT.items():
-        warn(f"the package {package} adds {reason}; install it again, or remove it")
+        warn(f"the package {package} adds {reason}; update or remove it")
     try:
         code = nanoserve.main(list(arguments), prog_name="nanoserve", obj=reporting, standalone_mode=False)
     except Exception as error:  # noqa: BLE001 - every error ends as one line
@@ -102,26 +103,20 @@ EXTENSIONS: Final = "nanoserve.commands"
 """The group of entry points by which other packages add commands; `bench calibrate` is one of the group `bench`."""
 
 
-def _command(loaded: object) -> click.Command:
+def _add_extension(name: str, loaded: object) -> None:
+    group = bench if name.startswith("bench ") else nanoserve
     if not isinstance(loaded, click.Command):
         raise TypeError("it is no command of click")
-    return loaded
+    if loaded.name in group.commands:
+        raise ValueError(f"there is a command {loaded.name} already")
+    group.add_command(loaded)
 
 
-def _extended(tasks: Mapping[str, Sequence[click.Command]]) -> Mapping[str, Sequence[click.Command]]:
-    """With the commands of other packages, each added to its group."""
-    added = []
-    for name, command in load_extensions(EXTENSIONS, _command).items():
-        if name.startswith("bench "):
-            bench.add_command(command)
-        else:
-            added.append(command)
-    return {**tasks, "Many servers": tuple(added)} if added else tasks
-
-
-for _title, _commands in _extended(_TASKS).items():
-    for _command in _commands:
-        nanoserve.add_command(_command)
+for _built_in in itertools.chain(*_TASKS.values()):
+    nanoserve.add_command(_built_in)
+_num_built_in = len(nanoserve.commands)
+load_extensions(EXTENSIONS, _add_extension)
+for _title, _commands in {**_TASKS, "Many servers": [*nanoserve.commands.values()][_num_built_in:]}.items():
     click.rich_click.COMMAND_GROUPS.setdefault("nanoserve", []).append(
         {"name": _title, "commands": [str(each.name) for each in _commands]}
     )

@@ -63,7 +63,8 @@ def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
 
 
 def _all_settings() -> tuple[Setting, ...]:
-    own, added = map(settings_of, TABLES), load_extensions(EXTENSIONS, settings_of)
+    own = map(settings_of, TABLES)
+    added = load_extensions(EXTENSIONS, lambda _, declared: settings_of(declared))
     return (*itertools.chain(*own, *added.values()), *SAMPLING_SETTINGS)
 
 

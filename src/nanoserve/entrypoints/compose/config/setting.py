@@ -126,12 +126,12 @@ LEFT_OUT: Final[dict[str, str]] = {}
 """By package, the first of its entry points that could not be loaded, and why."""
 
 
-def load_extensions(group: str, read: Callable[[Any], T]) -> dict[str, T]:
-    """By name, what `read` makes of what the entry points of a group name."""
+def load_extensions(group: str, read: Callable[[str, Any], T]) -> dict[str, T]:
+    """By name, what `read` makes of each entry point's name and object."""
     found = {}
     for each in sorted(importlib.metadata.entry_points(group=group)):
         try:
-            found[each.name] = read(each.load())
+            found[each.name] = read(each.name, each.load())
         except Exception as error:  # noqa: BLE001 - it is another package's code
             package = "of an unknown name" if each.dist is None else each.dist.name
             LEFT_OUT.setdefault(package, f"{each.value}, which cannot be loaded: {error}")
