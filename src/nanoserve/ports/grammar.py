@@ -17,8 +17,6 @@ TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 AT_FAULT: Final = "constraint: "
 """How the error of an answer begins that ends because of what was asked of it."""
-
-
 BOUNDED_WHITESPACE: Final = r" |\r?\n {0,40}|\r?\n\t{0,10}"
 """One blank, or a new line with its indentation: JSON as it is usually written. A model can lose itself in longer blanks."""
 ANY_WHITESPACE: Final = r"[ \t\r\n]+"
@@ -116,6 +114,9 @@ class Pending(Protocol[ValueT_co]):
     def result(self) -> ValueT_co:
         """Return the worker's result, or raise its error; only once it is done."""
 
+    def cancel(self) -> bool:
+        """Nobody waits any more; True if the worker had not begun, and never will."""
+
 
 @attrs.define(eq=False)
 class MaskBlock:
@@ -137,8 +138,7 @@ class MaskBlock:
 
     def is_written(self) -> bool:
         """True while the block must not be lent again."""
-        if self.writers:
-            self.writers = [each for each in self.writers if not each.done()]
+        self.writers = [each for each in self.writers if not each.done()]
         return bool(self.writers)
 
 

@@ -71,6 +71,9 @@ class Slowly:
     def result(self) -> Grammar:
         return self._inner.result()
 
+    def cancel(self) -> bool:
+        return False
+
 
 class SlowGrammars(FiniteGrammars):
     """Needs some looks for a grammar, and for the masks at some places of an answer."""
@@ -259,6 +262,27 @@ def test_alone_it_waits_for_its_grammar_and_may_be_aborted_or_run_out_of_time(de
     assert {found.answer("aborted", index).reason for index in (0, 1)} == {FinishReason.ABORT}
     assert {found.answer("late", index).reason for index in (0, 1)} == {FinishReason.TIMEOUT}
     assert {found.answer("answered", index).reason for index in (0, 1)} == {FinishReason.STOP}
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
+    class Queued(SlowGrammars):
+        def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
+            return queued[constraint]
+
+    shared, own = constraint("1 2"), constraint("1")
+    queued = {shared: Future[Grammar](), own: Future[Grammar]()}
+    found = world(grammars=Queued(0))
+    for name, asked in (("first", shared), ("second", shared), ("third", own)):
+        found.add(name, [2], n=2, eos=EOS, constraint=asked)
+    found.engine.abort("first")
+    found.turn()
+    assert not queued[shared].cancelled(), "another one waits for it"
+    found.engine.abort("second")
+    found.turn()
+    assert [queued[each].cancelled() for each in (shared, own)] == [True, False]
+    queued[own].set_result(FiniteGrammar(language_of("1")))
+    found.run()
+    assert found.answer("third", 0).reason is FinishReason.STOP
 
 
 def test_a_grammar_that_turns_out_bad_ends_its_request() -> None:

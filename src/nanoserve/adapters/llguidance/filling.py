@@ -128,6 +128,10 @@ class Group:
         if self.error is not None:
             raise self.error
 
+    def cancel(self) -> bool:
+        """As in `Pending`; the library cannot be stopped."""
+        return False
+
     def run(self) -> None:
         """Fill all. What nobody waits for any more is kept apart, because the block will be used again."""
         try:

@@ -118,7 +118,7 @@ class Lexers:
 
     def pick(self, client: str) -> Future[CompiledGrammar]:
         """The one for the next answer, which is the client's."""
-        self.made = [each for each in self.made if not _is_full(each)] or [self._make(client)]
+        self.made = [each for each in self.made if not _is_spent(each)] or [self._make(client)]
         sound = [each for each in self.made if each.done() and not each.exception()]
         if not sound:
             return self.made[0]
@@ -136,8 +136,9 @@ class Lexers:
         return found
 
 
-def _is_full(made: Future[CompiledGrammar]) -> bool:
-    return made.done() and not made.exception() and made.result().is_full
+def _is_spent(made: Future[CompiledGrammar]) -> bool:
+    """Whether it serves no other answer: it was cancelled, or its lexer is full."""
+    return made.cancelled() or (made.done() and not made.exception() and made.result().is_full)
 
 
 class LLGrammars:

@@ -13,6 +13,7 @@ are begun as soon as the tokens are known, written where the device reads them, 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -72,7 +73,6 @@ class Constraints:
         self._free: set[Sequence] = set()
         self._unsure: set[Sequence] = set()
         self._filling: Filling | None = None
-        self._unending: dict[tuple[frozenset[int], int], bytes] = {}
         self._compiling: dict[Sequence, tuple[list[Sequence], Pending[Grammar]]] = {}
         self._late: dict[Sequence, Matcher] = {}
 
@@ -113,8 +113,10 @@ class Constraints:
         self.matchers.pop(sequence, None)
         self._free.discard(sequence)
         self._unsure.discard(sequence)
-        self._compiling.pop(sequence, None)
         self._late.pop(sequence, None)
+        _, grammar = self._compiling.pop(sequence, (None, None))
+        if grammar is not None and grammar not in [each for _, each in self._compiling.values()]:
+            grammar.cancel()
 
     @property
     def is_awaiting(self) -> bool:
@@ -182,8 +184,7 @@ class Constraints:
     def _look_for_mark(self, sequence: Sequence) -> None:
         assert sequence.request.constraint is not None
         after = sequence.request.constraint.after
-        newest = tuple(sequence.token_ids[-len(after) :])
-        if newest == after and sequence.num_generated_tokens >= len(after):
+        if tuple(sequence.token_ids[-len(after) :]) == after and sequence.num_generated_tokens >= len(after):
             self._free.discard(sequence)
 
     def begin(self, flight: InFlightStep) -> None:
@@ -202,7 +203,7 @@ class Constraints:
         bound = [self.matchers[sequence] for _, sequence in rows if sequence not in self._free]
         wait = self._grammars.fill(bound, block) if bound else Filled
         for number in range(len(bound), len(rows)):
-            block.mask(number)[:] = self._all_but_ends(rows[number][1], block.width)
+            block.mask(number)[:] = _all_but(rows[number][1].request.eos_token_ids, block.width)
         self._filling = Filling(flight, block, rows, wait)
 
     def draw(self, flight: InFlightStep, ticket: object) -> Drawn:
@@ -247,13 +248,12 @@ class Constraints:
                 empty.add(number)
         return empty
 
-    def _all_but_ends(self, sequence: Sequence, width: int) -> bytes:
-        key = (sequence.request.eos_token_ids, width)
-        if key not in self._unending:
-            mask = bytearray(b"\xff") * width
-            _set_bits(mask, sequence.request.eos_token_ids, allowed=False)
-            self._unending = {key: bytes(mask)}  # one, as an engine's requests have the same ends
-        return self._unending[key]
+
+@functools.lru_cache(maxsize=1)  # one, as an engine's requests have the same ends
+def _all_but(token_ids: frozenset[int], width: int) -> bytes:
+    mask = bytearray(b"\xff") * width
+    _set_bits(mask, token_ids, allowed=False)
+    return bytes(mask)
 
 
 def _set_bits(mask: bytearray | memoryview, token_ids: Iterable[int], *, allowed: bool) -> None:

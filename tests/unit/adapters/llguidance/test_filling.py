@@ -19,6 +19,7 @@ from nanoserve.adapters.llguidance.grammars import (
     GRAMMAR_BYTES,
     SHARED,
     USES,
+    WORKERS,
     CompiledGrammar,
     Lexers,
     LLGrammars,
@@ -50,6 +51,21 @@ def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
     while not pending.done():
         grammars.rest()
     assert grammars.compile(Constraint("regex", "a")) is not first
+
+
+def test_a_compile_that_is_cancelled_before_it_begins_is_not_done_and_begun_anew_when_asked_for() -> None:
+    grammars, may = grammars_of(byte_level()), threading.Event()
+    for _ in range(WORKERS):
+        grammars._workers.submit("", may.wait)  # type: ignore[arg-type]
+    queued = grammars.compile(Constraint("regex", "a"))
+    assert queued.cancel()
+    again = grammars.compile(Constraint("regex", "a"))
+    assert again is not queued
+    assert grammars.compile(Constraint("regex", "a")) is again
+    may.set()
+    _until_compiled(grammars)
+    assert isinstance(again.result().matcher(), GrammarMatcher)
+    assert grammars.counts().compiles == 1
 
 
 def test_a_crowd_gets_lexers_of_its_own_and_waits_for_the_first_alone() -> None:
