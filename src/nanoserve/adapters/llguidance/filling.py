@@ -4,7 +4,7 @@ A step's matchers are a group. One thread of the interpreter hands it to the lib
 has threads of the library's own work on it, without the interpreter's lock.
 
 A group that is not ready in time goes on, and its matchers are filled lexer by lexer for a while: whichever was dear then delays no others.
-Their tokens may be dear as well, and are consumed by that thread.
+Their tokens may be dear as well, and are consumed by that thread. So are those of a matcher after one that was dear by itself.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
 each other in a group, where one thread takes them one after the other.
@@ -33,7 +33,9 @@ PATIENCE_PER_MASK: Final = 0.0002
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
 SOLO_MASKS: Final = 16
-"""Masks for which a matcher is filled alone after its group was late."""
+"""Masks for which a matcher is filled alone after its group was late, or a token of its own was dear."""
+DEAR_SECONDS: Final = 0.001
+"""That consuming a token may take before those that follow it are left to the thread that fills its mask."""
 MOST_GROUPS: Final = 64
 """That are filled at a time."""
 _LEXER_FAILED: Final = "lexer error"
@@ -184,7 +186,7 @@ class MaskFiller:
             else:
                 now.append((place, matcher, token))
         jobs = [(matcher.inner, token) for _, matcher, token in now]
-        going = self._consume_together(jobs) or [_consumed(inner, token) for inner, token in jobs]
+        going = self._consume_together(jobs) or [_consumed(matcher, token) for _, matcher, token in now]
         wrong = {}
         for (place, matcher, token), each in zip(now, going, strict=True):
             if each is True:
@@ -264,10 +266,13 @@ class MaskFiller:
         """Go on by what is owed. One that cannot has failed, which is seen when its mask is there."""
         while matcher.pending_tokens:
             token = matcher.pending_tokens.pop(0)
+            started = time.perf_counter()
             # Beside another one: the library holds the interpreter's lock while it consumes one alone.
             is_going, _ = self._executor.consume_token_par(
                 [(matcher.inner, token), (self._failed.deep_copy(), token)]
             )
+            if time.perf_counter() - started >= DEAR_SECONDS:
+                matcher.solo = SOLO_MASKS
             if is_going:
                 matcher.went_on(token)
 
@@ -330,12 +335,16 @@ def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, Gramm
     )
 
 
-def _consumed(inner: LLMatcher, token: int) -> bool | str:
+def _consumed(matcher: GrammarMatcher, token: int) -> bool | str:
     """Whether it went on, or what the library raised, which is its own answer's to bear."""
+    started = time.thread_time()
     try:
-        return inner.consume_token(token)
+        return matcher.inner.consume_token(token)
     except Exception as error:  # noqa: BLE001 - the library may raise anything
         return f"{type(error).__name__}: {error}"
+    finally:
+        if time.thread_time() - started >= DEAR_SECONDS:
+            matcher.solo = SOLO_MASKS
 
 
 def _complaint(matcher: GrammarMatcher, token: int) -> str:

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from traceback import walk_tb
 
+import pytest
 from llguidance import LLExecutor, LLMatcher
 
+from nanoserve.adapters.llguidance import filling
 from nanoserve.adapters.llguidance.filling import FEWEST_TOGETHER, SOLO_MASKS, GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import (
     CACHE_BYTES,
@@ -278,6 +280,34 @@ def test_what_has_been_late_goes_on_in_its_thread() -> None:
     assert block.mask(0) == block.mask(2)
     assert not any(block.mask(1))
     assert dear.may_end()
+
+
+def test_after_a_token_that_was_dear_the_next_are_consumed_off_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars, seconds = grammars_of(byte_level()), 0.0
+    monkeypatch.setattr("time.thread_time", lambda: seconds)
+
+    class Dear:
+        def __init__(self, inner: LLMatcher) -> None:
+            self.inner = inner
+
+        def consume_token(self, token: int) -> bool:
+            nonlocal seconds
+            seconds += filling.DEAR_SECONDS
+            return self.inner.consume_token(token)
+
+    dear, usual = (compiled(grammars, "regex", "ab+") for _ in range(2))
+    a, b = byte_level().encode("ab", add_special_tokens=False).ids
+    inner, dear.inner = dear.inner, Dear(dear.inner)  # type: ignore[assignment]
+    assert grammars.consume([(usual, a), (dear, a)]) == {}
+    assert (dear.solo, usual.solo) == (SOLO_MASKS, 0)
+    assert grammars.consume([(usual, b), (dear, b)]) == {}
+    assert (dear.pending_tokens, usual.pending_tokens) == ([b], [])
+    dear.inner = inner
+    first, second = masks_of(grammars, [dear, usual])
+    assert first == second
+    assert not dear.pending_tokens
 
 
 def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
