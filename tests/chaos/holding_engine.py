@@ -1,0 +1,26 @@
+"""The engine's process as `nanoserve serve` starts it, except that no mask of a grammar is ever made."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import threading
+from typing import Any
+from unittest import mock
+
+from nanoserve.adapters.llguidance.filling import MaskFiller
+from nanoserve.entrypoints.compose.engine_host import main
+
+HELD = "CHAOS_HELD"
+"""Names a file that is made when a mask is begun."""
+
+
+def _hold(_filler: MaskFiller, _group: Any) -> None:
+    pathlib.Path(os.environ[HELD]).touch()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    with mock.patch.object(MaskFiller, "compute", _hold):
+        sys.exit(main())
