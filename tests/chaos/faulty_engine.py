@@ -64,7 +64,8 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
     """The real assembly with a faulty runner."""
     assembly = assemble(settings, watch)
     engine = inside(assembly.engine)
-    engine._runner = FaultyRunner(engine._runner)
+    pipeline = engine._pipeline
+    pipeline._runner = FaultyRunner(pipeline._runner)
     _raise_once(engine)
     return assembly
 
