@@ -22,6 +22,7 @@ from nanoserve.ports.step import (
     SINK_BLOCK,
     AdmittedRow,
     BlockCopy,
+    Chunk,
     SlotCopy,
     StepPlan,
     StepResult,
@@ -152,6 +153,8 @@ class MemoryRunner:
             self._forward(chunk.row, chunk.start, chunk.length, result)
         for index in plan.decoding:
             self._forward(index, self.rows[index].num_computed, 1, result)
+        for chunk in plan.chunks:
+            self._read_back(chunk)
         for index in plan.sampling_rows if is_drawn else ():
             self._draw(index, masks.get(index), result)
         return result
@@ -227,6 +230,12 @@ class MemoryRunner:
             last = min(start + length + 1, row.num_prompt_tokens)
             scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
             result.prompt_logprobs.setdefault(index, {}).update(scores)
+
+    def _read_back(self, chunk: Chunk) -> None:
+        """The first and the last token of a chunk attend, once the whole step is written, as within each layer of a model."""
+        for group in self._paged:
+            for position in (chunk.start, chunk.start + chunk.length - 1):
+                self._check_readable(group, self.rows[chunk.row], position)
 
     def _draw(self, index: int, mask: bytes | None, result: StepResult) -> None:
         row = self.rows[index]

@@ -15,6 +15,7 @@ from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
 from tests.poisoned import PoisonedEngine, is_all_poison, same
+from tests.served import is_greedy
 from tests.unit.adapters.pytorch.tiny_models import CASES, PagedRun, TinyModel, make_prompt, make_tiny_model
 
 BLOCK = 8
@@ -77,6 +78,23 @@ def test_a_hit_answers_as_a_cold_prompt(model: DecoderModel) -> None:
         cold, warm = served.answer(prompt, greedy), served.answer(prompt, greedy)
         same(warm, cold)
         assert served.runner.computed == len(prompt) + 1 + (len(prompt) - 1) % BLOCK
+
+
+@pytest.mark.parametrize("budget", [16, 200])
+@pytest.mark.parametrize("tiny", [*REUSED, "llama", "qwen3_next"], indirect=True)
+def test_prompts_of_one_beginning_at_once_compute_it_once_and_equal_transformers(
+    tiny: TinyModel, model: DecoderModel, budget: int
+) -> None:
+    beginning = make_prompt(5 * BLOCK, seed=1)
+    prompts = [beginning + make_prompt(1 + 3 * number, seed=2 + number) for number in range(5)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    served = PoisonedEngine(
+        model, block_size=BLOCK, num_blocks=100, depth=2, max_num_seqs=5, max_num_batched_tokens=budget
+    )
+    answers = served.texts(prompts, [greedy] * len(prompts))
+    assert served.runner.computed == len(beginning) + sum(map(len, prompts)) - 5 * len(beginning)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert is_greedy(tiny.reference, prompt, answer)
 
 
 def until_stopped(

@@ -60,7 +60,9 @@ class Engine(Generic[TicketT]):
             cache.add_tiers(limits.host_slots, min_tokens=limits.min_offload_tokens, directory=directory)
         if kv_events is not None:
             host = None if cache.tiers is None else cache.tiers.host
-            cache.events = cache.states.events = EventLog(limits.block_size, cache.allocators, host)
+            cache.events = cache.states.events = cache.promises.events = EventLog(
+                limits.block_size, cache.allocators, host
+            )
             if cache.tiers is not None:
                 cache.tiers.events = cache.events
         self.scheduler = Scheduler(limits, cache, clock)

@@ -56,6 +56,9 @@ def _audit_rows(scheduler: Scheduler) -> None:
 def _audit_blocks(scheduler: Scheduler) -> None:
     for group, pool in enumerate(scheduler.cache.allocators):
         pool.audit(Counter(holders(scheduler, group)))
+    steps = {step for pool in scheduler.cache.allocators for step in pool.promised.values()}
+    in_flight = {flight.plan.step for flight in scheduler.flights}
+    _require(steps <= in_flight, "a name is promised for a step that is not in flight")
     if scheduler.cache.tiers is not None:
         scheduler.cache.tiers.audit()
 

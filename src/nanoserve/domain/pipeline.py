@@ -114,7 +114,13 @@ class Pipeline(Generic[TicketT]):
             self._fail(plan, error)
             return
         if result.broken:
-            self._end_broken(plan, result.broken)
+            taken = self._scheduler.cache.promises.first_taken(plan.step, result.broken)
+            rows = taken or result.broken
+            broken = StepFailedError(f"step {plan.step}: logits of rows {rows} are not finite", rows)
+            if taken:
+                self._fail(plan, broken)
+                return
+            self._end_broken(plan, broken)
         gained = self._scheduler.commit(result)
         if self.recorder is not None:
             self.recorder.note_committed(plan.step, gained)
@@ -124,11 +130,10 @@ class Pipeline(Generic[TicketT]):
             self._answers.report(gained, events)
         self._draw()
 
-    def _end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
-        """Rows that have no token end, and cost the others of the step nothing: no row computes with another's numbers."""
-        error = StepFailedError(f"step {plan.step}: logits of rows {rows} are not finite", rows)
+    def _end_broken(self, plan: StepPlan, error: StepFailedError) -> None:
+        """Rows that have no token end, and cost the others of the step nothing: none of those computes with their numbers."""
         by_row = self._scheduler.flights[0].by_row
-        ended = [by_row[row] for row in rows if by_row[row].finish_reason is None]
+        ended = [by_row[row] for row in error.guilty_rows if by_row[row].finish_reason is None]
         for sequence in ended:
             self._scheduler.finish(sequence, FinishReason.ERROR, _reason(error))
         self._on_failure(plan.step, error, [each.request.request_id for each in ended])

@@ -71,7 +71,6 @@ class Sequence:
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
-        followers: the request's other sequences, held back until the prompt's blocks can be shared.
     """
 
     request: Request
@@ -104,7 +103,6 @@ class Sequence:
     first_token: float | None = None
     finished: float | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
-    followers: list[Sequence] = attrs.field(factory=list)
 
     @property
     def key(self) -> int:

@@ -110,6 +110,9 @@ class Chunk:
 class StepPlan:
     """The work of one step, in the order in which the runner applies it: release, admit, update tables, copy, compute.
 
+    Steps are computed in order, and in each layer the keys of all chunks are written before any row attends: a chunk may read
+    blocks that another chunk of its step writes.
+
     Attributes:
         step: counts up from 1.
         released: rows that are free from this step on.

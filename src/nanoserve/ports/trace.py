@@ -156,6 +156,14 @@ class BlocksShared:
 
 
 @attrs.frozen
+class BlocksNamed:
+    """Blocks of a group, written for a sequence that no longer holds them, can be found by their content."""
+
+    group: int
+    blocks: tuple[int, ...]
+
+
+@attrs.frozen
 class TablesReturned:
     """A sequence gave all its blocks back."""
 
@@ -206,6 +214,7 @@ KVChange = (
     | TableGrown
     | BlockDropped
     | BlocksShared
+    | BlocksNamed
     | StateHeld
     | StateCopied
     | TablesReturned

@@ -135,6 +135,22 @@ def test_greedy_text_equals_transformers_in_a_preempted_crowd(
         assert crowd.has_preempted
 
 
+@pytest.mark.parametrize("tiny", FAMILIES if ON_GPU else [*INTERPRETED, "qwen3_next"], indirect=True)
+def test_prompts_of_one_beginning_at_once_equal_transformers(tiny: TinyModel, model: DecoderModel) -> None:
+    vocab_size = tiny.spec.vocab_size
+    beginning = make_prompt(96 if ON_GPU else 16, vocab_size=vocab_size, seed=1)
+    tails = [make_prompt(1 + number, vocab_size=vocab_size, seed=2 + number) for number in range(3)]
+    served = serve(model, max_num_batched_tokens=160, depth=2)
+    few = SamplingParams(temperature=0.0, max_tokens=2)
+    answers = served.texts([beginning + tail for tail in tails], [few] * len(tails))
+    computed = len(beginning) + sum(map(len, tails))
+    assert served.engine.scheduler.counters.computed_prompt_tokens == computed
+    assert all(
+        is_greedy(tiny.reference, beginning + tail, answer)
+        for tail, answer in zip(tails, answers, strict=True)
+    )
+
+
 SHAPED = [
     SamplingParams(temperature=0.8, max_tokens=TOKENS),
     SamplingParams(temperature=1.1, top_k=9, max_tokens=TOKENS),

@@ -34,7 +34,7 @@ def test_a_request_for_several_answers_is_one_request() -> None:
         world.turn()
     state = world.engine.state()
     assert (state.running, state.waiting) == (2, 5)
-    assert (state.running_requests, state.waiting_requests) == (2, 1)
+    assert (state.running_requests, state.waiting_requests) == (1, 2)
     world.engine.abort("c")
     world.run()
     state = world.engine.state()

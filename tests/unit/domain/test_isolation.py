@@ -148,7 +148,7 @@ def test_a_trial_costs_one_recomputation() -> None:
     assert world.runner.num_tokens - start == 5 + 5 * 12
 
 
-def test_a_leader_on_trial_lets_its_followers_go() -> None:
+def test_the_sequences_of_one_request_are_tried_one_at_a_time() -> None:
     world = World()
     for number in range(3):
         world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, n=3)

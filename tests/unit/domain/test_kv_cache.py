@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanoserve.domain.kv import cache as cache_module
+from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import HashFunction, chain_root, fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
@@ -46,30 +47,57 @@ def test_generated_tokens_are_found_too_and_only_as_far_as_they_were_computed(de
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_block_is_found_only_after_the_step_that_wrote_it_came_home(depth: int) -> None:
+def test_a_block_is_found_from_when_it_is_planned_and_counts_as_known_when_it_is_written(depth: int) -> None:
+    world = World(depth=depth)
+    world.add("a", range(20), max_tokens=4)
+    assert world.scheduler.plan() is not None
+    pool = world.scheduler.cache.allocators[0]
+    block = pool.find(fast_hash(chain_root("salt", "", isolated=False), (0, 1, 2, 3)))
+    assert block in pool.promised
+    assert pool.findable == ()
+
     world = World(depth=depth, max_num_batched_tokens=64)
     world.add("a", range(20), max_tokens=4)
     world.add("b", range(20), max_tokens=4)
-    assert world.admissions("b") == [0]
+    assert world.admissions("b") == [16]
     pool = world.scheduler.cache.allocators[0]
-    root = chain_root("salt", "", isolated=False)
-    assert pool.find(fast_hash(root, (0, 1, 2, 3))) is not None
-
-    world = World(depth=depth)
-    world.add("a", range(20), max_tokens=4)
-    plan = world.scheduler.plan()
-    assert plan is not None
-    assert world.scheduler.cache.allocators[0].find(fast_hash(root, (0, 1, 2, 3))) is None
+    assert block in pool.findable
+    assert not pool.promised
 
 
-def test_an_aborted_prefill_leaves_only_what_was_committed() -> None:
+def test_a_name_that_was_promised_is_settled_once_by_its_step_or_goes() -> None:
+    pool, lost = BlockAllocator(4), list[BlockHash]()
+    pool.on_lost = lost.append
+    one, other, third, fourth = pool.allocate(4)
+    assert pool.register(one, 7, step=1) == one
+    assert pool.register(other, 7, step=2) == one
+    assert not pool.settle(one, step=2)
+    assert pool.register(other, 7) == other  # what is written comes before what will be
+    assert (pool.find(7), pool.settle(one, step=1), pool.findable) == (other, False, (other,))
+    assert pool.register(third, 8, step=2) == third
+    assert pool.settle(third, step=2)
+    pool.take_back(third, step=2)
+    assert pool.find(8) == third
+    assert pool.register(fourth, 9, step=3) == fourth
+    pool.release(fourth)
+    pool.take_back(fourth, step=3)
+    assert (pool.find(9), pool.num_kept, pool.num_free) == (None, 0, 1)
+    (fourth,) = pool.allocate(1)
+    assert pool.register(fourth, 9, step=4) == fourth
+    pool.release(fourth)
+    pool.allocate(1)
+    assert (pool.find(9), lost) == (None, [])  # nobody was told of it
+    pool.audit({one: 1, other: 1, third: 1, fourth: 1})
+
+
+def test_an_aborted_prefill_leaves_what_its_steps_write() -> None:
     world = World(max_num_batched_tokens=8)
     world.add("a", range(40), max_tokens=4)
     world.turn()
     world.scheduler.plan()
     world.engine.abort("a")
     pool = world.scheduler.cache.allocators[0]
-    assert pool.num_kept == 2
+    assert (pool.num_kept, len(pool.findable), len(pool.promised)) == (4, 2, 2)
     assert world.free_blocks == [64]
 
 
@@ -122,8 +150,8 @@ def test_forgetting_while_sequences_run_loses_no_block() -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_blocks_computed_twice_become_one_in_the_runners_tables_too(depth: int) -> None:
     world = World(depth=depth)
-    for name in ("a", "b"):
-        world.add(name, range(12), max_tokens=10)
+    world.add("a", range(12), max_tokens=10)
+    world.add("b", range(12), max_tokens=10, prompt_logprobs=0)  # reuses nothing
     for _ in range(4 + depth):
         world.turn()
     one, other = list(world.scheduler.table.rows.running)

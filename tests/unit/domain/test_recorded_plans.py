@@ -40,16 +40,16 @@ LOADS: dict[str, dict[str, Any]] = {
 }
 
 RECORDED = {
-    "roomy": "4e662bf88e66baed",
-    "roomy, two in flight": "15b0c7d6c5ca0e42",
-    "cramped": "98961958a26b783c",
-    "cramped, three in flight": "fc981bc6cfeaf359",
-    "windows": "a79c1ac3080a47ca",
-    "full and window": "12cf998a44402032",
-    "priorities": "20cf6f95d48b1d90",
-    "no prefix cache": "509e082592df7d90",
-    "small steps": "3ae9034cff8704cd",
-    "watermark": "67855fc79428f7aa",
+    "roomy": "7676e64ded2543ce",
+    "roomy, two in flight": "a8da0c41cc4f6a85",
+    "cramped": "0a1bccef25f568c3",
+    "cramped, three in flight": "f7daeb50d159f27a",
+    "windows": "e7df169e9430f310",
+    "full and window": "fd0faa6caa359cdb",
+    "priorities": "5f9b23e6a79d2f7d",
+    "no prefix cache": "e0c4bda989fd9672",
+    "small steps": "bbb7787b01e25997",
+    "watermark": "aec22894f71f47dc",
 }
 
 

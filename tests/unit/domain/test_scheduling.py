@@ -154,7 +154,7 @@ def test_a_preempted_sibling_resumes_before_its_younger_ones_are_admitted() -> N
             seq
             for family in world.scheduler.table.requests.values()
             for seq in family
-            if seq.phase in {Phase.WAITING, Phase.PREEMPTED} and not family[0].followers
+            if seq.phase in {Phase.WAITING, Phase.PREEMPTED}
         ]
         if waiting:
             assert line is min(waiting, key=lambda seq: seq.index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -153,8 +154,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.window = min((group.window for group in groups if group.window), default=None)
 
-    @rule(fields=REQUESTS)
-    def add(self, fields: dict[str, Any]) -> None:
+    @rule(fields=REQUESTS, tail=st.just(()))
+    def add(self, fields: dict[str, Any], tail: Sequence[int]) -> None:
         fields = dict(fields)
         name, length = f"r{len(self.requests)}", fields.pop("length")
         if fields["deadline"] is not None:
@@ -165,10 +166,20 @@ class EngineMachine(RuleBasedStateMachine):
             fields["stop"] = ()
         waiting = len(self.world.scheduler.table.waiting)
         try:
-            self.requests[name] = self.world.add(name, [token % VOCAB for token in range(length)], **fields)
+            prompt = [*(token % VOCAB for token in range(length)), *tail]
+            self.requests[name] = self.world.add(name, prompt[:22], **fields)
         except QueueFullError:
             assert fields["request_class"] == "batch"
             assert len(self.world.scheduler.table.waiting) == waiting
+
+    @rule(
+        fields=REQUESTS,
+        tails=st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=3), min_size=2, max_size=5),
+    )
+    def add_crowd(self, fields: dict[str, Any], tails: list[list[int]]) -> None:
+        """Prompts of one beginning that arrive together."""
+        for tail in tails:
+            self.add(fields, tail)
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:

@@ -26,6 +26,7 @@ TAGS: Final[dict[type, str]] = {
     trace.TableGrown: "grow",
     trace.BlockDropped: "drop",
     trace.BlocksShared: "share",
+    trace.BlocksNamed: "name",
     trace.StateHeld: "state",
     trace.StateCopied: "copy",
     trace.TablesReturned: "return",

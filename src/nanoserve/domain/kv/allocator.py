@@ -36,6 +36,8 @@ class BlockAllocator:
 
     A freed block whose content has a hash stays findable until it is evicted: those first of which this was asked for when
     they were released, then the least recently used. `on_lost`, if set, is called with each hash that cannot be found any more.
+
+    A name may be given ahead of the step that writes the content: `promised` are such blocks, each with its step.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,6 +49,7 @@ class BlockAllocator:
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
+        self.promised: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -60,8 +63,8 @@ class BlockAllocator:
 
     @property
     def findable(self) -> tuple[int, ...]:
-        """The blocks whose content can be found, referenced or not, in order."""
-        return tuple(sorted(self._hash_of))
+        """The blocks whose content is written and can be found, referenced or not, in order."""
+        return tuple(sorted(self._hash_of.keys() - self.promised.keys()))
 
     def reference_count(self, block: int) -> int:
         """How many tables hold the block."""
@@ -98,23 +101,49 @@ class BlockAllocator:
                 self._blank.append(block)
 
     def find(self, content: BlockHash) -> int | None:
-        """The block that holds this content, referenced or kept."""
+        """The block that holds this content or will hold it after the steps planned so far, referenced or kept."""
         return self._block_of.get(content)
 
-    def register(self, block: int, content: BlockHash) -> int:
-        """Name a computed block's content. Returns the block to use for it: another one if it was known already."""
-        known = self._block_of.setdefault(content, block)
-        if known == block:
-            self._hash_of[block] = content
-        return known
+    def register(self, block: int, content: BlockHash, step: int | None = None) -> int:
+        """Name a block's content, which is computed, or will be by `step`. Returns the block to use for it: another one if it was known already."""
+        known = self._block_of.get(content)
+        if known is not None and (step is not None or known not in self.promised):
+            return known
+        if known is not None:
+            self._unname(known)  # what is written is better than what will be
+        self._block_of[content] = block
+        self._hash_of[block] = content
+        if step is not None:
+            self.promised[block] = step
+        return block
+
+    def settle(self, block: int, step: int) -> bool:
+        """The step has written the block; False where the name it gave is gone."""
+        if self.promised.get(block) != step:
+            return False
+        del self.promised[block]
+        return True
+
+    def take_back(self, block: int, step: int) -> None:
+        """The step has not written the block: the name it gave goes, if it is still there."""
+        if self.promised.get(block) == step:
+            self._unname(block)
+
+    def _unname(self, block: int) -> None:
+        del self._block_of[self._hash_of.pop(block)], self.promised[block]
+        if block in self._kept:
+            del self._kept[block]
+            self._blank.append(block)
 
     def forget(self) -> None:
         """Drop every hash, so that no future request finds a block; references stay as they are."""
         if self.on_lost is not None:
-            for content in self._block_of:
-                self.on_lost(content)
+            for content, block in self._block_of.items():
+                if block not in self.promised:
+                    self.on_lost(content)
         self._block_of.clear()
         self._hash_of.clear()
+        self.promised.clear()
         self._blank.extend(self._kept)
         self._kept.clear()
 
@@ -123,7 +152,8 @@ class BlockAllocator:
         content = self._hash_of.pop(block)
         del self._block_of[content]
         self.num_evicted += 1
-        if self.on_lost is not None:
+        is_written = self.promised.pop(block, None) is None
+        if self.on_lost is not None and is_written:
             self.on_lost(content)
         return block
 
@@ -141,5 +171,7 @@ class BlockAllocator:
             raise BlockAccountingError("a block is neither free nor held, or both")
         if {block: content for content, block in self._block_of.items()} != self._hash_of:
             raise BlockAccountingError("the two prefix maps disagree")
+        if not self.promised.keys() <= self._hash_of.keys():
+            raise BlockAccountingError("a name is promised that no block has")
         if not set(self._kept) <= set(self._hash_of) or set(self._blank) & set(self._hash_of):
             raise BlockAccountingError("a free block is on the wrong list")

@@ -7,10 +7,10 @@ back at tokens, or one live state where they are recurrent. Each group has a poo
 The groups move in step: a sequence has room in all of them or in none, and a prefix is reused only at a length at
 which every group still holds what the next token would read. `match` is therefore an intersection of sets of lengths.
 
-A page gets a *name*, the chained hash of all tokens up to its end, once the step that wrote it is committed, and not
-before: the step may fail, and another sequence must not read what was never written. A block is named when it is
-full (`share`), and is from then on never written again, so any number of tables may hold it. A state is overwritten
-by every step, so what is named is a copy of it, a snapshot; a sequence that reuses one gets a copy, too (`states.py`).
+A page gets a *name*, the chained hash of all tokens up to its end. A block that a chunk fills is named when the chunk is
+planned, so that whoever comes next need not compute it again (`promises.py`); one that fills while decoding, when its step is committed
+(`share`). A named block is never written again, so any number of tables may hold it. A state is overwritten by every step, so what is
+named is a copy of it, a snapshot, once it is there; a sequence that reuses one gets a copy, too (`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
 the device runs steps in order, so the next holder of a page writes it later.
@@ -31,6 +31,7 @@ from collections.abc import Collection
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
+from nanoserve.domain.kv.promises import Promises
 from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.prefix_hash import fast_hash, strong_hash
@@ -81,6 +82,8 @@ class KVCache:
         self._statistics = PrefixStatistics()
         self.journal: list[KVChange] | None = None
         self.events: EventLog | None = None
+        pools = {group: pool for group, _, pool in self._paged}
+        self.promises = Promises(pools, block_size, self.hashes, self._note)
         self.states = States(states, self.hashes, self._note)
         self._names_of_states = {self._names[group] for group, _, _ in states}
         self.has_states = bool(states)
@@ -238,7 +241,7 @@ class KVCache:
             for group, _, pool in self._paged:
                 table = sequence.block_tables[group]
                 own = table[index]
-                if own == SINK_BLOCK:
+                if own in {SINK_BLOCK, pool.find(hashes[index])}:
                     continue
                 known = pool.register(own, hashes[index])
                 if known != own:

@@ -7,6 +7,9 @@ next step computes, so one rule at one moment serves to restore and to keep. A r
 has no snapshot. A state at length 0 is empty: nothing is copied for it, and nothing cleared.
 
 Snapshots are taken only where a slot is free; without one, more is computed again later.
+
+Prompts of one beginning that arrive at once need a snapshot at its end. So the first of them keeps one there (`keep_for`), and the
+next one waits at the head of the line while it is on its way (`is_expected`).
 """
 
 from __future__ import annotations
@@ -95,6 +98,31 @@ class States:
                 copies.append(PlannedCopy(sequence, BlockCopy(group, live, target), length))
         self._note_copies(copies)
         return copies
+
+    def keep_for(self, giver: Sequence, taker: Sequence | None, reused: int) -> bool:
+        """Let a sequence that prefills keep its states where it and another one part, if it has not come further and that is behind `reused` tokens."""
+        common = self._common(giver, taker) if taker and self._groups else 0
+        if is_ahead := common > reused and common >= giver.num_scheduled_tokens:
+            giver.junction = common
+        return is_ahead
+
+    def is_expected(
+        self, sequence: Sequence, reused: int, prefilling: Iterable[Sequence], copies: Iterable[PlannedCopy]
+    ) -> bool:
+        """True if those `prefilling`, or `copies` in flight, will make a state to go on from that is further than `reused` tokens."""
+        return any(self.keep_for(giver, sequence, reused) for giver in prefilling) or any(
+            reused < (each.length or 0) <= self._common(each.sequence, sequence)
+            for each in copies
+            if each.sequence.phase is Phase.RUNNING
+        )
+
+    def _common(self, one: Sequence, other: Sequence) -> int:
+        """Tokens of the full blocks that two sequences have in common, which leave one to compute."""
+        if one.hash_root is None or other.hash_root is None or other.sampling.prompt_logprobs is not None:
+            return 0
+        most = (min(len(one.token_ids), len(other.token_ids)) - 1) // self._block_size
+        names = zip(self._hashes(one, most), self._hashes(other, most), strict=True)
+        return next((at for at, (a, b) in enumerate(names) if a != b), most) * self._block_size
 
     def settle(self, copies: Iterable[PlannedCopy]) -> None:
         """The step of these copies is committed: snapshots of sequences that still run get their names.

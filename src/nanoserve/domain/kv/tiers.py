@@ -109,7 +109,7 @@ class Tiers:
         return bool(self._unsent) or (is_idle and bool(self._sent))
 
     def keep(self, sequence: Sequence, first: int, last: int) -> None:
-        """Carry out the blocks of a prompt from `first` to before `last`, which can be found on the device, where they are missing.
+        """Carry out the blocks of a prompt from `first` to before `last`, which can be found on the device and are written, where they are missing.
 
         The tail first, so that it is forgotten first.
         """
@@ -120,7 +120,7 @@ class Tiers:
             if self.host.knows(name):
                 self.host.touch(name)
                 continue
-            slot = self.host.reserve(name)
+            slot = None if table[index] in self._pool.promised else self.host.reserve(name)
             if slot is None:
                 self._num_skipped += 1
                 continue

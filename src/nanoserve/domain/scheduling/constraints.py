@@ -91,7 +91,7 @@ class Constraints:
         return grammar
 
     def open(self, family: list[Sequence], grammar: Pending[Grammar] | None) -> bool:
-        """The sequences of one request start; whether they may at once, or only when `arrivals` has the first of them."""
+        """The sequences of one request start; whether they may at once, or only when `arrivals` has them."""
         if grammar is None:
             return True
         if not grammar.done():
@@ -142,7 +142,7 @@ class Constraints:
                 except Exception as error:  # noqa: BLE001 - grammars are foreign: they may raise anything
                     arrived.append((sequence, _reason(error)))
                 else:
-                    arrived.append((sequence, None))
+                    arrived += [(each, None) for each in family]
         return arrived
 
     def rest(self) -> None:

@@ -64,7 +64,7 @@ class WaitingQueue:
     """One ordered line per request class; inside a line the head is never skipped.
 
     The order is a sequence's own (`Sequence.order`), so a preempted sequence comes back to the place it had. Sequences
-    held back until their request's first one has computed the prompt count as waiting, but stand in no line yet.
+    held back for something that is not there yet count as waiting, but stand in no line.
     """
 
     def __init__(self, classes: Collection[RequestClass]) -> None:

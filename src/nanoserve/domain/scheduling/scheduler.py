@@ -1,32 +1,29 @@
 """Who computes what in the next step, and what became of the last one.
 
-There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt,
-a prefix hit, a resumption after preemption and a decode are that rule with different numbers. `plan` never waits for
-a token's value, only for its existence, so several steps may be in flight; `commit` brings the values.
+There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt, a
+prefix hit, a resumption after preemption and a decode are that rule with different numbers. `plan` never waits for a token's
+value, only for its existence, so several steps may be in flight; `commit` brings the values.
 
-Theory of operation. `num_scheduled` counts the tokens of a sequence that some planned step computes; it may be
-one ahead of the tokens that are known for every step in flight. `plan` makes a step from four sources, in this order, so
-that running sequences are served before waiting ones:
+Theory of operation. `num_scheduled` counts the tokens of a sequence that some planned step computes; it may be one ahead of the
+tokens that are known for every step in flight. `plan` makes a step from four sources, in this order, so that running sequences
+are served before waiting ones:
 
-1. Rows in the decode set compute one token each. The set is kept from step to step (`DecodeSet`); only the rows whose
-   position is the first of a block are looked at, because only they need a block.
+1. Rows in the decode set compute one token each; only those at the first position of a block are looked at (`DecodeSet`).
 2. Prefills that have begun go on with the tokens that are left of the step's budget, the oldest first.
 3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
 4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
 
-Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since,
-and no row needs a block or is through. Then the scheduler `is_settled`, and looks at nothing else.
+Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since, and no
+row needs a block or is through. Then the scheduler `is_settled`, and looks at nothing else.
 
-Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its
-value is known, and the device itself feeds the value into the next step. What does need values waits for `commit`:
-stop ids, the names of full blocks, and the end of a request. So a step or two may compute rows that have ended by
-then; their tokens are dropped, and their blocks may be given away at once, because the device runs steps in order.
+Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its value is
+known, and the device itself feeds the value into the next step. What does need values waits for `commit`: stop ids, the names
+of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
 
-Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out,
-the sequence that comes last in order gives back all it has, is withdrawn from the draft, and waits for its old place
-in the queue. Length is bounded in advance (`max_total_tokens`), so the decode set knows when a row leaves.
-
-Where each sequence stands is kept in a `SequenceTable`, and who is to blame for a failed step is for `isolation.py` to say.
+Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out, the
+sequence that comes last in order gives back all it has, is withdrawn from the draft, and waits for its old place in the queue:
+it has no chunk in the draft yet, whose blocks another one could have found. Length is bounded in advance (`max_total_tokens`),
+so the decode set knows when a row leaves. Who is to blame for a failed step is for `isolation.py` to say.
 """
 
 from __future__ import annotations
@@ -184,6 +181,7 @@ class Scheduler:
             self._preempt(victim, draft)
         draft.table_updates.extend(updates)
         draft.copy(self.cache.states.take(sequence, start, decoding=False))
+        self.cache.promises.give(sequence, start, end, draft.step)
         assert sequence.row is not None
         samples = end == len(sequence.token_ids)
         draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
@@ -203,6 +201,9 @@ class Scheduler:
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
+            copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
+            if self.cache.states.is_expected(sequence, start, self.table.prefilling, copies):
+                return
             chunk_end = self.cache.states.cut(sequence, start, min(start + left, len(sequence.token_ids)))
             spare = self._spare if rows.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
@@ -218,6 +219,7 @@ class Scheduler:
             draft.copy(self.cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
+            self.cache.states.keep_for(sequence, self._next_to_admit(), start)
             left -= self._compute_chunk(sequence, draft, left)
 
     def _next_to_admit(self) -> Sequence | None:
@@ -249,6 +251,8 @@ class Scheduler:
         self.committed_step = flight.plan.step
         if self.cache.tiers is not None:
             self.cache.tiers.settle(flight.plan.step, result.copied)
+        if flight.chunks:
+            self.cache.promises.settle(flight.plan.step, result.broken)
         for sequence, chunk in flight.chunks:
             self._commit_chunk(sequence, chunk, result, now)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
@@ -282,15 +286,12 @@ class Scheduler:
             sequence.first_token = now
         if sequence.phase is Phase.RUNNING:
             self._share(sequence, chunk.start + chunk.length)
-            if sequence.followers and chunk.samples:
-                self.table.let_followers_go(sequence)
 
     def _share(self, sequence: Sequence, num_computed: int) -> None:
         updates = self.cache.share(sequence, num_computed)
         if updates:
-            assert sequence.row is not None
             self.is_settled = False
-            self._remapped.setdefault(sequence.row, []).extend(updates)
+            self._remapped.setdefault(updates[0].row, []).extend(updates)
 
     def _observe(self, flight: InFlightStep, now: float) -> None:
         # With several steps in flight, this one could not begin before the one ahead of it was done.
@@ -353,6 +354,7 @@ class Scheduler:
         for flight in self.flights:
             self.cache.states.cancel(flight.copies)
         self.flights.clear()
+        self.cache.promises.take_back()
         if self.cache.tiers is not None:
             self.cache.tiers.cancel()
         # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.

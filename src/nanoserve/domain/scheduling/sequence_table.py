@@ -110,18 +110,14 @@ class SequenceTable:
         return [each for family in families for each in family if each.phase is not Phase.FINISHED]
 
     def add(self, sequences: list[Sequence], *, may_start: bool) -> None:
-        """A request's sequences: the first stands in line if it `may_start`, the others once it has computed the prompt."""
-        first, *followers = sequences
-        self.requests[first.request.request_id] = sequences
+        """A request's sequences stand in line if they `may_start`."""
+        self.requests[sequences[0].request.request_id] = sequences
         for sequence in sequences:
             self.deadlines.watch(sequence)
-        first.followers = followers
-        if may_start:
-            self.waiting.push(first)
-        else:
-            self.hold(first)
-        for follower in followers:
-            self.waiting.hold_back(follower)
+            if may_start:
+                self.waiting.push(sequence)
+            else:
+                self.hold(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """The sequence waits, and stands in no line until what it waits for is there."""
@@ -133,13 +129,6 @@ class SequenceTable:
         if sequence in self._held:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
-
-    def let_followers_go(self, leader: Sequence) -> None:
-        """The blocks of the prompt can be shared, or the leader has ended."""
-        followers, leader.followers = leader.followers, []
-        for sequence in followers:
-            if sequence.phase is Phase.WAITING:
-                self.waiting.let_go(sequence)
 
     def seat(self, sequence: Sequence) -> int:
         """Give a sequence a row, on which it prefills."""
@@ -174,7 +163,6 @@ class SequenceTable:
             self.waiting.note_finished(sequence)
         self._held.discard(sequence)
         self.deadlines.note_finished(sequence)
-        self.let_followers_go(sequence)
         request_id = sequence.request.request_id
         if all(each.phase is Phase.FINISHED for each in self.requests[request_id]):
             del self.requests[request_id]

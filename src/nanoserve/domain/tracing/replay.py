@@ -14,6 +14,7 @@ from nanoserve.ports.trace import (
     BlockDropped,
     BlocksFetched,
     BlocksLanded,
+    BlocksNamed,
     BlocksShared,
     KVChange,
     PlannedStep,
@@ -141,11 +142,13 @@ class Replay:
                 self._change_findable(change)
 
     def _change_findable(
-        self, change: StateCopied | BlocksFetched | BlocksLanded | PrefixesForgotten
+        self, change: StateCopied | BlocksNamed | BlocksFetched | BlocksLanded | PrefixesForgotten
     ) -> None:
         match change:
             case StateCopied(_, group, _, target):
                 self.findable[group].discard(target)
+            case BlocksNamed(group, blocks):
+                self.findable[group].update(blocks)
             case BlocksFetched(blocks):
                 self.findable[0].difference_update(blocks)
             case BlocksLanded(blocks):

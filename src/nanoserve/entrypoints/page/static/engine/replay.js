@@ -165,6 +165,8 @@ export class Replay {
       for (const blocks of this.findable) blocks.clear();
     } else if (kind === "fetch") {
       for (const block of key) this.findable[0].delete(block); // these have no key: blocks stand in its place
+    } else if (kind === "name") {
+      for (const block of fields[0]) this.findable[key].add(block); // a group stands in the key's place
     } else if (kind === "land") {
       for (const block of key) this.findable[0].add(block);
     }

@@ -1,0 +1,100 @@
+"""Names of blocks that steps in flight will write, so that prompts of one beginning that arrive at once compute it once.
+
+The blocks that a chunk fills are named when it is planned. Whoever finds one is computed in the same step or a later one: in each layer a
+step writes the keys of all its chunks before any row attends, and the device runs steps in order. (Decoding rows write while they attend.)
+
+Until its step is committed such a name is a promise, of which other tiers and the readers of events do not hear. It outlives its row, as
+the step writes the block all the same. If the step fails it is taken back, and whoever found the block is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import attrs
+
+from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.event_log import EventLog
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.trace import BlocksNamed, KVChange
+
+
+@attrs.frozen
+class _Promise:
+    """The blocks that were named for a chunk of a row, each by group, index and number."""
+
+    sequence: Sequence
+    row: int
+    blocks: list[tuple[int, int, int]]
+
+
+class Promises:
+    """The promises of all steps in flight, over the pools of the groups that have blocks.
+
+    `names`: the hashes of a sequence's leading blocks. `note` is called with what the step log must be told.
+    """
+
+    def __init__(
+        self,
+        pools: dict[int, BlockAllocator],
+        block_size: int,
+        names: Callable[[Sequence, int], list[BlockHash]],
+        note: Callable[[KVChange], None],
+    ) -> None:
+        self._pools, self._block_size = pools, block_size
+        self._names, self._note = names, note
+        self._given: dict[int, list[_Promise]] = {}
+        self.events: EventLog | None = None
+
+    def give(self, sequence: Sequence, start: int, end: int, step: int) -> None:
+        """Name the blocks that `step` fills by computing tokens [start, end), where no equal block is known."""
+        first, full = start // self._block_size, end // self._block_size
+        if sequence.hash_root is None or full == first:
+            return
+        assert sequence.row is not None
+        names, tables = self._names(sequence, full), sequence.block_tables
+        blocks = [
+            (group, index, block)
+            for index in range(first, full)
+            for group, pool in self._pools.items()
+            if pool.register(block := tables[group][index], names[index], step) == block
+        ]
+        self._given.setdefault(step, []).append(_Promise(sequence, sequence.row, blocks))
+
+    def first_taken(self, step: int, rows: Collection[int]) -> tuple[int, ...]:
+        """The first of the `rows` from whose chunk in `step` another sequence has taken a block; empty if none has."""
+        for each in self._given.get(step, ()):
+            for group, index, block in each.blocks if each.row in rows else ():
+                pool, own = self._pools[group], _holds(each.sequence, group, index, block)
+                if block in pool.promised and pool.reference_count(block) > own:
+                    return (each.row,)
+        return ()
+
+    def settle(self, step: int, broken: Collection[int]) -> None:
+        """A step is committed: all that it named is written, but for chunks of `broken` rows."""
+        for each in self._given.pop(step, ()):
+            if each.row in broken:
+                self._take_back(each, step)
+                continue
+            kept = [entry for entry in each.blocks if self._pools[entry[0]].settle(entry[2], step)]
+            if self.events is not None:
+                self.events.note_stored(each.sequence, [(group, index) for group, index, _ in kept])
+            for group, index, block in kept:
+                if not _holds(each.sequence, group, index, block):
+                    self._note(BlocksNamed(group, (block,)))
+
+    def take_back(self) -> None:
+        """No step in flight counts any more."""
+        for step, promises in self._given.items():
+            for each in promises:
+                self._take_back(each, step)
+        self._given.clear()
+
+    def _take_back(self, promise: _Promise, step: int) -> None:
+        for group, _, block in promise.blocks:
+            self._pools[group].take_back(block, step)
+
+
+def _holds(sequence: Sequence, group: int, index: int, block: int) -> bool:
+    return bool(sequence.block_tables) and sequence.block_tables[group][index] == block
