@@ -99,7 +99,7 @@ class RequestOutcome:
     """
 
     scheduled: float
-    started: float
+    started: float = 0.0
     arrivals: list[float] = attrs.field(factory=list)
     ended: float = 0.0
     result: str = OK

@@ -81,10 +81,11 @@ async def run_open(
             for request, moment in zip(requests, moments, strict=True):
                 due = began + moment
                 await asyncio.sleep(max(due - time.perf_counter(), 0.0))
-                sent.append(group.create_task(_ask(connections, request, due, limit)))
+                reader = AnswerReader(RequestOutcome(scheduled=due))
+                sent.append(group.create_task(ask(connections, request, reader, limit)))
         return [each.result() for each in sent]
 
-    return await _observe(send_all, HEAD_START)
+    return await observe(send_all, HEAD_START)
 
 
 async def run_closed(
@@ -96,8 +97,8 @@ async def run_closed(
 
     async def keep_asking() -> None:
         for request in left:
-            outcome = await _ask(connections, request, time.perf_counter(), limit)
-            outcomes.append(outcome)
+            reader = AnswerReader(RequestOutcome(scheduled=time.perf_counter()))
+            outcomes.append(await ask(connections, request, reader, limit))
 
     async def send_all(_began: float) -> list[RequestOutcome]:
         async with asyncio.TaskGroup() as group:
@@ -105,7 +106,7 @@ async def run_closed(
                 group.create_task(keep_asking())
         return outcomes
 
-    return await _observe(send_all, 0.0)
+    return await observe(send_all, 0.0)
 
 
 def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -118,16 +119,17 @@ def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
+    with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - not everywhere
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
+
+        return uvloop.new_event_loop
+    return asyncio.new_event_loop
 
 
-async def _ask(connections: Connections, request: bytes, scheduled: float, limit: float) -> RequestOutcome:
-    outcome = RequestOutcome(scheduled=scheduled, started=time.perf_counter())
-    reader = AnswerReader(outcome)
+async def ask(connections: Connections, request: bytes, reader: AnswerReader, limit: float) -> RequestOutcome:
+    """Send one request now; whatever becomes of it within `limit` seconds is in the reader's outcome."""
+    outcome = reader.outcome
+    outcome.started = time.perf_counter()
     try:
         async with asyncio.timeout(limit):
             await connections.exchange(request, reader)
@@ -140,9 +142,8 @@ async def _ask(connections: Connections, request: bytes, scheduled: float, limit
     return outcome
 
 
-async def _observe(
-    send_all: Callable[[float], Awaitable[list[RequestOutcome]]], head_start: float
-) -> LoadRun:
+async def observe(send_all: Callable[[float], Awaitable[list[RequestOutcome]]], head_start: float) -> LoadRun:
+    """Time `send_all`, which gets the moment of its first request, `head_start` seconds from now."""
     with without_old_garbage():
         since, processor = time.perf_counter(), time.process_time()
         outcomes = await send_all(since + head_start)

@@ -1,0 +1,105 @@
+"""`python -m benchmarks.traffic` against a real server: a full table, turns that extend each other, one line for a mistake."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.traffic import TurnReader, find_servers
+from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
+from nanoserve.entrypoints.bench.serving.requests import OK
+from nanoserve.entrypoints.bench.serving.running import run_loop
+from tests.patience import PATIENCE
+from tests.process.command import environment
+from tests.process.server_process import ServerProcess, server_process
+
+SCALE, REQUESTS = 0.05, 3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("server")) as started:
+        started.wait_until_ready()
+        yield started
+
+
+def traffic(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.traffic", "--requests", str(REQUESTS), *arguments]
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=5 * PATIENCE, check=False
+    )
+
+
+def test_a_server_answers_every_class_and_is_compared_with_another_one(
+    server: ServerProcess, tmp_path: pathlib.Path
+) -> None:
+    file, picture = tmp_path / "out.json", tmp_path / "out.png"
+    done = traffic(
+        *("--url", server.url, "--url", f"{server.url}/v1", "--scale", str(SCALE), "--seed", "7"),
+        *("--json", str(file), "--plot", str(picture)),
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(file.read_text())
+    classes = [each.scaled(SCALE) for some in CLASSES.values() for each in some]
+    assert [(row["name"], row["server"]) for row in report["rows"]] == [
+        (each.name, label) for each in classes for label in "AB"
+    ]
+    for traffic_class, row in zip((each for each in classes for _ in "AB"), report["rows"], strict=True):
+        sent = traffic_class.turns * -(-REQUESTS // traffic_class.turns)
+        assert (row["planned"], row["results"], row["errors"]) == (sent, {"ok": sent}, 0)
+        assert row["num_short"] == 0
+        assert row["output_tok_s"] > 0
+        assert row["prompt_tok_s"] > 0
+        assert f"\n  {row['name']} {row['server']} " in done.stdout
+    assert done.stdout.count("A/B") == len(classes)
+    rows = {(row["name"], row["server"]): row for row in report["rows"]}
+    first, again = (rows[SYSTEM_PROMPT.name, label]["cached_tokens"] for label in "AB")
+    assert 0 <= first < again, "the second server is the first one, which has read these prompts"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    conversations = rows[CONVERSATIONS.name, "A"]["outcomes"]
+    own, answer = CONVERSATIONS.scaled(SCALE).input_len, CONVERSATIONS.scaled(SCALE).output_len
+    lengths = [own + number * (own + answer) for number in range(CONVERSATIONS.turns)]
+    assert [each["prompt_tokens"] for each in conversations] == lengths
+
+
+def test_conversations_in_words_go_on_with_the_text_of_the_answers(server: ServerProcess) -> None:
+    load = CONVERSATIONS.scaled(SCALE)
+    asked = argparse.Namespace(
+        url=[server.url], api_key=None, model=None, classes=[load.name], scale=SCALE, client_timeout=PATIENCE
+    )
+    [found] = find_servers(asked)
+    found.takes_ids = False
+
+    async def send() -> list[TurnReader]:
+        _, readers = await found.send(draw_sessions(load, 1, 7))
+        found.connections.close()
+        return readers
+
+    readers = run_loop(send())
+    outcomes = [each.outcome for each in readers]
+    assert [each.result for each in outcomes] == [OK] * load.turns
+    assert [each.output_tokens for each in outcomes] == [load.output_len] * load.turns
+    for before, after in itertools.pairwise(outcomes):
+        assert after.prompt_tokens > before.prompt_tokens + load.input_len
+
+
+def test_mistakes_end_in_one_line(server: ServerProcess) -> None:
+    for code, said, arguments in (
+        (2, "invalid choice: 'chats'", ["--classes", "chats"]),
+        (2, "--requests must be above 0", ["--requests", "0"]),
+        (1, "try --scale 0.1", ["--url", server.url]),
+        (1, "nothing answers at http://127.0.0.1:9", ["--url", "http://127.0.0.1:9"]),
+    ):
+        done = traffic(*arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert said in done.stderr
+        assert done.stderr.startswith("traffic: ")
+        assert done.stderr.count("\n") == 1
