@@ -34,7 +34,7 @@ COUNT = 8
 
 
 def prompt_of(number: int) -> list[int]:
-    return [*BEGINNING, *range(200 + 10 * number, 203 + 10 * number + number)]
+    return [*BEGINNING, *range(200 + 20 * number, 217 + 19 * number)]
 
 
 def crowd(world: World, count: int = COUNT, **fields: Any) -> None:
@@ -221,7 +221,7 @@ def test_a_broken_row_that_gave_nothing_ends_alone_and_its_blocks_are_not_found(
     crowd(world, 4)
     world.runner.breaks = (3,)
     world.turn()
-    assert len(pool_of(world).findable) == len(BEGINNING) // 4 + sum((3 + each) // 4 for each in range(3))
+    assert len(pool_of(world).findable) == len(BEGINNING) // 4 + sum((17 - each) // 4 for each in range(3))
     world.run()
     assert world.answer("3").reason is FinishReason.ERROR
     assert_right(world, [0, 1, 2])
@@ -244,18 +244,18 @@ def test_events_tell_of_no_block_before_it_is_written(depth: int) -> None:
 
 
 def test_only_blocks_that_are_written_are_carried_out() -> None:
-    world = World(num_blocks=40, max_num_batched_tokens=512, depth=2, host_slots=60, min_offload_tokens=8)
+    world = World(num_blocks=40, max_num_batched_tokens=512, depth=2, host_slots=80, min_offload_tokens=8)
     crowd(world, 3)
     world.run()
     first, second, *others = world.runner.plans
     assert not first.stores
     assert not second.stores
-    assert sum(len(plan.stores) for plan in others) == 10 + 1 + 1  # the beginning, and a tail's block of two
+    assert sum(len(plan.stores) for plan in others) == 10 + 4 + 4 + 3  # the beginning, and three tails
     for number in range(2):
         world.add(f"other{number}", range(500 + 90 * number, 585 + 90 * number), max_tokens=1)
         world.run()
     world.add("0 again", prompt_of(0))
-    assert world.admissions("0 again") == [40]
+    assert world.admissions("0 again") == [56]
     assert world.answer("0 again").token_ids == oracle(prompt_of(0), 8)
 
 

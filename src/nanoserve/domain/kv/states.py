@@ -100,7 +100,7 @@ class States:
         return copies
 
     def keep_for(self, giver: Sequence, taker: Sequence | None, reused: int) -> bool:
-        """Let a sequence that prefills keep its states where it and another one part, if it has not come further and that is behind `reused` tokens."""
+        """Let `giver`, which prefills, keep its states where it and `taker` part; False if it has come further, or that is not beyond `reused` tokens."""
         common = self._common(giver, taker) if taker and self._groups else 0
         if is_ahead := common > reused and common >= giver.num_scheduled_tokens:
             giver.junction = common

@@ -173,6 +173,7 @@ class Scheduler:
 
     def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
         start = sequence.num_scheduled_tokens
+        self.cache.states.keep_for(sequence, self._next_to_admit(), 0)
         end = self.cache.states.cut(sequence, start, min(start + most, len(sequence.token_ids)))
         while (updates := self.cache.grow(sequence, start, end)) is None:
             victim = self.table.rows.youngest()
@@ -219,7 +220,6 @@ class Scheduler:
             draft.copy(self.cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
-            self.cache.states.keep_for(sequence, self._next_to_admit(), start)
             left -= self._compute_chunk(sequence, draft, left)
 
     def _next_to_admit(self) -> Sequence | None:

@@ -304,9 +304,8 @@ class Talk:
             is_full = isinstance(error, PromptTooLongError)
             self.screen.note(f"{error}{'; /reset starts over' if is_full else ''}")
             return
-        if answer := "".join(
-            pieces
-        ):  # a question without any answer is forgotten: templates want answers between questions
+        # A question without any answer is forgotten: templates want answers between questions.
+        if answer := "".join(pieces):
             said = {"role": "assistant", "content": answer}
             self.messages += [{"role": "user", "content": text}, said]
         if last.called is not None:
