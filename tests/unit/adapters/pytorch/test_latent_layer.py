@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoserve.adapters.huggingface.spec import read_spec
-from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.tiny_models import (

@@ -13,10 +13,10 @@ from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.cuda.latents import LatentAttending
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.layers.attention import Attention
-from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
-from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest, delta_rule_tiles

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.expanded_attention.launch import (
     ExpandedSums,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.latents import LatentSpace
-from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
+from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.delta_rule.launch import TileSpace
 from nanoserve.kernels.device.launch import SplitScratch

@@ -19,11 +19,11 @@ from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchLinearOps
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.adapters.pytorch.layers.step_state import prepare_step
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import share
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
+from nanoserve.adapters.pytorch.step_state import prepare_step
 from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import ModelSpec
 

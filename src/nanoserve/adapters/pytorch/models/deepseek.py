@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.experts import make_feed
-from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.ports.model_spec import ModelSpec

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
 from nanoserve.adapters.pytorch.layers.norm import Norms
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 
 

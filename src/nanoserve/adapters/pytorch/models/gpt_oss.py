@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.attention import Attention
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
 from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 
 

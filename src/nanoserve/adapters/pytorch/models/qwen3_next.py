@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nanoserve.adapters.pytorch.layers.attention import Attention
-from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
 from nanoserve.adapters.pytorch.layers.experts import make_feed
 from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 from nanoserve.ports.layer_spec import DeltaSpec
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.attending import rotation_table
-from nanoserve.adapters.pytorch.layers.attention import Attention
-from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
-from nanoserve.adapters.pytorch.layers.latent_attention import INNER_NORM
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
+from nanoserve.adapters.pytorch.mixers.latent.part import INNER_NORM
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.kernels.copy_pages.cases import check_copy_pages

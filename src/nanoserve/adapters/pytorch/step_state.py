@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.layers.attention import Attention
-from nanoserve.adapters.pytorch.layers.delta_net import DeltaNet
-from nanoserve.adapters.pytorch.layers.latent_attention import LatentAttention
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
 from nanoserve.kernels.gated_activation import invariant_sigmoid_mul, sigmoid_mul
@@ -64,7 +64,7 @@ class StepState:
     kv: KVStore
 
     def attend(self, attention: Attention, projected: Tensor, /) -> Tensor:
-        """See `layers.attention.Attends`."""
+        """See `mixers.attention.part.Attends`."""
         group = self.by_layer[attention.layer]
         assert isinstance(group, GroupState)
         keys, values = self.kv.layers[attention.layer]
@@ -80,13 +80,13 @@ class StepState:
         return group.gate(attended, gate) if attention.is_gated else attended
 
     def recur(self, net: DeltaNet, projected: Tensor, /) -> Tensor:
-        """See `layers.delta_net.Recurs`."""
+        """See `mixers.delta.part.Recurs`."""
         rows = self.by_layer[net.layer]
         assert isinstance(rows, RowStates)
         return rows.rule(projected, DeltaStates(*self.kv.layers[net.layer]), net.weights, net.heads)
 
     def attend_to_latents(self, mixer: LatentAttention, queries: Tensor, projected: Tensor, /) -> Tensor:
-        """See `layers.latent_attention.AttendsToLatents`."""
+        """See `mixers.latent.part.AttendsToLatents`."""
         group, turns = self.by_layer[mixer.layer], self.rotations[mixer.rotation]
         assert isinstance(group, GroupState)
         (entries,), latent_dim = self.kv.layers[mixer.layer], mixer.latent_dim
