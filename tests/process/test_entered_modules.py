@@ -63,7 +63,7 @@ def test_a_streamed_chat_goes_through_no_more_modules_than_before(
 ) -> None:
     server, notes = profiled
     stream(server)  # what is done once is done now
-    times = [stream(server) for _ in range(5)]
+    times = [stream(server) for _ in range(12)]
     # Probes and reports come and go with the clock: what belongs to a request is entered each time, to a chunk nearly each time.
     first = set.intersection(*entered(notes, [(each[0], each[1]) for each in times]))
     windows = entered(notes, [window for each in times for window in pairwise(each[10:41])])

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
@@ -28,6 +29,8 @@ MEMORY: Final = 2**30
 LONGEST: Final = 2**26
 """Bytes of an answer."""
 _LENGTH: Final = 8
+_PAUSE: Final = 0.1
+"""Seconds before a start that failed is tried again."""
 _PROGRAM: Final = f"import sys; sys.path += sys.argv[2:]; from {__name__} import main; main()"
 """It finds last what this process has put on its own path, so that no file there takes the place of a library's."""
 
@@ -95,6 +98,14 @@ class TemplateProcess:
             self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Raises the `OSError` of a second try: a machine may refuse a process for a moment (EAGAIN, EFAULT)."""
+        try:
+            return self._launch()
+        except OSError:
+            time.sleep(_PAUSE)
+            return self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-P", "-c", _PROGRAM, str(self._cpu_seconds), *filter(None, sys.path)],
             stdin=subprocess.PIPE,

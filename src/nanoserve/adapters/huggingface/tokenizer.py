@@ -22,8 +22,6 @@ _BYTE_SIGNS: Final = {chr(byte): byte for byte in _SHOWN} | {
     chr(0x100 + place): byte for place, byte in enumerate(each for each in range(0x100) if each not in _SHOWN)
 }
 """GPT-2's signs for bytes, in which byte-level vocabularies are written."""
-_LONG: Final = 4 << 10
-"""Characters of a text that is a batch of its own: for a batch the library frees the interpreter's lock."""
 
 
 class HFTokenizer:
@@ -111,10 +109,8 @@ class HFTokenizer:
         check_unicode(text)
         with self._lock:
             self._backend.encode_special_tokens = not parse_special
-            if len(text) < _LONG:
-                encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
-            else:
-                (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+            # A batch frees the interpreter's lock while it is encoded, and a fast one keeps no offsets, which take as long again.
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoded.ids
         return ids
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,19 @@ def test_it_finds_what_this_process_has_found_otherwise(
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "executable", getattr(sys, "_base_executable"))  # noqa: B009 - may have nothing installed
     assert process.render("{{ a }}", {"a": "1"}) == "1"
+
+
+def test_a_start_that_fails_is_tried_again(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals, start = [OSError(14, "Bad address")], subprocess.Popen
+
+    def refusing(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if refusals:
+            raise refusals.pop()
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refusing)
+    assert process.render("a {{ b }}", {"b": 1}) == "a 1"
+    assert not refusals
 
 
 def test_one_that_was_killed_meanwhile_costs_no_conversation(process: TemplateProcess) -> None:
