@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bandwidth import read_bandwidth
+from benchmarks.ceilings import read_bandwidth
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model

@@ -9,10 +9,10 @@ import argparse
 import os
 import tempfile
 
+from nanoserve.entrypoints.bench.command import choose_subject
 from nanoserve.entrypoints.bench.measurement import run_load
-from nanoserve.entrypoints.bench.subject import choose_subject, describe, write_report
-from nanoserve.entrypoints.bench.tables import show, table
-from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
+from nanoserve.entrypoints.bench.report import show, table, write_report
+from nanoserve.entrypoints.bench.workloads import BenchWorkload
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
 from nanoserve.entrypoints.compose.process import process_age
@@ -31,7 +31,8 @@ def main() -> None:
             os.environ["TRITON_CACHE_DIR"] = empty
         subject = choose_subject(configuration, workload.longest, watch=watch)
         parts = assemble_bench(subject.engine, watch)
-        run_load(parts, draw_load(workload, vocab_size=parts.spec.vocab_size, seed=0), subject.sampling)
+        load = workload.draw(vocab_size=parts.spec.vocab_size, seed=0)
+        run_load(parts.engine, load, subject.sampling)
         watch.lap(f"first token of a prompt of {length}")
     phases = [before, *watch.phases]
     rows = [(each.name, f"{each.seconds:.2f}") for each in phases]
@@ -40,7 +41,7 @@ def main() -> None:
     if parts.facts.memory:
         memory = [(name, f"{size / 2**30:.2f}") for name, size in parts.facts.memory.items()]
         show(table(["device memory", "GiB"], memory))
-    report = describe("startup", subject, parts.facts)
+    report = subject.describe("startup", parts.facts)
     write_report(arguments.json, report | {"cold": arguments.cold, "phases": phases})
 
 

@@ -28,13 +28,20 @@ import msgspec
 from rich import box
 
 from benchmarks.traffic_classes import CAPACITY, CHAT, CLASSES, Session, TrafficClass, Turn, draw_sessions
+from nanoserve.entrypoints.bench.report import (
+    check_plot,
+    check_writable,
+    doing,
+    head,
+    number,
+    show,
+    table,
+    write_report,
+)
 from nanoserve.entrypoints.bench.serving import running
 from nanoserve.entrypoints.bench.serving.connection import Connections
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
 from nanoserve.entrypoints.bench.serving.requests import OK, WORDS, AnswerReader, RequestOutcome, RequestShape
-from nanoserve.entrypoints.bench.serving.results import check_plot
-from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
-from nanoserve.entrypoints.bench.tables import doing, number, show, table
 from nanoserve.entrypoints.client.server import (
     DONE,
     EventReader,

@@ -16,10 +16,10 @@ ROOMS = {
     "ports": 3117,
     "domain": 8200,
     "kernels": 11341,
-    "adapters/pytorch": 9530,
+    "adapters/pytorch": 9453,
     "adapters": 10164,
     "entrypoints/server": 9575,
-    "entrypoints": 11873,
+    "entrypoints": 11163,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import structlog
 
-from nanoserve.entrypoints.bench.subject import BenchSubject, describe
+from nanoserve.entrypoints.bench.command import BenchSubject
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import BenchSettings, EngineSettings
 from nanoserve.entrypoints.compose.log import log_model
@@ -87,7 +87,7 @@ def test_a_benchmarks_report_holds_the_budget_with_the_memory() -> None:
         bench=BenchSettings(),
         sampling=SamplingParams(),
     )
-    report = describe("throughput", subject, FACTS)
+    report = subject.describe("throughput", FACTS)
     assert written(report["budget"]) == written(BUDGET | {"memory": {"weights": 5}})
 
 

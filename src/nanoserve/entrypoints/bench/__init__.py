@@ -1,1 +1,1 @@
-"""`nanoserve bench`: workloads of random token ids, run through the engine without text, measured and compared."""
+"""`nanoserve bench`: random token ids through the engine, without text, and load over HTTP; measured and reported."""

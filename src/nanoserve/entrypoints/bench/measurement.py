@@ -8,16 +8,16 @@ from __future__ import annotations
 import bisect
 import contextlib
 import gc
-import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import attrs
 
+from nanoserve.entrypoints.bench.report import percentile
 from nanoserve.entrypoints.bench.workloads import BenchLoad
-from nanoserve.entrypoints.compose.assembly import BenchParts
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
@@ -50,13 +50,6 @@ def summarize(runs: Sequence[Mapping[str, float]]) -> dict[str, RunSpread]:
     return {name: spread_of(each[name] for each in runs) for name in common}
 
 
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value that at least this fraction of the values does not exceed; NaN of none."""
-    if not values:
-        return float("nan")
-    return sorted(values)[max(math.ceil(fraction * len(values)), 1) - 1]
-
-
 @attrs.frozen(kw_only=True)
 class BenchRun:
     """Observations of one load.
@@ -79,11 +72,10 @@ class BenchRun:
         """From the first request to the last token."""
         return self.marks[-1][0] - self.began
 
-    @property
-    def times_to_first_token(self) -> list[float]:
-        """Seconds from the beginning of the run, sorted."""
-        firsts = [each.times.first_token for each in self.ends if each.times]
-        return sorted(each - self.began for each in firsts if each is not None)
+    def times(self, moment: str) -> list[float]:
+        """Seconds from the beginning to a moment of every sequence, `first_token` or `finished`, sorted."""
+        found = [getattr(each.times, moment) for each in self.ends if each.times]
+        return sorted(each - self.began for each in found if each is not None)
 
     def turns(self, column: int) -> list[float]:
         """By how much a column of the marks grew in each turn."""
@@ -92,8 +84,7 @@ class BenchRun:
     def figures(self) -> dict[str, float]:
         """The numbers of this run by name; the name ends in the unit. Numbers that it cannot give are left out."""
         prompt, generated = self.load.num_prompt_tokens, self.load.num_output_tokens
-        turns = len(self.marks) - 1
-        first = self.times_to_first_token
+        turns, first, ended = len(self.marks) - 1, self.times("first_token"), self.times("finished")
         figures = {
             "output_tok_s": generated / self.seconds,
             "total_tok_s": (prompt + generated) / self.seconds,
@@ -103,48 +94,50 @@ class BenchRun:
             "mean_step_ms": 1e3 * self.seconds / turns,
             "ttft_p50_ms": 1e3 * percentile(first, 0.5),
             "ttft_max_ms": 1e3 * first[-1],
-        }
-        steady = self._steady_turns()
-        if steady:
-            figures["decode_step_ms"] = 1e3 * statistics.median(seconds for seconds, _ in steady)
-        if steady and self.counts_waits:
-            figures["host_step_us"] = 1e6 * statistics.median(seconds - waited for seconds, waited in steady)
-        return figures | self._decode_rate()
-
-    def latency_figures(self) -> dict[str, float]:
-        """Like `figures`, for the latencies of a batch whose requests begin together."""
-        first, gaps = self.times_to_first_token, self._gaps()
-        ends = [each.times.finished for each in self.ends if each.times]
-        ended = [each - self.began for each in ends if each is not None]
-        return {
-            "ttft_p50_ms": 1e3 * percentile(first, 0.5),
-            "ttft_max_ms": 1e3 * first[-1],
-            **{f"itl_p{part}_ms": 1e3 * percentile(gaps, part / 100) for part in (50, 90, 99) if gaps},
             "e2e_p50_ms": 1e3 * percentile(ended, 0.5),
-            "e2e_max_ms": 1e3 * max(ended),
-            "output_tok_s": self.load.num_output_tokens / self.seconds,
+            "e2e_max_ms": 1e3 * ended[-1],
+        }
+        if gaps := self._gaps():
+            figures |= {f"itl_p{part}_ms": 1e3 * percentile(gaps, part / 100) for part in (50, 90, 99)}
+        if steady := self._steady_turns():
+            figures["decode_step_ms"] = 1e3 * statistics.median(seconds for seconds, _ in steady)
+            if self.counts_waits:
+                figures["host_step_us"] = 1e6 * statistics.median(
+                    seconds - waited for seconds, waited in steady
+                )
+        all_read = bisect.bisect_left(self.marks, self.began + first[-1], key=lambda mark: mark[0])
+        (then, before, *_), (now, after, *_) = self.marks[all_read], self.marks[-1]
+        return figures | ({"decode_tok_s": (after - before) / (now - then)} if after > before else {})
+
+    def record(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {
+            "seed": self.load.seed,
+            "prompt_tokens": self.load.num_prompt_tokens,
+            "output_tokens": self.load.num_output_tokens,
+            "cached_tokens": sum(each.num_cached_tokens for each in self.ends),
+            "figures": self.figures(),
+            "ttft_seconds": self.times("first_token"),
+            "turn_seconds": self.turns(0),
+            "turn_tokens": self.turns(1),
+            "turn_prompt_tokens": self.turns(2),
+            "turn_waited_seconds": self.turns(3),
         }
 
     def _steady_turns(self) -> list[tuple[float, float]]:
         """Seconds, and seconds of them waited, of the turns that brought home decodes alone, like the turn before."""
         seconds, generated, prompt, waited = (self.turns(column) for column in range(4))
         decodes = [tokens > 0 and not read for tokens, read in zip(generated, prompt, strict=True)]
+        both = [now and before for before, now in pairwise(decodes)]
         return [
-            (seconds[turn], waited[turn])
-            for turn in range(1, len(decodes))
-            if decodes[turn - 1] and decodes[turn]
+            turn
+            for turn, counts in zip(zip(seconds[1:], waited[1:], strict=True), both, strict=True)
+            if counts
         ]
-
-    def _decode_rate(self) -> dict[str, float]:
-        """Tokens per second from the moment on when every prompt has been read."""
-        all_read = self.began + self.times_to_first_token[-1]
-        start = bisect.bisect_left(self.marks, all_read, key=lambda mark: mark[0])
-        (then, before, _, _), (now, after, _, _) = self.marks[start], self.marks[-1]
-        return {"decode_tok_s": (after - before) / (now - then)} if after > before else {}
 
     def _gaps(self) -> list[float]:
         """Seconds between each token and the one before it in its sequence, for every token but the first ones."""
-        first = [self.began + each for each in self.times_to_first_token]
+        first = [self.began + each for each in self.times("first_token")]
         gaps: list[float] = []
         for then, now in pairwise(self.marks):
             fresh = bisect.bisect_right(first, now[0]) - bisect.bisect_right(first, then[0])
@@ -168,12 +161,12 @@ def without_old_garbage() -> Iterator[None]:
             gc.unfreeze()
 
 
-def run_load(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> BenchRun:
+def run_load(engine: EngineHandle, load: BenchLoad, sampling: SamplingParams) -> BenchRun:
     """Run a load to its end.
 
     Raises `KeyboardInterrupt` between two turns after Ctrl-C, and `StepFailedError` where the engine could not finish.
     """
-    engine, requests = parts.engine, load.requests(sampling)
+    requests = load.requests(sampling)
     ends: list[TokensGenerated] = []
     with without_old_garbage(), deferring_interrupts() as interruption:
         began = time.monotonic()
@@ -188,7 +181,12 @@ def run_load(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> Be
             marks.append(_mark(engine))
     if interruption.pending:
         raise KeyboardInterrupt
-    _check_ends(load, ends)
+    failed = [each for each in ends if each.finish_reason is not FinishReason.LENGTH]
+    if failed:
+        raise StepFailedError(f"{len(failed)} of {len(ends)} sequences failed: {failed[0].error}")
+    generated = sum(each.num_generated for each in ends)
+    if generated != load.num_output_tokens:
+        raise StepFailedError(f"{generated} tokens were generated instead of {load.num_output_tokens}")
     counts_waits = engine.counts().runner.device_wait_seconds is not None
     return BenchRun(load=load, began=began, marks=marks, ends=ends, counts_waits=counts_waits)
 
@@ -196,12 +194,3 @@ def run_load(parts: BenchParts, load: BenchLoad, sampling: SamplingParams) -> Be
 def _mark(engine: EngineHandle) -> Mark:
     now, counts = time.monotonic(), engine.counts()
     return (now, counts.generated_tokens, counts.prompt_tokens, counts.runner.device_wait_seconds or 0.0)
-
-
-def _check_ends(load: BenchLoad, ends: Sequence[TokensGenerated]) -> None:
-    failed = [each for each in ends if each.finish_reason is not FinishReason.LENGTH]
-    if failed:
-        raise StepFailedError(f"{len(failed)} of {len(ends)} sequences failed: {failed[0].error}")
-    generated = sum(each.num_generated for each in ends)
-    if generated != load.num_output_tokens:
-        raise StepFailedError(f"{generated} tokens were generated instead of {load.num_output_tokens}")

@@ -9,49 +9,11 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.compose.config import BenchSettings
-from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
 LEAST_NANO_LEN: Final = 100
 """The shortest prompt and answer of the nano workload."""
-
-
-@attrs.frozen(kw_only=True)
-class BenchWorkload:
-    """A kind of load. Lengths are tokens; where `uniform`, they are the upper bounds of lengths drawn uniformly."""
-
-    name: str
-    num_prompts: int
-    input_len: int
-    output_len: int
-    uniform: bool = False
-
-    @property
-    def longest(self) -> int:
-        """The most tokens that one of its sequences can have."""
-        return self.input_len + self.output_len
-
-    @property
-    def description(self) -> str:
-        """In a few words."""
-        lengths = (
-            f"U({min(LEAST_NANO_LEN, most)}, {most})" if self.uniform else str(most)
-            for most in (self.input_len, self.output_len)
-        )
-        return f"{self.name}: {self.num_prompts} x {' -> '.join(lengths)}"
-
-
-WORKLOADS: Final[Mapping[str, BenchWorkload]] = {
-    each.name: each
-    for each in (
-        BenchWorkload(name="fixed", num_prompts=64, input_len=512, output_len=256),
-        BenchWorkload(name="nano", num_prompts=256, input_len=1024, output_len=1024, uniform=True),
-        BenchWorkload(name="prefill", num_prompts=64, input_len=2048, output_len=1),
-        BenchWorkload(name="long", num_prompts=1, input_len=32_768, output_len=256),
-    )
-}
-"""`nano` is the protocol of nano-vLLM's bench.py."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,36 +48,56 @@ class BenchLoad:
         ]
 
 
+@attrs.frozen(kw_only=True)
+class BenchWorkload:
+    """A kind of load. Lengths are tokens; where `uniform`, they are the upper bounds of lengths drawn uniformly."""
+
+    name: str
+    num_prompts: int
+    input_len: int
+    output_len: int
+    uniform: bool = False
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of its sequences can have."""
+        return self.input_len + self.output_len
+
+    @property
+    def description(self) -> str:
+        """In a few words."""
+        lengths = (
+            f"U({min(LEAST_NANO_LEN, most)}, {most})" if self.uniform else str(most)
+            for most in (self.input_len, self.output_len)
+        )
+        return f"{self.name}: {self.num_prompts} x {' -> '.join(lengths)}"
+
+    def draw(self, *, vocab_size: int, seed: int) -> BenchLoad:
+        """The prompts of one run; the same seed gives the same ones, and other ones for every workload."""
+        draw = random.Random(f"{self.description} {seed}")  # noqa: S311 - a benchmark wants repeatable numbers
+        ins, outs = ([most] * self.num_prompts for most in (self.input_len, self.output_len))
+        if self.uniform:
+            ins, outs = (
+                [draw.randint(min(LEAST_NANO_LEN, most), most) for most in each] for each in (ins, outs)
+            )
+        prompts = [tuple(draw.choices(range(vocab_size), k=length)) for length in ins]
+        return BenchLoad(seed=seed, prompts=prompts, output_lengths=outs)
+
+
+WORKLOADS: Final[Mapping[str, BenchWorkload]] = {
+    each.name: each
+    for each in (
+        BenchWorkload(name="fixed", num_prompts=64, input_len=512, output_len=256),
+        BenchWorkload(name="nano", num_prompts=256, input_len=1024, output_len=1024, uniform=True),
+        BenchWorkload(name="prefill", num_prompts=64, input_len=2048, output_len=1),
+        BenchWorkload(name="long", num_prompts=1, input_len=32_768, output_len=256),
+    )
+}
+"""`nano` is the protocol of nano-vLLM's bench.py."""
+
+
 def choose_workload(settings: BenchSettings) -> BenchWorkload:
     """The workload that the settings name, with the numbers that they give."""
     names = ("num_prompts", "input_len", "output_len")
     given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     return attrs.evolve(WORKLOADS[settings.workload], **given)
-
-
-def check_lengths(longest: int, max_model_len: int | None, max_position: int) -> None:
-    """Raise `BadValueError` where a sequence would not fit into the context."""
-    for limit, whose in ((max_model_len, "max_model_len is"), (max_position, "the model was made for")):
-        if limit is not None and longest > limit:
-            message = (
-                f"the longest sequence has {longest} tokens, prompt and output together, and {whose} {limit}"
-            )
-            raise BadValueError("input_len", message)
-
-
-def draw_load(workload: BenchWorkload, *, vocab_size: int, seed: int) -> BenchLoad:
-    """The prompts of one run; the same seed gives the same ones, and other ones for every workload."""
-    draw = random.Random(f"{workload.description} {seed}")  # noqa: S311 - a benchmark wants repeatable numbers
-    count = workload.num_prompts
-    ins, outs = [workload.input_len] * count, [workload.output_len] * count
-    if workload.uniform:
-        ins, outs = ([draw.randint(min(LEAST_NANO_LEN, most), most) for most in each] for each in (ins, outs))
-    vocabulary = range(vocab_size)
-    prompts = [tuple(draw.choices(vocabulary, k=length)) for length in ins]
-    return BenchLoad(seed=seed, prompts=prompts, output_lengths=outs)
-
-
-def draw_loads(workload: BenchWorkload, settings: BenchSettings, vocab_size: int) -> list[BenchLoad]:
-    """The loads of all runs, those for warming up first; every one has a seed of its own."""
-    count = settings.warmup + settings.seeds
-    return [draw_load(workload, vocab_size=vocab_size, seed=seed) for seed in range(count)]

@@ -31,7 +31,7 @@ from nanoserve.ports.parameter import Door
 _TEMPERATURE: Final = 0.6
 """If not set: benchmarks sample, as servers do."""
 _BENCH: Final = settings_of(BenchSettings)
-_REPEATS: Final = ("seeds", "warmup", "bandwidth", "vs")
+_REPEATS: Final = ("seeds", "warmup")
 
 
 @click.group(cls=Group)
@@ -46,7 +46,7 @@ def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., Any]], Call
     """The settings that all benchmarks of the engine share, around their own."""
     panels: Panels = {
         "Model": (MODEL, *LOADING),
-        "Benchmark": (*named(_BENCH, *settings), "--profile", "--output-json"),
+        "Benchmark": (*named(_BENCH, *settings), "--output-json"),
         "Sampling": sampling_settings(Door.BENCH),
         "Engine": ENGINE,
     }
@@ -58,32 +58,23 @@ def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., Any]], Call
     return lambda command: bench.command(name, cls=Command)(json_file(options(command)))
 
 
-_profile = click.option(
-    "--profile", is_flag=True, help="Also show where the time of a few steps goes, by kernel."
-)
-
-
-@_benchmark(
-    *("throughput", "workload", "num_prompts", "input_len", "output_len", "compute", *_REPEATS),
-)
-@_profile
-def throughput(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
+@_benchmark("throughput", "workload", "num_prompts", "input_len", "output_len", *_REPEATS)
+def throughput(configuration: Configuration, *, json_file: str | None) -> None:
     """Run many prompts at once and report tokens per second.
 
     Each run draws new prompts; the first ones warm up and do not count. Answers have exactly the length asked for.
     """
     from nanoserve.entrypoints.bench.command import run_throughput  # noqa: PLC0415 - not needed for --help
 
-    run_throughput(configuration, json_file=json_file, profile=profile)
+    run_throughput(configuration, json_file=json_file)
 
 
-@_benchmark(*("latency", "batch_sizes", "input_len", "output_len", *_REPEATS))
-@_profile
-def latency(configuration: Configuration, *, json_file: str | None, profile: bool) -> None:
+@_benchmark("latency", "batch_sizes", "input_len", "output_len", *_REPEATS)
+def latency(configuration: Configuration, *, json_file: str | None) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
     from nanoserve.entrypoints.bench.command import run_latency  # noqa: PLC0415 - not needed for --help
 
-    run_latency(configuration, json_file=json_file, profile=profile)
+    run_latency(configuration, json_file=json_file)
 
 
 _SERVED_MODEL: Final = attrs.evolve(

@@ -17,7 +17,7 @@ from nanoserve.ports.driven import (
 )
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.model_spec import ModelSpec, Stored
+from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.sampling import SamplingDefaults
 
 Observed = Callable[[Sequence[int]], Activations]
@@ -71,23 +71,6 @@ class VerificationParts:
     reference: ReferenceModel
 
 
-@attrs.frozen
-class KernelTime:
-    """The cost of one kernel (on a CPU: one operator): how often it ran, and its seconds of all calls together."""
-
-    name: str
-    calls: int
-    seconds: float
-
-
-@attrs.frozen
-class Ceilings:
-    """The most that the device can do per second: bytes read, and operations of matrix products where that is known."""
-
-    bandwidth: float
-    compute: float | None
-
-
 @attrs.frozen(kw_only=True)
 class Survey:
     """Facts of a model before its weights are made; `folder` is None for a shape with random weights."""
@@ -100,19 +83,8 @@ class Survey:
 
 @attrs.frozen(kw_only=True, eq=False)
 class BenchParts:
-    """An engine without tokenizer, and what a benchmark may ask of it.
-
-    Attributes:
-        element_bytes: bytes of one number of the weights and of the KV cache.
-        stored: the form in which weights are kept as their checkpoint has them; None where all are of those bytes.
-        profile: runs a function and returns what its kernels took, the longest first.
-        measure_ceilings: what the device can do, measured; None on a CPU.
-    """
+    """An engine without tokenizer."""
 
     engine: EngineHandle
     spec: ModelSpec
     facts: EngineFacts
-    element_bytes: int
-    stored: Stored | None = None
-    profile: Callable[[Callable[[], object]], Sequence[KernelTime]]
-    measure_ceilings: Callable[[], Ceilings | None]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,7 +34,6 @@ from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_r
 from nanoserve.adapters.pytorch.observation import ObservedModel
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
-from nanoserve.adapters.pytorch.profiling import measure_ceilings, profile
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
@@ -45,8 +44,6 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.entrypoints.compose.assembly import (
     Assembly,
     BenchParts,
-    Ceilings,
-    KernelTime,
     Survey,
     VerificationParts,
 )
@@ -124,23 +121,9 @@ def build_verification(settings: EngineSettings, found: Survey) -> VerificationP
 def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> BenchParts:
     """An engine without tokenizer, over a model's own weights or random ones of a shape."""
     loaded = _load_all(settings, found, watch, start_group(settings, found))
-
-    def profiled(work: Callable[[], object]) -> Sequence[KernelTime]:
-        return [KernelTime(*each) for each in profile(work, device=found.device)]
-
-    def ceilings() -> Ceilings | None:
-        return Ceilings(*measure_ceilings(DTYPES[found.dtype])) if found.device == "cuda" else None
-
     runner, facts = _build_runner(settings, loaded, watch)
-    return BenchParts(
-        engine=_build_engine(settings, loaded, runner, facts, tokenizer=None),
-        spec=found.spec,
-        facts=facts,
-        element_bytes=DTYPES[found.dtype].itemsize,
-        stored=found.spec.stored if found.device == "cuda" else None,
-        profile=profiled,
-        measure_ceilings=ceilings,
-    )
+    engine = _build_engine(settings, loaded, runner, facts, tokenizer=None)
+    return BenchParts(engine=engine, spec=found.spec, facts=facts)
 
 
 def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, MakeRunner]:

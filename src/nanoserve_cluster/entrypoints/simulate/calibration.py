@@ -9,8 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile
-from nanoserve.entrypoints.bench.subject import check_writable
-from nanoserve.entrypoints.bench.tables import show, table
+from nanoserve.entrypoints.bench.report import check_writable, show, table
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError

@@ -11,9 +11,9 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.floors import prefill_flops, weight_elements
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.model_spec import Full, Latent, ModelSpec
+from nanoserve_cluster.entrypoints.simulate.model_cost import prefill_flops, weight_elements
 from nanoserve_cluster.ports.step_cost import StepCost
 
 ELEMENT_BYTES: Final = 2

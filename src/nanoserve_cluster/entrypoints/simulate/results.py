@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
+from nanoserve.entrypoints.bench.report import number, show, table
 from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH
-from nanoserve.entrypoints.bench.tables import number, show, table
 from nanoserve_cluster.ports.simulation import RunFigures, Scenario, SimulatedRun, TracedRequest
 
 _REFUSED: Final = {

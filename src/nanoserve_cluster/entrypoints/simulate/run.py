@@ -9,9 +9,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.serving.results import check_plot
-from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
-from nanoserve.entrypoints.bench.tables import doing
+from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
 from nanoserve.entrypoints.compose.bootstrap import read_model_spec
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config import Configuration

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
-from nanoserve.entrypoints.bench import tables
+from nanoserve.entrypoints.bench import report as tables
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.entrypoints.compose.shapes import find_shape

@@ -204,11 +204,9 @@ def test_sampling_flags_are_read(flags: dict[str, Any], name: str, value: object
 
 def test_the_benchmarks_have_a_table_of_their_own(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "bench.toml"
-    path.write_text('[bench]\nbatch_sizes = [1, 2]\nworkload = "nano"\nbandwidth = 4\n', encoding="utf-8")
-    configuration = read({"seeds": "5", "vs": "none"}, {"NANOSERVE_NUM_PROMPTS": "7"}, str(path))
-    assert configuration.bench == BenchSettings(
-        batch_sizes=(1, 2), workload="nano", bandwidth=4.0, seeds=5, num_prompts=7
-    )
+    path.write_text('[bench]\nbatch_sizes = [1, 2]\nworkload = "nano"\n', encoding="utf-8")
+    configuration = read({"seeds": "5"}, {"NANOSERVE_NUM_PROMPTS": "7"}, str(path))
+    assert configuration.bench == BenchSettings(batch_sizes=(1, 2), workload="nano", seeds=5, num_prompts=7)
     assert configuration.values["workload"].origin == f"{path} [bench]"
     assert read({"batch_sizes": "3,4"}).bench.batch_sizes == (3, 4)
 

@@ -8,10 +8,11 @@ from typing import Final
 
 import attrs
 
+from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
 from nanoserve.entrypoints.bench.serving.connection import Connections
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, judge
 from nanoserve.entrypoints.bench.serving.requests import UNKNOWN_VOCABULARY, RequestShape
-from nanoserve.entrypoints.bench.serving.results import check_plot, draw_plot, show_levels
+from nanoserve.entrypoints.bench.serving.results import draw_plot, show_levels
 from nanoserve.entrypoints.bench.serving.running import (
     OfferedLoad,
     draw_schedule,
@@ -19,8 +20,6 @@ from nanoserve.entrypoints.bench.serving.running import (
     run_loop,
     run_open,
 )
-from nanoserve.entrypoints.bench.subject import check_writable, head, write_report
-from nanoserve.entrypoints.bench.tables import doing
 from nanoserve.entrypoints.client.server import (
     OpenAIServer,
     ServerRefusedError,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.measurement import percentile
+from nanoserve.entrypoints.bench.report import percentile
 from nanoserve.entrypoints.bench.serving.requests import OK, RequestOutcome
 from nanoserve.entrypoints.bench.serving.running import LoadRun, OfferedLoad
 

@@ -10,11 +10,9 @@ import attrs
 from rich import box
 from rich.table import Table
 
+from nanoserve.entrypoints.bench.report import number, show, table
 from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH, LoadKnee, LoadLevel
 from nanoserve.entrypoints.bench.serving.requests import OK
-from nanoserve.entrypoints.bench.subject import check_writable
-from nanoserve.entrypoints.bench.tables import number, show, table
-from nanoserve.ports.errors import BadValueError
 
 LATENCIES: Final = {
     "ttft": "TTFT: to the first text",
@@ -119,20 +117,6 @@ def _milliseconds(value: float) -> str:
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
-
-
-def check_plot(path: str | None) -> None:
-    """Raise before anything is measured where no picture can be drawn or written."""
-    if path is None:
-        return
-    try:
-        import matplotlib.figure  # noqa: F401, PLC0415 - an extra
-    except ImportError:
-        message = (
-            "needs matplotlib: pip install 'nanoserve[plot]' (or pip install matplotlib), or leave --plot out"
-        )
-        raise BadValueError("plot", message) from None
-    check_writable(path)
 
 
 def draw_plot(path: str, title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:

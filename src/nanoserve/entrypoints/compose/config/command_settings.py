@@ -134,21 +134,6 @@ class BenchSettings:
     batch_sizes: tuple[int, ...] = setting((1, 8, 64), integers(low=1), "Prompts at once, each in turn.")
     seeds: int = setting(3, integer(low=1), "Measured runs, each with a seed of its own.")
     warmup: int = setting(1, integer(low=0), "Runs before them that are not measured.")
-    bandwidth: float | None = setting(
-        None,
-        or_none(number(above=0.0)),
-        "Terabytes per second that memory can be read with, for the floor; measured on a GPU if not given.",
-    )
-    compute: float | None = setting(
-        None,
-        or_none(number(above=0.0)),
-        "Teraflops per second that matrices are multiplied with, for the floor; measured on a GPU if not given.",
-    )
-    vs: str | None = setting(
-        None,
-        or_none(one_of("none", "hf", "vllm"), "none"),
-        "Run the same prompts through another engine too: hf is transformers' generate.",
-    )
 
 
 LATENCIES: Final = ("ttft", "itl", "tpot", "e2e")

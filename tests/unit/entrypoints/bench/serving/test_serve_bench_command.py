@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanoserve.entrypoints.bench import tables
+from nanoserve.entrypoints.bench import report as tables
 from nanoserve.entrypoints.cli.main import run_command
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
 import sys
 from typing import Any
 
@@ -13,10 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers.job import PeerJob, PeerLoad
+from benchmarks.peers.running import PeerFailedError, check_peer, run_peer
 from benchmarks.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
-from nanoserve.entrypoints.bench import peers
-from nanoserve.entrypoints.bench.peers import PeerFailedError, check_peer, run_peer
-from nanoserve.entrypoints.bench.workloads import BenchWorkload, draw_load
+from nanoserve.entrypoints.bench.workloads import BenchWorkload
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.shapes import CONFIGS, SHAPES
@@ -24,7 +21,7 @@ from nanoserve.ports.errors import BadValueError
 from tests.unit.entrypoints.bench.scripted_bench import SAMPLING
 
 FOUND = Survey(spec=SHAPES["tiny"], folder=None, device="cpu", dtype="float32")
-LOAD = draw_load(BenchWorkload(name="x", num_prompts=2, input_len=4, output_len=3), vocab_size=9, seed=0)
+LOAD = BenchWorkload(name="x", num_prompts=2, input_len=4, output_len=3).draw(vocab_size=9, seed=0)
 
 
 def job(temperature: float = 0.6, **others: Any) -> PeerJob:
@@ -81,17 +78,12 @@ def test_a_peer_opens_a_shape_and_picks_its_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     check_peer(None)
     check_peer("hf")
-    if importlib.util.find_spec("vllm") is None:
-        with pytest.raises(BadValueError, match="vs: vllm cannot be measured: vllm is not installed"):
-            check_peer("vllm")
-    monkeypatch.setattr(peers, "CHECKOUT", tmp_path)
-    with pytest.raises(
-        BadValueError, match="vs: hf cannot be measured: its program is in nanoserve's repository"
-    ):
-        check_peer("hf")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(BadValueError, match="vs: vllm is not installed in this environment"):
+        check_peer("vllm")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +95,7 @@ def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: pa
 )
 def test_an_engine_that_fails_is_quoted(program: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers._command", lambda _peer, _path: [sys.executable, "-c", program]
+        "benchmarks.peers.running.peer_command", lambda _peer, _path: [sys.executable, "-c", program]
     )
     with pytest.raises(PeerFailedError, match=message):
         run_peer("hf", FOUND, EngineSettings(), SAMPLING, [LOAD])
@@ -119,7 +111,7 @@ json.dump({"version": "9", "load_seconds": 1.5, "seconds": [0.25]}, open(sys.arg
 print("noise")
 """
     monkeypatch.setattr(
-        "nanoserve.entrypoints.bench.peers._command",
+        "benchmarks.peers.running.peer_command",
         lambda _peer, path: [sys.executable, "-c", program, path],
     )
     runs = run_peer("hf", FOUND, EngineSettings(model="shape:tiny"), SAMPLING, [LOAD])

@@ -1,19 +1,15 @@
-"""Runs the same prompts through another engine, in a process of its own that has ended before ours takes the memory.
-
-The programs around those engines are in `benchmarks/peers` of the repository, and not in an installed package.
-"""
+"""Runs the prompts of a benchmark through another engine, in a process of its own that has ended before ours takes the memory."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -26,9 +22,8 @@ from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import SamplingParams, set_by
 
-CHECKOUT: Final = pathlib.Path(__file__).parents[4]
-"""The repository, where this is run from one."""
-_PACKAGES: Final = {"hf": "transformers", "vllm": "vllm"}
+PEERS: Final = {"hf": "transformers", "vllm": "vllm"}
+"""The packages, by what `--vs` takes."""
 
 
 class PeerFailedError(NanoserveError):
@@ -46,17 +41,11 @@ class PeerRuns:
 
 
 def check_peer(peer: str | None) -> None:
-    """Raise `BadValueError` for a peer that cannot run here."""
-    if peer is None:
-        return
-    package = _PACKAGES[peer]
-    if not (CHECKOUT / "benchmarks" / "peers").is_dir():
-        reason = "its program is in nanoserve's repository: clone it and pip install --editable it"
-    elif importlib.util.find_spec(package) is None:
-        reason = f"{package} is not installed in this environment (pip install {package})"
-    else:
-        return
-    raise BadValueError("vs", f"{peer} cannot be measured: {reason}")
+    """Raise `BadValueError` for a peer that is not installed."""
+    if peer is not None and importlib.util.find_spec(PEERS[peer]) is None:
+        raise BadValueError(
+            "vs", f"{PEERS[peer]} is not installed in this environment (pip install {PEERS[peer]})"
+        )
 
 
 def run_peer(
@@ -75,26 +64,17 @@ def run_peer(
         "sampling": {name: getattr(sampling, name) for name in set_by(Door.BENCH)},
         "loads": [{"prompts": each.prompts, "output_lengths": each.output_lengths} for each in loads],
     }
-    return PeerRuns(name=peer, **_answer(peer, job))
-
-
-def _answer(peer: str, job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         path = pathlib.Path(scratch) / "result.json"
-        done = subprocess.run(  # noqa: S603 - a program of ours
-            _command(peer, str(path)),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])},
-            input=json.dumps(job),
-            capture_output=True,
-            text=True,
-            check=False,
+        done = subprocess.run(
+            peer_command(peer, str(path)), input=json.dumps(job), capture_output=True, text=True, check=False
         )
         if done.returncode or not path.exists():
             lines = done.stderr.strip().splitlines() or ["it said nothing"]
             raise PeerFailedError(f"{peer} ended with exit code {done.returncode}: {lines[-1]}")
-        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return answer
+        return PeerRuns(name=peer, **json.loads(path.read_text(encoding="utf-8")))
 
 
-def _command(peer: str, result_file: str) -> list[str]:
-    return [sys.executable, "-P", "-m", f"benchmarks.peers.{_PACKAGES[peer]}_peer", result_file]
+def peer_command(peer: str, result_file: str) -> list[str]:
+    """What runs a job from standard input and writes its result there."""
+    return [sys.executable, "-m", f"benchmarks.peers.{PEERS[peer]}_peer", result_file]
