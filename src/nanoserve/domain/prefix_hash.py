@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable
 
 from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.request import Request
 
 HashFunction = Callable[[BlockHash, tuple[int, ...]], BlockHash]
 
@@ -33,6 +34,18 @@ def chain_root(*salt: str, isolated: bool) -> BlockHash:
     """Where a chain starts, for `strong_hash` where it is `isolated`; chains with different salts never meet."""
     digest = hashlib.sha256(repr(salt).encode()).digest()
     return digest if isolated else int.from_bytes(digest[:8])
+
+
+def hash_root(request: Request, *, prefix_caching: bool, isolated: bool) -> BlockHash | None:
+    """Where the chain of a request's block names starts; None where its blocks are never shared.
+
+    Where caching is off, the sequences of one request still share blocks, and with no other request.
+    """
+    if prefix_caching:
+        return chain_root("salt", request.cache_salt, isolated=isolated)
+    if request.sampling.n > 1:
+        return chain_root("request", request.request_id, isolated=isolated)
+    return None
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The inputs of the keys and values in a block, all in one place: none may be missing where a block is named.
 
-The name of a block is a hash of its tokens and of all before them, from a root (`hash_root`). It stands for what one engine computes.
+The name of a block is a hash of its tokens and of all before them, from a root (`prefix_hash.hash_root`). It stands for what one engine computes.
 Blocks that outlive their engine belong to its `fingerprint` as well, and are read by an engine with the same one alone.
 
 Each input is listed with its reason, and so is what changes no key. A setting that is in neither list counts as an input, which costs
@@ -12,10 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from typing import Final
-
-from nanoserve.domain.prefix_hash import chain_root
-from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.request import Request
 
 ENGINE_INPUTS: Final[Mapping[str, str]] = {
     "spec": "the whole model as numbers: rope as scaled for the longest sequence, norms, scales, windows, layers",
@@ -70,15 +66,3 @@ def fingerprint(facts: Mapping[str, object]) -> bytes:
     """The fingerprint of an engine's blocks, in 32 bytes. `facts` are its inputs and all its settings by name, as they were decided."""
     counted = sorted((name, repr(fact)) for name, fact in facts.items() if name not in ENGINE_WITHOUT_EFFECT)
     return hashlib.sha256(repr(counted).encode()).digest()
-
-
-def hash_root(request: Request, *, prefix_caching: bool, isolated: bool) -> BlockHash | None:
-    """Where the chain of a request's block names starts; None where its blocks are never shared.
-
-    Where caching is off, the sequences of one request still share blocks, and with no other request.
-    """
-    if prefix_caching:
-        return chain_root("salt", request.cache_salt, isolated=isolated)
-    if request.sampling.n > 1:
-        return chain_root("request", request.request_id, isolated=isolated)
-    return None

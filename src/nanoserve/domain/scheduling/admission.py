@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.kv.key_inputs import hash_root
+from nanoserve.domain.prefix_hash import hash_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence, expand
 from nanoserve.ports.checks import check_integer, check_number, check_vocabulary

@@ -16,8 +16,8 @@ from nanoserve.domain.kv.key_inputs import (
     REQUEST_INPUTS,
     REQUEST_WITHOUT_EFFECT,
     fingerprint,
-    hash_root,
 )
+from nanoserve.domain.prefix_hash import hash_root
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import EngineSettings
