@@ -40,7 +40,7 @@ def test_every_route_of_the_page_is_served() -> None:
     with app_world() as world, world.client() as client:
         document = json.loads(client.get("/openapi.json").content)
     assert len(named) > 15
-    assert named <= set(document["paths"]) | {"/openapi.json", "/docs"}
+    assert named <= set(document["paths"]) | {"/openapi.json"}
 
 
 def test_every_parameter_of_the_page_is_a_field() -> None:

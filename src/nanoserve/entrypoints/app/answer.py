@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+import itertools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -15,11 +17,63 @@ import attrs
 
 from nanoserve.domain.text.dialects.tokenized import AnswerParser
 from nanoserve.entrypoints.app.generation import Generation, Piece
-from nanoserve.entrypoints.app.parts import Part, TextPart, joined
-from nanoserve.ports.tool_calls import AnswerEvent
+from nanoserve.ports.tool_calls import AnswerEvent, CallBegun, CallEnded, ReasoningDelta, TextDelta
 
 Opening = Callable[[], Awaitable[Sequence[Generation]]]
 """Hands the orders of a request to the service, all or none of them."""
+
+
+@attrs.frozen
+class ReasoningPart:
+    """A part of the model's reasoning."""
+
+    text: str
+
+
+@attrs.frozen
+class TextPart:
+    """A part of the answer's text."""
+
+    text: str
+
+
+@attrs.frozen
+class CallPart:
+    """A tool that it called; the text is that of a JSON object, unless the model wrote something else or the tool `is_custom`."""
+
+    id: str
+    name: str
+    text: str
+    is_custom: bool = False
+
+
+Part = ReasoningPart | TextPart | CallPart
+
+
+def joined(events: Iterable[AnswerEvent]) -> list[Part]:
+    """The parts that the events are deltas of."""
+    return [_part(list(run)) for _, run in itertools.groupby(events, _place)]
+
+
+def read_arguments(text: str) -> Any:
+    """The arguments of a call, for protocols that want an object; the text itself where it holds none."""
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return read if isinstance(read, dict) else text
+
+
+def _place(event: AnswerEvent) -> object:
+    return type(event) if isinstance(event, (ReasoningDelta, TextDelta)) else event.index
+
+
+def _part(run: list[AnswerEvent]) -> Part:
+    first = run[0]
+    text = "".join(each.text for each in run if not isinstance(each, (CallBegun, CallEnded)))
+    if isinstance(first, CallBegun):
+        return CallPart(first.id, first.name, text, first.is_custom)
+    return ReasoningPart(text) if isinstance(first, ReasoningDelta) else TextPart(text)
 
 
 @attrs.define(eq=False)

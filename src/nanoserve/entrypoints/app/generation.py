@@ -2,28 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import secrets
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any, Final
 
+import attrs
 import structlog
 
-from nanoserve.domain.text.dialects.tokenized import AnswerParser
+from nanoserve.domain.text.dialects.tokenized import (
+    AnswerParser,
+    TokenizedDialect,
+    choose_dialect,
+    json_schema_of,
+)
 from nanoserve.entrypoints.app.measurements import Meter
-from nanoserve.entrypoints.app.orders import CURRENT
-from nanoserve.entrypoints.app.parts import Reading
+from nanoserve.entrypoints.app.orders import CURRENT, Order
 from nanoserve.entrypoints.app.reservations import Reservation
+from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import BadValueError, DeadlineError, RequestRefusedError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
-from nanoserve.ports.grammar import AT_FAULT
+from nanoserve.ports.grammar import AT_FAULT, BOUNDED_WHITESPACE, Constraint
 from nanoserve.ports.parameter import Kind
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
+from nanoserve.ports.tool_calls import Tool
 
 _LOGGED: Final = (Kind.NUMBER, Kind.INTEGER, Kind.SWITCH)
 Piece = TokensGenerated
 """New output of one sequence, which `index` tells from the order's others; concatenated, its pieces are its answer."""
+
+
+@attrs.frozen
+class Reading:
+    """How the answers to one prompt are read.
+
+    Attributes:
+        tools: those that may be called.
+        prompt_tail: the end of the prompt's text, which may have begun the reasoning.
+        token_text: the text of a token, where reasoning is counted by text.
+    """
+
+    dialect: TokenizedDialect
+    tools: tuple[Tool, ...]
+    prompt_tail: str
+    token_text: Callable[[int], str] | None = None
+
+    def constraint(self, order: Order) -> Constraint | None:
+        """The constraint of the whole answer, so that its text and its calls are as ordered.
+
+        Raises `BadValueError` for a format that does not go with calls.
+        """
+        budget = None if order.budget is None else order.budget.tokens
+        schema = None if order.format is None else json_schema_of(order.format.constraint)
+        if order.format is not None and schema is None and self.tools:
+            raise BadValueError(order.format.name, "goes with tools that may be called only where it is JSON")
+        if order.format is None or self.tools:
+            return self.dialect.grammar(
+                self.tools,
+                order.calls,
+                schema=schema,
+                whitespace=BOUNDED_WHITESPACE if order.format is None else order.format.constraint.whitespace,
+                prompt_tail=self.prompt_tail,
+                budget=budget,
+            )
+        return self.dialect.behind_reasoning(
+            order.format.constraint, prompt_tail=self.prompt_tail, budget=budget
+        )
+
+    def marks_besides(self, texts: Collection[str]) -> Collection[int]:
+        """The tokens that are marks, but for those that are one of the texts."""
+        marks = self.dialect.control_tokens.items() if texts else ()
+        return [token_id for token_id, mark in marks if mark not in texts]
+
+    def parser(self) -> AnswerParser:
+        """Of one more answer."""
+        return self.dialect.parser(
+            tools=self.tools,
+            prompt_tail=self.prompt_tail,
+            id_seed=secrets.token_hex(16),
+            token_text=self.token_text,
+        )
+
+
+def choose_reading(facts: DialectFacts, name: str | None) -> Callable[[str], Reading] | None:
+    """How answers are read where no tools are offered: in the model's dialect, or in the one of that name.
+
+    Calls are looked for all the same, so that a model that writes one is understood. Takes the prompt's text; None where
+    nothing says which dialect it is. Raises `ModelLoadError`.
+    """
+    dialect = choose_dialect(facts, name)
+    tools = (Tool(name=""),)
+    return None if dialect is None else lambda prompt: Reading(dialect, tools=tools, prompt_tail=prompt)
 
 
 class Generation:

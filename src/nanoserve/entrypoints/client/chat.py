@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from nanoserve.entrypoints.app.parts import choose_reading
+from nanoserve.entrypoints.app.generation import choose_reading
 from nanoserve.entrypoints.client.server import OpenAIServer, open_server, read_address
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import Configuration

@@ -10,7 +10,7 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nanoserve.entrypoints.app.parts import Reading
+from nanoserve.entrypoints.app.generation import Reading
 from nanoserve.entrypoints.app.tokenizing import RequestBuilder, encode_bad_words
 from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly

@@ -17,6 +17,7 @@ from litestar.exceptions import InternalServerException
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.ports.errors import BadValueError
 
 BODY_KEY: Final = "body"
@@ -42,7 +43,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MOST_SHOWN: Final = 16
 _BROWSERS: Final = frozenset({"origin", "sec-fetch-site"})
 """Headers that browsers send with what pages ask for."""
-_PLACE: Final = re.compile(r"^(?P<reason>.*) - at `(?:key in )?\$\.?(?P<path>.*)`$", re.DOTALL)
+_PLACE: Final = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _KINDS: Final = {
     "array": "a list",
     "object": "an object",
@@ -63,7 +64,8 @@ async def read_body(
 ) -> StructT:
     """The body as `kind`; raises `RequestError` (415, 400) or `BadValueError` that names the field at fault.
 
-    The size is bounded by the app (413). Unknown fields are warned of, or refused where the server is strict. With
+    The size is bounded by the app (413). What is not supported is refused; unknown fields are warned of, or refused where the
+    server is strict. With
     `any_type` the content type may be any where no browser asks: a page of another site can send a body of another type
     without asking first, and its browser always says where it is from.
     """
@@ -99,6 +101,7 @@ def decode_body(body: bytes, kind: type[StructT], bounds: BoundSettings) -> Stru
         shown = unknown[:_MOST_SHOWN]
         log = structlog.get_logger()
         log.warning("unknown fields were ignored", fields=shown, count=len(unknown), body=kind.__name__)
+    refuse_unsupported(decoded)
     return decoded
 
 
@@ -217,10 +220,9 @@ def _placed(message: str) -> RequestError:
     reason, path = (match["reason"], match["path"]) if match else (message, "")
     missing = re.match(r"Object missing required field `(.+)`", reason)
     param = ".".join(each for each in (path.replace("[...]", ""), missing and missing[1]) if each) or None
+    code = "missing_field" if missing else "invalid_value" if " of length " in reason else "invalid_type"
     reason = "is required" if missing else _in_english(reason)
-    return RequestError(
-        400, f"{param or 'body'}: {reason}", code="missing_field" if missing else "invalid_type", param=param
-    )
+    return RequestError(400, f"{param or 'body'}: {reason}", code=code, param=param)
 
 
 def _in_english(reason: str) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api, Kind, Parameter
+from nanoserve.ports.sampling import PARAMETERS
 
 _VALUES: Final = "harmless values"
 _REASON: Final = "harmless because"
@@ -176,7 +178,7 @@ FIELDS: Final[Mapping[str, msgspec.Meta]] = {
 """By the name of a field."""
 
 
-def completed(body: type[BodyT], fields: Mapping[str, Any]) -> type[BodyT]:
+def _completed(body: type[BodyT], fields: Mapping[str, Any]) -> type[BodyT]:
     """The body with those of the fields, types by name, that it does not declare, and with those of `FIELDS`."""
     wanted = {**{name: Annotated[Any, mark] for name, mark in FIELDS.items()}, **fields}
     missing = [(name, kind, None) for name, kind in wanted.items() if name not in body.__struct_fields__]
@@ -187,23 +189,86 @@ def completed(body: type[BodyT], fields: Mapping[str, Any]) -> type[BodyT]:
     return cast("type[BodyT]", whole)
 
 
+_TYPES: Final[Mapping[Kind, Any]] = {
+    Kind.NUMBER: float,
+    Kind.INTEGER: int,
+    Kind.SWITCH: bool,
+    Kind.TEXTS: str | list[str],
+    Kind.TOKEN_IDS: list[int],
+    Kind.BIASES: dict[str, float],
+}
+_REQUEST_FIELDS: Final[Mapping[str, Any]] = {
+    "priority": Annotated[
+        int | None, msgspec.Meta(description="Lower runs first, under the priority policy.")
+    ],
+    "cache_salt": Annotated[
+        str | None, msgspec.Meta(description="Cached prefixes are shared only where salts are equal.")
+    ],
+}
+
+
+def sampling_body(api: Api) -> Callable[[type[BodyT]], type[BodyT]]:
+    """Add to a body every field that it does not declare itself; what the protocol does not take is refused by name."""
+
+    def complete(body: type[BodyT]) -> type[BodyT]:
+        fields = dict(_REQUEST_FIELDS)
+        for parameter in PARAMETERS.values():
+            kind = _TYPES[parameter.kind] | None
+            names = parameter.names_in(api)
+            fields |= {name: Annotated[kind, _described(parameter)] for name in names}
+            if not names:
+                fields[parameter.name] = Annotated[kind, only(parameter.default)]
+        return _completed(body, fields)
+
+    return complete
+
+
+def _described(parameter: Parameter) -> msgspec.Meta:
+    """Its meaning and range for readers of the schema; `SamplingParams` is what checks them."""
+    schema: dict[str, Any] | None = None
+    if parameter.kind in (Kind.NUMBER, Kind.INTEGER):
+        low = "exclusiveMinimum" if parameter.above else "minimum"
+        schema = {low: parameter.low, "maximum": parameter.high}
+    return msgspec.Meta(description=parameter.meaning, extra_json_schema=schema)
+
+
 def refusing(body: type[BodyT]) -> type[BodyT]:
     """The decorator of a body without sampling parameters."""
-    return completed(body, {})
+    return _completed(body, {})
 
 
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
     """Raise `BadValueError` for the first field, of structs inside too, that asks for what this server cannot do."""
-    for name, found in support(type(body)).items():
+    for name, found in _refusable(type(body)).items():
         value = getattr(body, name)
-        if isinstance(value, msgspec.Struct):
-            refuse_unsupported(value, f"{path}{name}.")
-        elif isinstance(found, tuple) and value is not None and not any(_same(value, each) for each in found):
+        if found is None:
+            inside = [("", value)] if isinstance(value, msgspec.Struct) else _places(value)
+            for place, each in inside:
+                refuse_unsupported(each, f"{path}{name}{place}.")
+        elif value is not None and not any(_same(value, each) for each in found):
             allowed = " or ".join(shown(each) for each in found)
             remedy = f"it can be {allowed}, or be left out" if found else "leave it out"
-            raise BadValueError(
-                f"{path}{name}", f"is not supported by this server (got {shown(value)}); {remedy}"
-            )
+            message = f"is not supported by this server (got {shown(value)}); {remedy}"
+            raise BadValueError(f"{path}{name}", message)
+
+
+@functools.cache
+def _refusable(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | None]:
+    """The fields that may be refused, with what they may hold; None for those with structs inside that have such fields."""
+    hints, marks = typing.get_type_hints(body), support(body)
+    fields = {name: mark for name, mark in marks.items() if isinstance(mark, tuple)}
+    inside = {name for name, hint in hints.items() if any(map(_has_refusable, _parts(hint)))}
+    return {name: fields.get(name) for name in marks if name in fields or name in inside}
+
+
+def _has_refusable(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and bool(_refusable(kind))
+
+
+def _places(value: Any) -> list[tuple[str, msgspec.Struct]]:
+    """The structs of a list, and where in it they stand."""
+    items = value if isinstance(value, list) else ()
+    return [(f"[{place}]", each) for place, each in enumerate(items) if isinstance(each, msgspec.Struct)]
 
 
 def renamed(error: BadValueError, parameter: str) -> BadValueError:

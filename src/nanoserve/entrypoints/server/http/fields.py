@@ -8,55 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order, ReasoningBudget
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.field_support import BodyT, completed, only, renamed
+from nanoserve.entrypoints.server.http.field_support import renamed
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
-from nanoserve.ports.parameter import Api, Kind, Parameter
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, SamplingParams
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 LONGEST_SALT: Final = 256
-_TYPES: Final[Mapping[Kind, Any]] = {
-    Kind.NUMBER: float,
-    Kind.INTEGER: int,
-    Kind.SWITCH: bool,
-    Kind.TEXTS: str | list[str],
-    Kind.TOKEN_IDS: list[int],
-    Kind.BIASES: dict[str, float],
-}
+T = TypeVar("T")
 _MAX_TOKENS_NAMES: Final = sorted({name for api in Api for name in PARAMETERS["max_tokens"].names_in(api)})
-_REQUEST_FIELDS: Final[Mapping[str, Any]] = {
-    "priority": Annotated[
-        int | None, msgspec.Meta(description="Lower runs first, under the priority policy.")
-    ],
-    "cache_salt": Annotated[
-        str | None, msgspec.Meta(description="Cached prefixes are shared only where salts are equal.")
-    ],
-}
-
-
-def sampling_body(api: Api) -> Callable[[type[BodyT]], type[BodyT]]:
-    """Add to a body every field that it does not declare itself; what the protocol does not take is refused by name."""
-
-    def complete(body: type[BodyT]) -> type[BodyT]:
-        fields = dict(_REQUEST_FIELDS)
-        for parameter in PARAMETERS.values():
-            kind = _TYPES[parameter.kind] | None
-            names = parameter.names_in(api)
-            fields |= {name: Annotated[kind, _described(parameter)] for name in names}
-            if not names:
-                fields[parameter.name] = Annotated[kind, only(parameter.default)]
-        return completed(body, fields)
-
-    return complete
 
 
 def given_sampling(body: msgspec.Struct, api: Api) -> dict[str, tuple[str, Any]]:
@@ -137,15 +106,6 @@ def make_order(
         max_tokens_name=next((name for name in _MAX_TOKENS_NAMES if given(name, None) is not None), None),
         **{"is_turn": isinstance(prompt, Conversation), **more},
     )
-
-
-def _described(parameter: Parameter) -> msgspec.Meta:
-    """Its meaning and range for readers of the schema; `SamplingParams` is what checks them."""
-    schema: dict[str, Any] | None = None
-    if parameter.kind in (Kind.NUMBER, Kind.INTEGER):
-        low = "exclusiveMinimum" if parameter.above else "minimum"
-        schema = {low: parameter.low, "maximum": parameter.high}
-    return msgspec.Meta(description=parameter.meaning, extra_json_schema=schema)
 
 
 _SWITCHES: Final = ("enable_thinking", "thinking")
@@ -238,9 +198,24 @@ def member(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], w
 
 def required(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
     """The same, where it must be there."""
-    if (found := member(value, name, kind, where)) is None:
-        raise BadValueError(f"{where}.{name}", "is required")
-    return found
+    return needed(member(value, name, kind, where), f"{where}.{name}")
+
+
+def needed(value: T | None, where: str) -> T:
+    """A value that a client must give; raises `BadValueError` for None."""
+    if value is None:
+        raise BadValueError(where, "is required")
+    return value
+
+
+def openai_tool(given: Mapping[str, Any], where: str, *, nested: bool = False) -> Tool:
+    """A function or a custom tool, as OpenAI's newer interface writes it, or `nested` in a member as the older one does."""
+    kind = given.get("type")
+    if kind not in _KINDS:
+        raise BadValueError(f"{where}.type", f"must be function or custom, got {shown(kind)}")
+    if nested:
+        given, where = required(given, kind, dict, where), f"{where}.{kind}"
+    return custom_tool(given, where) if kind == "custom" else function_tool(given, where)
 
 
 def function_tool(given: Mapping[str, Any], where: str, *, schema: str = "parameters") -> Tool:

@@ -1,14 +1,12 @@
 """The OpenAPI document: Litestar's, completed by the bodies, the errors and the keys, which it does not see.
 
-Its page for people is HTML without a script, because what Litestar renders loads scripts from other hosts.
+It is for programs: the pages that Litestar makes of it for people load scripts from other hosts.
 """
 
 from __future__ import annotations
 
 import functools
-import html
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,59 +19,6 @@ from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.entrypoints.server.http.bodies import BODY_KEY
 from nanoserve.entrypoints.server.http.errors import ErrorBody, Shapes, shape_of
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
-
-_STYLE: Final = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; border-top: 1px solid #ccc; padding-top: 1rem }
-b { display: inline-block; min-width: 4.5rem; color: #06c }
-code, pre { font-family: ui-monospace, monospace; font-size: .9rem }
-pre { background: #f6f6f6; padding: .7rem; overflow-x: auto }
-table { border-collapse: collapse } td { padding: 0 1rem 0 0; vertical-align: top }
-@media (prefers-color-scheme: dark) { body { background: #111; color: #ddd } pre { background: #1c1c1c } }
-"""
-
-
-def render(document: Mapping[str, Any]) -> bytes:
-    """The page."""
-    title = html.escape(f"{document['info']['title']} {document['info']['version']}")
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
-        f"<h1>{title}</h1>",
-        "<p>Where the server has keys, every route but the probes needs <code>Authorization: Bearer KEY</code>.",
-        "<p>The same for programs: <a href=openapi.json>openapi.json</a>.",
-        *_operations(document["paths"]),
-        "<h1>Schemas</h1>",
-        *_schemas(document["components"]["schemas"]),
-    ]
-    return "\n".join(parts).encode()
-
-
-def _operations(paths: Mapping[str, Any]) -> Iterator[str]:
-    for path, item in sorted(paths.items()):
-        for method, operation in item.items():
-            yield f"<h2><b>{method.upper()}</b> <code>{html.escape(path)}</code></h2>"
-            yield f"<p>{html.escape(operation.get('description') or operation.get('summary') or '')}"
-            if "requestBody" in operation:
-                yield f"<p>Body: {_schemas_of(operation['requestBody'])}"
-            rows = (
-                f"<tr><td>{status}<td>{html.escape(response.get('description', ''))}<td>{_schemas_of(response)}"
-                for status, response in sorted(operation["responses"].items())
-            )
-            yield f"<table>{''.join(rows)}</table>"
-
-
-def _schemas_of(part: Mapping[str, Any]) -> str:
-    """Links to the schemas of a body or a response."""
-    schemas = (each.get("schema", {}) for each in part.get("content", {}).values())
-    names = (html.escape(str(each.get("$ref", "")).rpartition("/")[2]) for each in schemas)
-    return ", ".join(f'<a href="#{name}">{name}</a>' for name in names if name)
-
-
-def _schemas(schemas: Mapping[str, Any]) -> Iterator[str]:
-    for name, schema in sorted(schemas.items()):
-        text = html.escape(json.dumps(schema, indent=2))
-        yield f'<h2 id="{html.escape(name)}">{html.escape(name)}</h2><pre>{text}</pre>'
-
 
 _PREFIX: Final = "#/components/schemas/"
 _ERRORS: Final = {
@@ -108,11 +53,6 @@ class ApiDocument:
     def json(self) -> bytes:
         """The document."""
         return msgspec.json.encode(self._make())
-
-    @functools.cached_property
-    def page(self) -> bytes:
-        """The document as a page to read."""
-        return render(msgspec.json.decode(self.json))
 
     def _make(self) -> dict[str, Any]:
         paper = Litestar(
@@ -170,15 +110,8 @@ def _complete(operation: dict[str, Any], path: str, error: dict[str, Any]) -> No
 
 @get("/openapi.json", include_in_schema=False)
 async def openapi_json(document: NamedDependency[ApiDocument]) -> Response[bytes]:
-    """The document for programs."""
+    """The document."""
     return Response(document.json, media_type="application/json")
 
 
-@get("/docs", include_in_schema=False)
-async def docs(document: NamedDependency[ApiDocument]) -> Response[bytes]:
-    """The document for people; it loads nothing from anywhere."""
-    headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    return Response(document.page, media_type="text/html", headers=headers)
-
-
-ROUTES: Final = (openapi_json, docs)
+ROUTES: Final = (openapi_json,)

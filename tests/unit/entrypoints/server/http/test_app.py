@@ -286,15 +286,6 @@ def test_every_reference_in_the_document_leads_somewhere(document: dict[str, Any
     assert names <= set(document["components"]["schemas"])
 
 
-def test_the_page_loads_nothing_from_anywhere(world: AppWorld) -> None:
-    with world.client() as client:
-        answer = client.get("/docs")
-    assert answer.status_code == 200
-    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-    assert "/v1/chat/completions" in answer.text
-    assert not any(each in answer.text for each in ("http://", "https://", "<script", "src="))
-
-
 def test_the_document_is_made_once(world: AppWorld, monkeypatch: pytest.MonkeyPatch, document: Any) -> None:
     monkeypatch.setattr(ApiDocument, "_make", lambda _: pytest.fail("made again"))
     with world.client() as client:

@@ -33,7 +33,9 @@ def test_names_of_its_own_are_answered(world: AppWorld, host: str) -> None:
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/ui/main.js", "/live", "/metrics", "/v1/models", "/docs", "/nope"])
+@pytest.mark.parametrize(
+    "path", ["/", "/ui/main.js", "/live", "/metrics", "/v1/models", "/openapi.json", "/nope"]
+)
 def test_other_names_are_refused_everywhere(world: AppWorld, path: str) -> None:
     with world.client() as client:
         for method in ("GET", "POST", "OPTIONS"):

@@ -196,6 +196,7 @@ UNSUPPORTED: Final[dict[tuple[str, ...], list[tuple[Fields, str]]]] = {
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {"x" * 65: ""}}, "metadata"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"user": "x" * 513}, "user"),
         ({"background": True, "stream": True}, "background"),

@@ -38,7 +38,7 @@ from nanoserve.entrypoints.server.protocols.anthropic.turns import KINDS
 from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse, InputItem, InputPart
-from nanoserve.entrypoints.server.protocols.responses.reading import INCLUDES, SKIPPED_TOOLS
+from nanoserve.entrypoints.server.protocols.responses.responding import INCLUDES, SKIPPED_TOOLS
 from nanoserve.ports.parameter import Api
 from nanoserve.ports.sampling import PARAMETERS
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing
-from nanoserve.entrypoints.server.http.fields import sampling_body
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
 from nanoserve.ports.parameter import Api
 
 _EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from nanoserve.entrypoints.app.orders import FREE, Conversation, Format, ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.server.http.fields import (
     effort_options,
     function_tool,
@@ -38,7 +37,6 @@ _THINKING: Final = ("enabled", "adaptive", "disabled")
 
 def read_prompt(body: CountTokens, service: TextService) -> Conversation:
     """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
-    refuse_unsupported(body)
     messages = read_messages(body)
     if not messages:
         raise BadValueError("messages", "must hold at least one message that says something")

@@ -13,8 +13,8 @@ from typing import Any, Final
 import attrs
 import msgspec
 
+from nanoserve.entrypoints.app.answer import CallPart, Part, TextPart
 from nanoserve.entrypoints.app.conversation_store import ConversationStore, Record
-from nanoserve.entrypoints.app.parts import CallPart, Part, TextPart
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CreateMessage, MessageParam
 from nanoserve.entrypoints.server.protocols.anthropic.inputs import read_input
@@ -138,7 +138,7 @@ def _continued(body: CreateMessage, thread: Thread) -> CreateMessage:
 
 def _block(part: Part) -> ContentBlock:
     if isinstance(part, CallPart):
-        return ContentBlock(type="tool_use", id=part.id, name=part.name, input=read_input(part.arguments))
+        return ContentBlock(type="tool_use", id=part.id, name=part.name, input=read_input(part.text))
     if isinstance(part, TextPart):
         return ContentBlock(type="text", text=part.text)
     return ContentBlock(type="thinking", thinking=part.text)

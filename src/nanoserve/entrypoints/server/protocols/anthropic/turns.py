@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CountTokens
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
@@ -54,7 +53,6 @@ def read_messages(body: CountTokens) -> list[Message]:
         _read(turns, "system", body.system, "system")
     last_user = max((place for place, each in enumerate(body.messages) if each.role == "user"), default=-1)
     for place, message in enumerate(body.messages):
-        refuse_unsupported(message, f"messages[{place}].")
         where = f"messages[{place}]"
         if message.role not in _ROLES:
             raise BadValueError(

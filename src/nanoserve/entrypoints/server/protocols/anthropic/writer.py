@@ -8,9 +8,8 @@ from typing import Final
 
 from msgspec import UNSET
 
-from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import answer as wire

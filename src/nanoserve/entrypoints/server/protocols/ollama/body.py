@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing
-from nanoserve.entrypoints.server.http.fields import sampling_body
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
 from nanoserve.ports.parameter import Api
 
 _COMPUTING: Final = harmless("it says how another server computes")

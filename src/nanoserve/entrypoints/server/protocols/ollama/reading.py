@@ -11,7 +11,7 @@ import msgspec
 
 from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.field_support import refuse_unsupported, renamed, support
+from nanoserve.entrypoints.server.http.field_support import renamed, support
 from nanoserve.entrypoints.server.http.fields import (
     effort_options,
     function_tool,
@@ -53,7 +53,6 @@ def known_name(given: str, service: TextService) -> str:
 
 async def generate_order(body: GenerateBody, service: TextService, client: Client) -> Order:
     """What `/api/generate` asks for; raises `BadValueError`."""
-    refuse_unsupported(body)
     if body.raw:
         if body.think is not None:
             raise BadValueError("think", "does not go with `raw`, which sends the prompt as it is")
@@ -72,11 +71,8 @@ async def generate_order(body: GenerateBody, service: TextService, client: Clien
 
 def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
     """What `/api/chat` asks for; raises `BadValueError`."""
-    refuse_unsupported(body)
     messages: list[Message] = []
-    for place, turn in enumerate(body.messages or ()):
-        refuse_unsupported(turn, f"messages[{place}].")
-        messages.append(_message(turn))
+    messages += [_message(turn) for turn in body.messages or ()]
     tools, options = read_tools(body.tools, service, _tool), _thinking(body.think, service)
     last = messages[-1]
     continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last

@@ -10,9 +10,8 @@ import attrs
 import msgspec
 from msgspec import UNSET
 
-from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, joined, read_arguments
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.parts import CallPart, joined, read_arguments
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import Token, chosen_tokens
 from nanoserve.entrypoints.server.protocols.ollama.answer import (
@@ -141,7 +140,7 @@ class LineWriter:
 def _tool_call(index: int, events: Sequence[AnswerEvent]) -> ToolCall:
     (call,) = joined(events)
     assert isinstance(call, CallPart)
-    arguments = read_arguments(call.arguments)
+    arguments = read_arguments(call.text)
     if isinstance(arguments, str):
         arguments = {"arguments": arguments}
     return ToolCall(id=call.id, function=CalledFunction(index=index, name=call.name, arguments=arguments))

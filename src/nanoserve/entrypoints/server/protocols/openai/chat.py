@@ -9,10 +9,9 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from msgspec import UNSET
 
-from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.parts import CallPart, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.fields import body_format, make_order, reasoning_budget
@@ -170,9 +169,9 @@ class ChatWriter(ChunkWriter):
 
 def _tool_call(call: CallPart) -> answers.ToolCall:
     if call.is_custom:
-        custom = answers.CalledCustom(call.name, call.arguments)
+        custom = answers.CalledCustom(call.name, call.text)
         return answers.ToolCall(id=call.id, type="custom", custom=custom)
-    return answers.ToolCall(id=call.id, function=answers.CalledFunction(call.name, call.arguments))
+    return answers.ToolCall(id=call.id, function=answers.CalledFunction(call.name, call.text))
 
 
 def _begun(call: CallBegun) -> answers.ToolCallDelta:

@@ -7,7 +7,6 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
 from nanoserve.entrypoints.server.http.fields import (
     given_sampling,
     read_sampling,
@@ -78,7 +77,6 @@ def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
 
 def _check_body(body: GenerationBody) -> dict[str, Any]:
     """What the endpoints check alike, beside what `SamplingParams` does; returns the sampling values that are given."""
-    refuse_unsupported(body)
     given = {name: value for name, (_, value) in given_sampling(body, Api.OPENAI).items()}
     n = given.get("n", 1)
     if body.best_of is not None and body.best_of != n:

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from nanoserve.entrypoints.server.http.field_support import only
-from nanoserve.entrypoints.server.http.fields import sampling_body
+from nanoserve.entrypoints.server.http.field_support import only, sampling_body
 from nanoserve.ports.parameter import Api
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only
-from nanoserve.entrypoints.server.http.fields import sampling_body
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, sampling_body
 from nanoserve.ports.parameter import Api
 
 _EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
@@ -46,6 +45,8 @@ class InputItem(Struct, kw_only=True):
     async_: Annotated[Any, _EARLIER] = field(default=None, name="async")
 
 
+_Key = Annotated[str, Meta(max_length=64)]
+_Text = Annotated[str, Meta(max_length=512)]
 _Detail = Literal["auto", "concise", "detailed"]
 _NO_SUMMARY: Final = harmless("reasoning comes as it is, so there is no summary of it")
 
@@ -88,10 +89,10 @@ class CreateResponse(Struct, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: dict[str, str] | None = None
-    user: Annotated[str | None, FIELDS["user"]] = None
-    safety_identifier: Annotated[str | None, FIELDS["safety_identifier"]] = None
-    prompt_cache_key: Annotated[str | None, FIELDS["prompt_cache_key"]] = None
+    metadata: Annotated[dict[_Key, _Text], Meta(max_length=16)] | None = None
+    user: Annotated[_Text | None, FIELDS["user"]] = None
+    safety_identifier: Annotated[_Text | None, FIELDS["safety_identifier"]] = None
+    prompt_cache_key: Annotated[_Text | None, FIELDS["prompt_cache_key"]] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     tools: list[dict[str, Any]] | None = None

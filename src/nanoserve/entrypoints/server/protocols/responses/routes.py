@@ -17,10 +17,9 @@ from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.responses.answer import Deleted, ItemList, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.items import Item
-from nanoserve.entrypoints.server.protocols.responses.store import StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
@@ -100,7 +99,7 @@ async def list_input_items(
 ) -> ItemList:
     """The conversation that a response answered, earlier responses included."""
     record = _found(conversations, client, response_id)
-    return page(record.asked.items, after=after, limit=limit, order=order)
+    return page(record.asked, after=after, limit=limit, order=order)
 
 
 def _found(conversations: ConversationStore, client: Client, response_id: str) -> StoredResponse:
@@ -123,13 +122,13 @@ def page(items: Sequence[Item], *, after: str | None, limit: int, order: Literal
     ordered = list(items) if order == "asc" else list(reversed(items))
     start = 0
     if after is not None:
-        start = next((place + 1 for place, item in enumerate(ordered) if item.id == after), 0)
+        start = next((place + 1 for place, item in enumerate(ordered) if item["id"] == after), 0)
         if not start:
             raise BadValueError("after", "there is no such item in this response's conversation")
     shown = ordered[start : start + limit]
     return ItemList(
         data=shown,
-        first_id=shown[0].id if shown else None,
-        last_id=shown[-1].id if shown else None,
+        first_id=shown[0]["id"] if shown else None,
+        last_id=shown[-1]["id"] if shown else None,
         has_more=start + limit < len(ordered),
     )

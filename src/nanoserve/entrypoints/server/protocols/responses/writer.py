@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import msgspec
 
-from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken, Token, chosen_tokens
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
 from nanoserve.entrypoints.server.protocols.responses import answer as wire
-from nanoserve.entrypoints.server.protocols.responses.items import (
-    CALL,
-    CUSTOM_CALL,
-    MESSAGE,
-    REASONING,
-    new_id,
-)
+from nanoserve.entrypoints.server.protocols.responses.items import CALL_TEXTS, Item, item_of
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.tool_calls import (
-    AnswerEvent,
-    ArgumentsDelta,
-    CallBegun,
-    CallEnded,
-    InputDelta,
-    ReasoningDelta,
-    TextDelta,
-)
+from nanoserve.ports.tool_calls import AnswerEvent, CallBegun, CallEnded, ReasoningDelta, TextDelta
 
 _STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.STOP: "completed",
@@ -41,7 +26,13 @@ _STATUS: dict[FinishReason, wire.Status] = {
     FinishReason.TIMEOUT: "failed",
     FinishReason.ERROR: "failed",
 }
-_CALLS: Final = (wire.FunctionCall, wire.CustomToolCall)
+_EVENTS: Final = {
+    "message": "output_text",
+    "reasoning": "reasoning_text",
+    "function_call": "function_call_arguments",
+    "custom_tool_call": "custom_tool_call_input",
+}
+"""What the events that bring an item's text begin with, by the type of the item."""
 _LATE = wire.Failure(
     code="server_error", message="the request ran out of its time; part of the answer is here"
 )
@@ -71,6 +62,7 @@ class ResponseWriter:
         self.response = opening
         self._ids: list[str] = []
         self._part: Part | None = None
+        self._opened: Item = {}
         self._said: list[str] = []
         self._num_logprobs = num_logprobs
         self._token = token
@@ -86,109 +78,82 @@ class ResponseWriter:
         if choice.parser is not None:
             return b"".join([self._added(each) for each in choice.events])
         logprobs = self._logprobs(piece)
-        return self._text(piece.text, logprobs) if piece.text or logprobs else b""
+        return self._more(piece.text, logprobs) if piece.text or logprobs else b""
 
     def end(self, answer: Answer) -> bytes:
         """The last events, which repeat all of the last item."""
         response = self.finish(answer)
         item = response.output[-1]
-        opening = b"" if self._part is not None else self._open(TextPart(""))
-        if answer.choices[0].parser is not None and isinstance(item, wire.OutputMessage):
-            logprobs = item.content[0].logprobs
-            opening += self._text("", logprobs) if logprobs else b""
+        frames = b"" if self._part is not None else self._open(TextPart(""))
+        if answer.choices[0].parser is not None and item["type"] == "message":
+            logprobs = item["content"][0]["logprobs"]
+            frames += self._more("", logprobs) if logprobs else b""
         is_ended = response.status in {"completed", "incomplete"}
-        return (
-            opening
-            + self._done(item)
-            + self._event(response.status if is_ended else "failed", response=response)
-        )
+        frames += self._done(item)
+        return frames + self._event(response.status if is_ended else "failed", response=response)
 
     def _added(self, event: AnswerEvent) -> bytes:
         match event:
-            case TextDelta(text):
-                opening = b"" if isinstance(self._part, TextPart) else self._open(TextPart(""))
-                frame = self._text(text, [])
-            case ReasoningDelta(text):
-                opening = b"" if isinstance(self._part, ReasoningPart) else self._open(ReasoningPart(""))
-                frame = self._event("reasoning_text.delta", **self._place, delta=text)
-            case CallBegun(_, call_id, name, is_custom):
-                return self._open(CallPart(call_id, name, "", is_custom))
-            case ArgumentsDelta(_, text) | InputDelta(_, text):
-                kind = (
-                    "custom_tool_call_input" if isinstance(event, InputDelta) else "function_call_arguments"
-                )
-                opening, place = b"", dict(list(self._place.items())[:2])
-                frame = self._event(f"{kind}.delta", **place, delta=text)
             case CallEnded():
                 return b""
-        self._said.append(text)
-        return opening + frame
+            case CallBegun(_, call_id, name, is_custom):
+                return self._open(CallPart(call_id, name, "", is_custom))
+            case TextDelta(text):
+                return self._within(TextPart("")) + self._more(text)
+            case ReasoningDelta(text):
+                return self._within(ReasoningPart("")) + self._more(text)
+            case _:
+                return self._more(event.text)
 
-    def _text(self, text: str, logprobs: list[ChosenToken]) -> bytes:
-        return self._event("output_text.delta", **self._place, delta=text, logprobs=logprobs)
-
-    @property
-    def _place(self) -> dict[str, object]:
-        """Of the item that is open."""
-        return {"item_id": self._ids[-1], "output_index": len(self._ids) - 1, "content_index": 0}
+    def _within(self, part: Part) -> bytes:
+        """What has to come before more of such a part does."""
+        return b"" if type(part) is type(self._part) else self._open(part)
 
     def _open(self, part: Part) -> bytes:
         """The end of the item before, if there is one, and the beginning of one more; the part has no text yet."""
-        closing = b""
+        frames = b""
         if self._part is not None:
-            whole = _with_text(self._part, "".join(self._said))
-            closing = self._done(self._item(len(self._ids) - 1, whole, "completed"))
+            whole = attrs.evolve(self._part, text="".join(self._said))
+            frames = self._done(self._item(len(self._ids) - 1, whole, "completed"))
         self._part, self._said = part, []
-        item = self._item(len(self._ids), part, "in_progress")
-        content = [] if isinstance(item, _CALLS) else item.content
-        shown = item if isinstance(item, _CALLS) else msgspec.structs.replace(item, content=[])
-        return b"".join(
-            [
-                closing,
-                self._event("output_item.added", output_index=len(self._ids) - 1, item=shown),
-                *(self._event("content_part.added", **self._place, part=each) for each in content),
-            ]
+        item = self._opened = self._item(len(self._ids), part, "in_progress")
+        content = item.get("content", ())
+        shown = {**item, "content": []} if content else item
+        frames += self._event("output_item.added", output_index=len(self._ids) - 1, item=shown)
+        return frames + b"".join(
+            [self._event("content_part.added", **self._place(item), part=each) for each in content]
         )
 
-    def _done(self, item: wire.OutputItem) -> bytes:
+    def _more(self, text: str, logprobs: Sequence[ChosenToken] = ()) -> bytes:
+        """More of the item that is open."""
+        self._said.append(text)
+        item = self._opened
+        more = {"logprobs": logprobs} if item["type"] == "message" else {}
+        return self._event(f"{_EVENTS[item['type']]}.delta", **self._place(item), delta=text, **more)
+
+    def _place(self, item: Item) -> dict[str, object]:
+        """Where the text of the item that is open belongs; that of a call is no content."""
+        place = {"item_id": self._ids[-1], "output_index": len(self._ids) - 1}
+        return place if item["type"] in CALL_TEXTS else {**place, "content_index": 0}
+
+    def _done(self, item: Item) -> bytes:
         """The last events of the item that is open."""
-        place = self._place
-        if isinstance(item, wire.FunctionCall):
-            del place["content_index"]
-            frames = self._event(
-                "function_call_arguments.done", **place, name=item.name, arguments=item.arguments
-            )
-        elif isinstance(item, wire.CustomToolCall):
-            del place["content_index"]
-            frames = self._event("custom_tool_call_input.done", **place, input=item.input)
-        elif isinstance(item, wire.ReasoningItem):
-            (thought,) = item.content
-            frames = self._event("reasoning_text.done", **place, text=thought.text)
-            frames += self._event("content_part.done", **place, part=thought)
-        else:
-            (text,) = item.content
-            frames = self._event("output_text.done", **place, text=text.text, logprobs=text.logprobs)
-            frames += self._event("content_part.done", **place, part=text)
+        kind, place, frames = item["type"], self._place(item), b""
+        if field := CALL_TEXTS.get(kind):
+            named = {"name": item["name"]} if kind == "function_call" else {}
+            frames = self._event(f"{_EVENTS[kind]}.done", **place, **named, **{field: item[field]})
+        for part in item.get("content", ()):
+            told = {name: part[name] for name in ("text", "logprobs") if name in part}
+            frames += self._event(f"{_EVENTS[kind]}.done", **place, **told)
+            frames += self._event("content_part.done", **place, part=part)
         return frames + self._event("output_item.done", output_index=place["output_index"], item=item)
 
-    def _item(
-        self, index: int, part: Part, status: wire.ItemStatus, logprobs: Sequence[ChosenToken] = ()
-    ) -> wire.OutputItem:
+    def _item(self, index: int, part: Part, status: str, logprobs: Sequence[ChosenToken] = ()) -> Item:
         """The item of that index, which has the same id whenever it is made."""
+        item = item_of(part, status, logprobs)
         if index == len(self._ids):
-            self._ids.append(new_id(_kind(part)))
-        item_id = self._ids[index]
-        match part:
-            case TextPart(text):
-                content = [wire.OutputText(text=text, logprobs=list(logprobs))]
-                return wire.OutputMessage(id=item_id, status=status, content=content)
-            case ReasoningPart(text):
-                return wire.ReasoningItem(id=item_id, status=status, content=[wire.ReasoningText(text=text)])
-            case CallPart(call_id, name, said, is_custom):
-                fields: dict[str, Any] = {"id": item_id, "status": status, "call_id": call_id, "name": name}
-                if is_custom:
-                    return wire.CustomToolCall(**fields, input=said)
-                return wire.FunctionCall(**fields, arguments=said)
+            self._ids.append(item["id"])
+        return {**item, "id": self._ids[index]}
 
     def fail(self, error: Exception) -> bytes:
         """The last event of a response that cannot be finished; the first two where they are missing."""
@@ -207,22 +172,17 @@ class ResponseWriter:
     def failed(self, error: Exception) -> wire.ResponseObject:
         """The response, which cannot be finished."""
         problem = classify(error)
-        if problem.status >= 500:
-            failure = wire.Failure(code="server_error", message=problem.message)
-        elif problem.status == 429:
-            failure = wire.Failure(code="rate_limit_exceeded", message=problem.message)
-        else:
-            failure = wire.Failure(code="invalid_prompt", message=problem.message)
-        return self.become("failed", error=failure)
+        codes: dict[int, wire.FailureCode] = {429: "rate_limit_exceeded"}
+        code = "server_error" if problem.status >= 500 else codes.get(problem.status, "invalid_prompt")
+        return self.become("failed", error=wire.Failure(code=code, message=problem.message))
 
     def finish(self, answer: Answer) -> wire.ResponseObject:
         """The response with all of its text; one that has not ended is cancelled."""
         (choice,) = answer.choices
-        reason = _reason(answer)
+        reason = (choice.last and choice.last.finish_reason) or FinishReason.ABORT
         is_whole = reason is FinishReason.STOP
-        parts = (choice.parts if choice.last is not None else []) or [TextPart("")]
-        items = [self._item(index, part, "completed") for index, part in enumerate(parts[:-1])]
-        last = parts[-1]
+        *parts, last = (choice.parts if choice.last is not None else []) or [TextPart("")]
+        items = [self._item(index, part, "completed") for index, part in enumerate(parts)]
         logprobs = self._logprobs(choice.joined()) if choice.last and isinstance(last, TextPart) else []
         items.append(self._item(len(items), last, "completed" if is_whole else "incomplete", logprobs))
         response = self.become(
@@ -248,24 +208,6 @@ class ResponseWriter:
     def _logprobs(self, piece: Piece) -> list[ChosenToken]:
         count = self._num_logprobs
         return [] if count is None else chosen_tokens(piece.logprobs, count, self._token)
-
-
-def _kind(part: Part) -> str:
-    """What the ids of its item begin with."""
-    if isinstance(part, CallPart):
-        return CUSTOM_CALL if part.is_custom else CALL
-    return REASONING if isinstance(part, ReasoningPart) else MESSAGE
-
-
-def _with_text(part: Part, text: str) -> Part:
-    if isinstance(part, CallPart):
-        return attrs.evolve(part, arguments=text)
-    return ReasoningPart(text) if isinstance(part, ReasoningPart) else TextPart(text)
-
-
-def _reason(answer: Answer) -> FinishReason:
-    last = answer.choices[0].last
-    return (last and last.finish_reason) or FinishReason.ABORT
 
 
 def _usage(answer: Answer) -> wire.Usage:

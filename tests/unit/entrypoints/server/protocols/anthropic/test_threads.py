@@ -10,8 +10,8 @@ import anthropic
 import pytest
 from anthropic.types import ThreadFingerprintMismatchError, ThreadNotFoundError
 
+from nanoserve.entrypoints.app.answer import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
-from nanoserve.entrypoints.app.parts import CallPart, Part, ReasoningPart, TextPart
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings
 from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage, MessageParam, ThreadParam

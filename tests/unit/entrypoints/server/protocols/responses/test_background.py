@@ -18,9 +18,8 @@ from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.protocols.responses.answering import Responding
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
-from nanoserve.entrypoints.server.protocols.responses.store import StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 from tests.patience import wait_until

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
-from nanoserve.entrypoints.server.protocols.responses.answer import InputMessage, InputText, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.store import History, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.items import read_items
+from nanoserve.entrypoints.server.protocols.responses.responding import StoredResponse
 
 
-def record(name: str, text: str = "") -> StoredResponse:
-    said = InputMessage(id="msg_1", role="user", content=[InputText(text=text)])
-    response = ResponseObject(
-        id=name, created_at=1, status="completed", model="m", temperature=1.0, top_p=1.0
-    )
-    return StoredResponse.of(response, History().with_items([said]))
+def record(name: str, *texts: str) -> StoredResponse:
+    asked = [read_items(text, lambda _: None) for text in texts or ("",)]
+    return StoredResponse(record_id=name, asked=sum(asked, ()), answer=b"{}")
 
 
 def names(store: ConversationStore, owner: str, *candidates: str) -> list[str]:
@@ -94,8 +91,5 @@ def test_a_record_is_counted_at_its_newest_size() -> None:
 
 
 def test_a_continued_conversation_counts_what_it_shares() -> None:
-    items: Any = record("a", "x" * 100).asked.items
-    once = History().with_items(items)
-    twice = once.with_items(items)
-    assert twice.num_bytes == 2 * once.num_bytes
-    assert twice.items == (*items, *items)
+    once, twice, thrice = (record("a", *["x" * 100] * times).num_bytes for times in (1, 2, 3))
+    assert thrice - twice == twice - once > 100
