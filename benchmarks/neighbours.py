@@ -99,15 +99,23 @@ def _stream(client: httpx.Client, model: str, prompt: str, window: Window, until
         window.texts.add((prompt, text))
 
 
+def _turns(times: Iterator[float], until: float) -> Iterator[None]:
+    """Waits for each time; those that are over when the server has answered the last one, at the end of the window, are left out."""
+    for due in times:
+        time.sleep(max(due - time.perf_counter(), 0))
+        if time.perf_counter() >= until:
+            return
+        yield
+
+
 def _attack(
     client: httpx.Client,
     model: str,
     extra: Callable[[], dict[str, Any]],
     window: Window,
-    times: Iterator[float],
+    turns: Iterator[None],
 ) -> None:
-    for due in times:
-        time.sleep(max(due - time.perf_counter(), 0))
+    for _ in turns:
         body = {"model": model, "prompt": "x", "max_tokens": 16, "temperature": 0, **extra()}
         window.statuses[client.post("/v1/completions", json=body).status_code] += 1
 
@@ -123,7 +131,9 @@ def measure(url: str, model: str, extra: Callable[[], dict[str, Any]], seconds: 
         ]
         for first in range(SENDERS):
             times = (start + number / rate for number in range(first, count, SENDERS))
-            threads.append(threading.Thread(target=_attack, args=(client, model, extra, window, times)))
+            threads.append(
+                threading.Thread(target=_attack, args=(client, model, extra, window, times, until))
+            )
         for each in threads:
             each.start()
         for each in threads:

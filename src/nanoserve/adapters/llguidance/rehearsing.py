@@ -14,8 +14,6 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from nanoserve.adapters.llguidance.workers import give_way
-
 BYTES: Final = 256
 GUIDED: Final = 200
 """Bytes of a text that are drawn one by one from what is allowed."""
@@ -55,7 +53,6 @@ _VOCABULARY: Final = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=BYTES + 1, 
 
 def rehearse(grammar: str, written: str) -> str:
     """What goes wrong with a grammar that a client has `written` so; empty where nothing does."""
-    give_way()
     limits = LLParserLimits(max_lexer_states=MAX_STATES, **LIMITS)
     beginning = LLMatcher(_VOCABULARY, grammar, log_level=0, limits=limits)
     if beginning.is_error():  # its special tokens may be those of another vocabulary
@@ -82,7 +79,6 @@ def _grow(beginning: LLMatcher, written: str, chance: random.Random) -> str:
         alphabet = [*(set(written[max(place - 8, 0) : place].encode()) - set(b'"\\')), ord(" ")]
         for piece in range(PIECES):
             if piece % TOGETHER == 0:
-                give_way()
                 time.sleep(PAUSE)
             read = matcher.try_consume_tokens(chance.choices(alphabet, k=PIECE))
             if matcher.is_error():

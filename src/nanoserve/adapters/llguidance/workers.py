@@ -1,9 +1,8 @@
-"""Threads that make grammars, fair to clients: whoever has cost least is served next, and long work gives way to every other thread."""
+"""Threads that make grammars, fair to clients: whoever has cost least is served next, and nobody takes more than a share of the machine for long."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -16,29 +15,38 @@ T = TypeVar("T")
 STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 ROOM_SECONDS: Final = 0.05
-"""Between two looks for room, which answers make by ending."""
+"""Between two looks for room, which answers make by ending, and for clients that may be served again."""
+SHARE: Final = 1 / 16
+"""Of the machine's processors, what one client may take in the long run. The engine and its other clients compute on the same ones."""
+ALLOWANCE_SECONDS: Final = 1.0
+"""Of a processor, which a client may take at once: hundreds of usual constraints, a few of the largest."""
 MOST_CLIENTS: Final = 1_000
 """Whose spending is remembered while they wait for nothing."""
-SHORT_SECONDS: Final = 0.005
-"""Of a processor, which work may take at ordinary priority."""
-LOW_PRIORITY: Final = 15
-"""The nice value of long work: a thirtieth of a processor that others want, all of one that nobody wants."""
-_worker = threading.local()
 
 
 class FairWorkers(Generic[T]):
-    """So many threads, which end with it; they make one more while there `has_room`. `clock` counts the seconds of the calling thread."""
+    """So many threads, which end with it; they make one more while there `has_room`.
+
+    `cost` counts the processor seconds of the calling thread, `clock` those that pass. The client without a name, for whom an
+    engine works that is not served, has no bound.
+    """
 
     def __init__(
         self,
         threads: int,
         has_room: Callable[[], bool] = lambda: True,
-        clock: Callable[[], float] = time.thread_time,
+        *,
+        cost: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lines = _Lines(has_room)
+        self._lines = _Lines(has_room, clock)
         weakref.finalize(self, self._lines.close)
-        for _ in range(threads):
-            _start(self._lines, clock)
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            for _ in range(threads):
+                threading.Thread(target=_run, args=(self._lines, cost), name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
 
     def submit(self, client: str, make: Callable[[], T]) -> Future[T]:
         """Make something in a thread once it is the client's turn."""
@@ -47,29 +55,18 @@ class FairWorkers(Generic[T]):
         return made
 
 
-def give_way() -> None:
-    """In a worker: where its work has been long, what is left of it runs at low priority. Call it without a lock held.
-
-    A thread's priority cannot be raised again without privileges, so another thread, begun at ordinary priority, does the next work.
-    """
-    start = getattr(_worker, "start", None)
-    if start is None or _worker.is_low or time.thread_time() - start < SHORT_SECONDS:
-        return
-    _worker.is_low = True
-    _start(_worker.lines, _worker.clock, threading.current_thread())
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-
-
 class _Lines:
-    """Each waiting client has a line of its own. Whoever comes begins with no less than was spent by who was served last."""
+    """Each waiting client has a line of its own, and an account of what it has spent, which is paid back at a steady rate."""
 
-    def __init__(self, has_room: Callable[[], bool]) -> None:
+    def __init__(self, has_room: Callable[[], bool], clock: Callable[[], float]) -> None:
         self._has_room = has_room
+        self._clock = clock
+        self._rate = SHARE * (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
         self._lines: defaultdict[str, deque[Callable[[], None]]] = defaultdict(deque)
-        self._spent: dict[str, float] = {}
+        self._paid: dict[str, float] = {}
         self._running = Counter[str]()
-        self._served = 0.0
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -80,53 +77,46 @@ class _Lines:
 
     def push(self, client: str, work: Callable[[], None]) -> None:
         with self._changed:
-            if client not in self._lines:
-                self._spent[client] = max(self._spent.get(client, 0), self._served)
             self._lines[client].append(work)
             self._changed.notify()
 
     def pop(self) -> tuple[str, Callable[[], None]] | None:
         """The next work and whose it is, once there is some; None where there will be none."""
         with self._changed:
-            while not self._is_closed and not (self._lines and self._has_room()):
+            while not self._is_closed:
+                if self._lines and self._has_room() and (client := self._next()) is not None:
+                    work = self._lines[client].popleft()
+                    self._running[client] += 1
+                    if not self._lines[client]:
+                        del self._lines[client]
+                    return client, work
                 self._changed.wait(ROOM_SECONDS if self._lines else None)
-            if self._is_closed:
-                return None
-            client = min(self._lines, key=lambda each: (self._running[each], self._spent[each]))
-            work = self._lines[client].popleft()
-            self._served = self._spent[client]
-            self._running[client] += 1
-            if not self._lines[client]:
-                del self._lines[client]
-            return client, work
+            return None
 
     def charge(self, client: str, seconds: float) -> None:
-        """A client's work is done, and has taken so long."""
+        """A client's work is done, and has taken so many seconds of a processor."""
         with self._changed:
+            now = self._clock()
             self._running[client] -= 1
             self._running += Counter()  # drops the zeros
-            self._spent[client] = self._spent.get(client, self._served) + seconds
-            if len(self._spent) > MOST_CLIENTS:
-                self._spent = {each: self._spent[each] for each in {*self._lines, *self._running}}
+            self._paid[client] = max(self._paid.get(client, now), now) + seconds / self._rate
+            if len(self._paid) > MOST_CLIENTS:
+                self._paid = {each: paid for each, paid in self._paid.items() if paid > now}
+
+    def _next(self) -> str | None:
+        """The client that owes least among those that may be served."""
+        now = self._clock()
+        owed = {each: self._rate * max(self._paid.get(each, now) - now, 0) for each in self._lines}
+        served = [each for each in owed if not each or owed[each] < ALLOWANCE_SECONDS]
+        return min(served, key=lambda each: (self._running[each], owed[each]), default=None)
 
 
-def _start(lines: _Lines, clock: Callable[[], float], before_it: threading.Thread | None = None) -> None:
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        threading.Thread(target=_run, args=(lines, clock, before_it), name="grammar", daemon=True).start()
-    finally:
-        threading.stack_size(before)
-
-
-def _run(lines: _Lines, clock: Callable[[], float], before_it: threading.Thread | None) -> None:
-    if before_it is not None:  # one works at a time
-        before_it.join()
-    _worker.lines, _worker.clock, _worker.is_low = lines, clock, False
-    while not _worker.is_low and (found := lines.pop()) is not None:
+def _run(lines: _Lines, cost: Callable[[], float]) -> None:
+    while (found := lines.pop()) is not None:
         client, work = found
-        _worker.start, started = time.thread_time(), clock()
+        started = cost()
         work()
-        lines.charge(client, clock() - started)
+        lines.charge(client, cost() - started)
         del found, work  # it holds a grammar
 
 

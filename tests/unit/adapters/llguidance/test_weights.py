@@ -7,10 +7,11 @@ import gc
 import itertools
 import json
 import os
+import queue
 import random
-import sys
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from nanoserve.adapters.llguidance.filling import SharedLexer
 from nanoserve.adapters.llguidance.grammars import Living
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
 from nanoserve.adapters.llguidance.reading import MAX_LENGTH, check, forces_much, grammar_text
-from nanoserve.adapters.llguidance.workers import FairWorkers, give_way
+from nanoserve.adapters.llguidance.workers import FairWorkers
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import AT_FAULT, Constraint
 from tests.unit.adapters.llguidance.vocabularies import END, accepts, byte_level, compiled, grammars_of, plain
@@ -166,12 +167,12 @@ def test_text_that_reads_like_a_special_token_is_text() -> None:
 
 def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_small_ones() -> None:
     begun, gate, order, clock = threading.Event(), threading.Event(), list[str](), [0.0]
-    fair = FairWorkers[None](1, clock=lambda: clock[0])
+    fair = FairWorkers[None](1, cost=lambda: clock[0], clock=lambda: 0.0)
 
     def hold() -> None:
         begun.set()
         assert gate.wait(60)
-        clock[0] += 10
+        clock[0] += 0.05
 
     def make(client: str, cost: float) -> None:
         order.append(client)
@@ -179,7 +180,7 @@ def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_sm
 
     made = [fair.submit("heavy", hold)]
     assert begun.wait(60)
-    for client, cost, count in (("heavy", 10, 10), ("light", 4, 3)):
+    for client, cost, count in (("heavy", 0.05, 10), ("light", 0.02, 3)):
         made += [fair.submit(client, functools.partial(make, client, cost)) for _ in range(count)]
     gate.set()
     for each in made:
@@ -187,25 +188,29 @@ def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_sm
     assert order == ["light"] * 3 + ["heavy"] * 10
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
-def test_long_work_goes_on_at_low_priority_in_a_thread_that_does_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def niceness() -> tuple[int, int]:
-        give_way()
-        return threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+def test_who_takes_much_at_once_waits_until_it_is_paid_back_and_nobody_else_does() -> None:
+    spent, now, served = [0.0], [100.0], queue.SimpleQueue[str]()
+    fair = FairWorkers[None](1, cost=lambda: spent[0], clock=lambda: now[0])
+    rate = workers.SHARE * len(os.sched_getaffinity(0))
 
-    own, fair = niceness()[1], FairWorkers[tuple[int, int]](1)
-    monkeypatch.setattr(workers, "SHORT_SECONDS", 3600.0)
-    first = fair.submit("", niceness).result(60)
-    assert first == fair.submit("", niceness).result(60)
-    monkeypatch.setattr(workers, "SHORT_SECONDS", 0.0)
-    low = fair.submit("", niceness).result(60)
-    monkeypatch.setattr(workers, "SHORT_SECONDS", 3600.0)
-    next_one = fair.submit("", niceness).result(60)
-    assert low == (first[0], max(own, workers.LOW_PRIORITY))
-    assert next_one[0] != low[0]
-    assert first[1] == next_one[1] == own == niceness()[1]
+    def make(client: str) -> None:
+        spent[0] += 2 * workers.ALLOWANCE_SECONDS
+        served.put(client)
+
+    def beg(client: str) -> Future[None]:
+        return fair.submit(client, functools.partial(make, client))
+
+    beg("greedy").result(60)
+    second = beg("greedy")
+    beg("other").result(60)
+    beg("").result(60)
+    beg("").result(60)  # offline there is nobody to be fair to
+    now[0] += 0.9 * workers.ALLOWANCE_SECONDS / rate
+    beg("a third").result(60)
+    assert not second.done()
+    now[0] += 0.2 * workers.ALLOWANCE_SECONDS / rate
+    second.result(60)
+    assert [served.get() for _ in range(6)] == ["greedy", "other", "", "", "a third", "greedy"]
 
 
 def test_what_a_client_has_left_is_not_made_and_its_worker_goes_on() -> None:
