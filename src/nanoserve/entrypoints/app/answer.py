@@ -87,7 +87,7 @@ class Choice:
         is_shown: whether a piece of it has been written into a stream.
         pieces: those that are kept.
         parser: what reads reasoning and calls out of its text; None where its text is all there is.
-        events: what the parser made of the latest piece; `said` are the events that are kept.
+        events: what the latest piece says; `said` are the events that are kept.
     """
 
     index: int
@@ -99,10 +99,18 @@ class Choice:
     events: Sequence[AnswerEvent] = ()
     said: list[AnswerEvent] = attrs.field(factory=list)
 
-    def read(self, parser: AnswerParser, piece: Piece) -> None:
-        """Have the parser read a piece."""
-        events = parser.push(piece.text, piece.token_ids)
-        self.events = events if piece.finish_reason is None else [*events, *parser.close()]
+    def add(self, piece: Piece, *, keep: bool) -> None:
+        """Take one more piece."""
+        self.last = piece
+        if self.parser is None:
+            self.events = [TextDelta(piece.text)] if piece.text else []
+        else:
+            self.events = self.parser.push(piece.text, piece.token_ids)
+            if piece.finish_reason is not None:
+                self.events = [*self.events, *self.parser.close()]
+        if keep:
+            self.pieces.append(piece)
+            self.said += self.events
 
     @property
     def has_calls(self) -> bool:
@@ -111,11 +119,8 @@ class Choice:
 
     @property
     def parts(self) -> list[Part]:
-        """Reasoning, text and calls in their order; its events or its pieces must have been kept."""
-        if self.parser is not None:
-            return joined(self.said)
-        text = self.joined().text
-        return [TextPart(text)] if text else []
+        """Reasoning, text and calls in their order; its events must have been kept."""
+        return joined(self.said)
 
     def joined(self) -> Piece:
         """All kept pieces as one; there must be one."""
@@ -168,12 +173,7 @@ class Answer:
     def add(self, piece: Piece) -> Choice:
         """Take one more piece, and say whose it is."""
         choice = self.choices[self._first[piece.request_id] + piece.index]
-        choice.last = piece
-        if choice.parser is not None:
-            choice.read(choice.parser, piece)
-        if self._keep:
-            choice.pieces.append(piece)
-            choice.said += choice.events
+        choice.add(piece, keep=self._keep)
         return choice
 
     @property

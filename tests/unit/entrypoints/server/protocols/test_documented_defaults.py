@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
-from nanoserve.entrypoints.server.protocols.openai.parameters import chat_sampling, completion_parameters
+from nanoserve.entrypoints.server.protocols.openai.reading import chat_sampling, completion_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by
@@ -22,7 +22,7 @@ def applied(defaults: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
     """What a chat and a completion that set nothing are sampled with."""
     service: Any = SimpleNamespace(settings=SimpleNamespace(defaults=defaults))
     chat = chat_sampling(ChatBody(messages=[]), service)
-    return chat, completion_parameters(CompletionBody(prompt="x"), service).sampling
+    return chat, completion_sampling(CompletionBody(prompt="x"), service)[0]
 
 
 def test_the_bound_of_an_answer_is_each_doors_own() -> None:

@@ -13,7 +13,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
 from nanoserve.entrypoints.server.http.disconnects import unless_left
-from nanoserve.entrypoints.server.http.fields import make_order
+from nanoserve.entrypoints.server.http.fields import make_order, read_sampling
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
@@ -22,11 +22,11 @@ from nanoserve.entrypoints.server.protocols.anthropic.reading import (
     read_budget,
     read_choice,
     read_format,
-    read_message_sampling,
     read_prompt,
 )
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
+from nanoserve.ports.parameter import Api
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
 
@@ -54,7 +54,7 @@ async def create_message(
         body,
         prompt=prompt,
         prompt_name="messages",
-        sampling=read_message_sampling(body, service.settings.defaults),
+        sampling=read_sampling(body, Api.ANTHROPIC, service.settings.defaults),
         client=client,
         calls=read_choice(body.tool_choice, prompt.tools),
         format=read_format(body),

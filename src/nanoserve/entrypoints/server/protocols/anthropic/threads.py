@@ -13,11 +13,11 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from nanoserve.entrypoints.app.answer import CallPart, Part, TextPart
+from nanoserve.entrypoints.app.answer import Part
 from nanoserve.entrypoints.app.conversation_store import ConversationStore, Record
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CreateMessage, MessageParam
-from nanoserve.entrypoints.server.protocols.anthropic.inputs import read_input
+from nanoserve.entrypoints.server.protocols.anthropic.writer import block_of
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
@@ -98,7 +98,7 @@ class Threading:
 
     def keep(self, message_id: str, parts: Sequence[Part]) -> None:
         """Keep the conversation with its answer."""
-        reply = MessageParam(role="assistant", content=[_block(each) for each in parts])
+        reply = {"role": "assistant", "content": [block_of(each) for each in parts]}
         before = self._before
         said = msgspec.json.encode([*self._sent, reply])
         fixed = msgspec.json.encode(_Fixed(self.body.system, self.body.tools))
@@ -112,13 +112,10 @@ class Threading:
     def _find(self, message_id: str) -> Thread:
         thread = self._store.find(self._owner, message_id, Thread)
         if thread is None:
-            message = (
-                f"there is no thread that ends with the message {shown(message_id)}; it may have been dropped"
-            )
+            message = f"there is no thread that ends with the message {shown(message_id)}"
+            remedy = "it may have been dropped for its age: create one from the whole conversation"
             raise RequestError(
-                404,
-                f"thread.previous_message_id: {message} for its age: create one from the whole conversation",
-                code="thread_not_found",
+                404, f"thread.previous_message_id: {message}; {remedy}", code="thread_not_found"
             )
         return thread
 
@@ -134,11 +131,3 @@ def _continued(body: CreateMessage, thread: Thread) -> CreateMessage:
     return msgspec.structs.replace(
         body, messages=[*earlier, *body.messages], system=fixed.system, tools=fixed.tools
     )
-
-
-def _block(part: Part) -> ContentBlock:
-    if isinstance(part, CallPart):
-        return ContentBlock(type="tool_use", id=part.id, name=part.name, input=read_input(part.text))
-    if isinstance(part, TextPart):
-        return ContentBlock(type="text", text=part.text)
-    return ContentBlock(type="thinking", thinking=part.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -18,14 +19,18 @@ from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
-    ArgumentsDelta,
     CallBegun,
     CallEnded,
-    InputDelta,
     ReasoningDelta,
     TextDelta,
 )
 
+_DELTAS: Final = {
+    TextPart: ("text_delta", "text"),
+    ReasoningPart: ("thinking_delta", "thinking"),
+    CallPart: ("input_json_delta", "partial_json"),
+}
+"""What more of a part is called, and the field of its text."""
 _SIGNATURE: Final = "nanoserve"
 """Clients want one and send it back; what was thought needs no proof here."""
 
@@ -61,9 +66,7 @@ class MessageWriter:
         self._num_blocks = 0
         self._open: type[Part] | None = None
         self._input = InputText()
-        self._text_frames = TextFrames(lambda index, text: _delta(index, "text", text))
-        self._thinking_frames = TextFrames(lambda index, text: _delta(index, "thinking", text))
-        self._input_frames = TextFrames(lambda index, text: _delta(index, "input_json", text, "partial_json"))
+        self._frames = {kind: TextFrames(functools.partial(_delta, kind)) for kind in _DELTAS}
 
     def begin(self, answer: Answer) -> bytes:
         """The message without its blocks, and a first ping."""
@@ -72,8 +75,6 @@ class MessageWriter:
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """What the piece adds to blocks, and where blocks begin and end."""
         _check_end(piece)
-        if choice.parser is None:
-            return self._text(piece.text) if piece.text else b""
         return b"".join([self._event(each) for each in choice.events])
 
     def end(self, answer: Answer) -> bytes:
@@ -91,45 +92,44 @@ class MessageWriter:
     def _event(self, event: AnswerEvent) -> bytes:
         match event:
             case TextDelta(text):
-                return self._text(text)
+                return self._within(TextPart("")) + self._more(text)
             case ReasoningDelta(text):
-                opening = self._within(ReasoningPart, wire.ThinkingBlock(thinking="", signature=""))
-                return opening if self._omits_thinking else opening + self._added(self._thinking_frames, text)
+                opening = self._within(ReasoningPart(""))
+                return opening if self._omits_thinking else opening + self._more(text)
             case CallBegun(_, call_id, name):
-                block = wire.ToolUseBlock(id=call_id, name=name, input={})
                 self._input = InputText()
-                return self._within(CallPart, block)
-            case ArgumentsDelta(_, text) | InputDelta(_, text):
-                valid = self._input.push(text)
-                return self._added(self._input_frames, valid) if valid else b""
+                return self._within(CallPart(call_id, name, ""))
             case CallEnded():
                 return self._closed()
+            case _:
+                valid = self._input.push(event.text)
+                return self._more(valid) if valid else b""
 
-    def _text(self, text: str) -> bytes:
-        frame = b"" if self._open is TextPart else self._within(TextPart, wire.TextBlock(text=""))
-        return frame + self._added(self._text_frames, text)
+    def _more(self, text: str) -> bytes:
+        """More of the block that is open."""
+        assert self._open is not None
+        return self._frames[self._open].of(self._num_blocks - 1, text)
 
-    def _added(self, frames: TextFrames, text: str) -> bytes:
-        return frames.of(self._num_blocks - 1, text)
-
-    def _within(self, kind: type[Part], block: wire.Block) -> bytes:
-        """What has to come before more of a block of that kind does."""
-        if self._open is kind:
+    def _within(self, part: Part) -> bytes:
+        """What has to come before more of such a part does; it has no text yet."""
+        if self._open is type(part):
             return b""
-        closing = self._closed()
-        self._open = kind
+        closing, block = self._closed(), block_of(part, signature="")
+        self._open = type(part)
         self._num_blocks += 1
         return closing + typed_frame("content_block_start", index=self._num_blocks - 1, content_block=block)
 
     def _closed(self) -> bytes:
         """The end of the block that is open, if one is."""
-        if self._open is None:
+        index, kind, last = self._num_blocks - 1, self._open, b""
+        if kind is None:
             return b""
-        index, kind = self._num_blocks - 1, self._open
-        self._open = None
-        last = _delta(index, "signature", _SIGNATURE) if kind is ReasoningPart else b""
+        if kind is ReasoningPart:
+            signed = {"type": "signature_delta", "signature": _SIGNATURE}
+            last = typed_frame("content_block_delta", index=index, delta=signed)
         if kind is CallPart and (closing := self._input.close()):
-            last = self._input_frames.of(index, closing)
+            last = self._more(closing)
+        self._open = None
         return last + typed_frame("content_block_stop", index=index)
 
     def fail(self, error: Exception) -> bytes:
@@ -142,20 +142,10 @@ class MessageWriter:
         _check_end(choice.joined())
         self._tell_end(answer)
         message = self._message(answer)
-        message.content = [self._block(each) for each in choice.parts]
+        message.content = [block_of(each, omits_thinking=self._omits_thinking) for each in choice.parts]
         message.stop_reason, message.stop_sequence = _stop(answer)
         message.context_management = self._context
         return message
-
-    def _block(self, part: Part) -> wire.Block:
-        match part:
-            case TextPart(text):
-                return wire.TextBlock(text=text)
-            case ReasoningPart(text):
-                shown = "" if self._omits_thinking else text
-                return wire.ThinkingBlock(thinking=shown, signature=_SIGNATURE)
-            case CallPart(call_id, name, arguments):
-                return wire.ToolUseBlock(id=call_id, name=name, input=read_input(arguments))
 
     def _tell_end(self, answer: Answer) -> None:
         (choice,) = answer.choices
@@ -189,10 +179,20 @@ def _usage(answer: Answer) -> wire.Usage:
     return usage
 
 
-def _delta(index: int, kind: str, text: str, name: str = "") -> bytes:
-    return typed_frame(
-        "content_block_delta", index=index, delta={"type": f"{kind}_delta", name or kind: text}
-    )
+def block_of(part: Part, *, omits_thinking: bool = False, signature: str = _SIGNATURE) -> wire.Block:
+    """The block of a part, whole."""
+    match part:
+        case TextPart(text):
+            return wire.TextBlock(text=text)
+        case ReasoningPart(text):
+            return wire.ThinkingBlock(thinking="" if omits_thinking else text, signature=signature)
+        case CallPart(call_id, name, text):
+            return wire.ToolUseBlock(id=call_id, name=name, input=read_input(text))
+
+
+def _delta(kind: type[Part], index: int, text: str) -> bytes:
+    name, field = _DELTAS[kind]
+    return typed_frame("content_block_delta", index=index, delta={"type": name, field: text})
 
 
 def _check_end(piece: Piece) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import attrs
 import msgspec
-from msgspec import UNSET
 
 from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, joined, read_arguments
 from nanoserve.entrypoints.app.generation import Piece
@@ -28,19 +26,6 @@ from nanoserve.ports.tool_calls import AnswerEvent, CallEnded, ReasoningDelta, T
 
 _NANOSECONDS: Final = 10**9
 _encode = msgspec.json.Encoder().encode
-
-
-@attrs.define
-class _Said:
-    """What one line says."""
-
-    text: str = ""
-    thinking: str = ""
-    calls: list[ToolCall] = attrs.field(factory=list)
-
-    @property
-    def is_something(self) -> bool:
-        return bool(self.text or self.thinking or self.calls)
 
 
 class LineWriter:
@@ -64,10 +49,8 @@ class LineWriter:
 
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """A line for each piece that says something or has log-probabilities; a call comes whole, where it ends."""
-        if choice.parser is not None:
-            said = self._read(choice.events)
-            return _line(self._reply(piece, said)) if said.is_something or piece.logprobs else b""
-        return _line(self._reply(piece, _Said(piece.text))) if piece.text or piece.logprobs else b""
+        said = self._read(choice.events)
+        return _line(self._reply(piece, said)) if piece.logprobs or said != Said(content="") else b""
 
     def end(self, answer: Answer) -> bytes:
         """The line that says how it went."""
@@ -81,41 +64,38 @@ class LineWriter:
         """All that was said, and how it went."""
         (choice,) = answer.choices
         piece = choice.joined()
-        said = _Said(piece.text) if choice.parser is None else self._read(choice.said)
-        return self._ended(self._reply(piece, said), answer)
+        return self._ended(self._reply(piece, self._read(choice.said)), answer)
 
     def nothing(self, **more: Any) -> Reply:
         """A reply without text."""
-        return self._made(_Said(), **more)
+        return self._made(Said(content=""), **more)
 
-    def _read(self, events: Sequence[AnswerEvent]) -> _Said:
+    def _read(self, events: Sequence[AnswerEvent]) -> Said:
         """What the events say; those of a call that has not ended are kept until it has."""
-        said = _Said()
+        said = Said(content="")
         for event in events:
             match event:
                 case TextDelta(text):
-                    said.text += text
+                    said.content += text
                 case ReasoningDelta(text):
-                    said.thinking += text
+                    said.thinking = (said.thinking or "") + text
                 case _:
                     self._call.append(event)
                     if isinstance(event, CallEnded):
-                        said.calls.append(_tool_call(event.index, self._call))
+                        said.tool_calls = [*(said.tool_calls or ()), _tool_call(event.index, self._call)]
                         self._call = []
         return said
 
-    def _reply(self, piece: Piece, said: _Said) -> Reply:
+    def _reply(self, piece: Piece, said: Said) -> Reply:
         if self._num_logprobs is None:
             return self._made(said)
-        logprobs = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
-        return self._made(said, logprobs=logprobs)
+        return self._made(said, logprobs=chosen_tokens(piece.logprobs, self._num_logprobs, self._token))
 
-    def _made(self, said: _Said, **more: Any) -> Reply:
-        now, thinking = datetime.now(UTC), said.thinking or UNSET
+    def _made(self, said: Said, **more: Any) -> Reply:
+        head = {"model": self._model, "created_at": datetime.now(UTC), **more}
         if self._chats:
-            message = Said(content=said.text, thinking=thinking, tool_calls=said.calls or UNSET)
-            return Chatted(model=self._model, created_at=now, message=message, **more)
-        return Generated(model=self._model, created_at=now, response=said.text, thinking=thinking, **more)
+            return Chatted(message=said, **head)
+        return Generated(response=said.content, thinking=said.thinking, **head)
 
     def _ended(self, reply: Reply, answer: Answer) -> Reply:
         """What was cut, by its deadline or otherwise, is shorter than it could have been: `length`."""
@@ -141,9 +121,8 @@ def _tool_call(index: int, events: Sequence[AnswerEvent]) -> ToolCall:
     (call,) = joined(events)
     assert isinstance(call, CallPart)
     arguments = read_arguments(call.text)
-    if isinstance(arguments, str):
-        arguments = {"arguments": arguments}
-    return ToolCall(id=call.id, function=CalledFunction(index=index, name=call.name, arguments=arguments))
+    given = {"arguments": arguments} if isinstance(arguments, str) else arguments
+    return ToolCall(id=call.id, function=CalledFunction(index=index, name=call.name, arguments=given))
 
 
 def _line(reply: Reply | ErrorBody) -> bytes:

@@ -112,14 +112,11 @@ class CalledCustom(msgspec.Struct):
     input: str
 
 
-ToolKind = Literal["function", "custom"]
-
-
 class ToolCall(msgspec.Struct, kw_only=True):
     """One call of a tool: either of the last two."""
 
     id: str
-    type: ToolKind = "function"
+    type: Literal["function", "custom"] = "function"
     function: CalledFunction | UnsetType = UNSET
     custom: CalledCustom | UnsetType = UNSET
 
@@ -132,65 +129,6 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class FunctionDelta(msgspec.Struct):
-    """What a chunk adds to a call; the first one has the name."""
-
-    name: str | UnsetType = UNSET
-    arguments: str = ""
-
-
-class CustomDelta(msgspec.Struct):
-    """What a chunk adds to a call of a custom tool; the first one has the name."""
-
-    name: str | UnsetType = UNSET
-    input: str = ""
-
-
-class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the call of that index; the first one has its id."""
-
-    index: int
-    id: str | UnsetType = UNSET
-    type: ToolKind | UnsetType = UNSET
-    function: FunctionDelta | UnsetType = UNSET
-    custom: CustomDelta | UnsetType = UNSET
-
-
-class ChatDelta(msgspec.Struct):
-    """What a chunk adds to the model's turn; the first one says whose turn it is."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-
-
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What a chunk adds to one answer."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: FinishName | None = None
-    stop_reason: str | int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    timings: Timings | UnsetType = UNSET
-
-
-class ChatChunk(msgspec.Struct, kw_only=True):
-    """One event of a streamed chat answer."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType = UNSET
-    prompt_logprobs: list[PromptPosition] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
-from msgspec import UNSET
 
 from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import body_format, make_order, reasoning_budget
+from nanoserve.entrypoints.server.http.fields import body_format, make_order, openai_choice, reasoning_budget
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
-from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame, respond
+from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai import answers
-from nanoserve.entrypoints.server.protocols.openai.chat_prompt import read_choice, read_conversation
-from nanoserve.entrypoints.server.protocols.openai.parameters import chat_sampling
+from nanoserve.entrypoints.server.protocols.openai.reading import chat_sampling, read_conversation
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody
 from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
-    ArgumentsDelta,
     CallBegun,
     CallEnded,
     InputDelta,
@@ -50,7 +48,7 @@ async def chat_completions(
         prompt_name="messages",
         sampling=sampling,
         client=client,
-        calls=read_choice(body, prompt.tools),
+        calls=openai_choice(body.tool_choice, prompt.tools, body.parallel_tool_calls),
         format=body_format(body),
         budget=reasoning_budget(service, body.thinking_token_budget, "thinking_token_budget"),
     )
@@ -60,89 +58,63 @@ async def chat_completions(
 class ChatWriter(ChunkWriter):
     """Writes the model's turns."""
 
-    _chunk_type = answers.ChatChunk
-
     def __init__(self, body: ChatBody, service: TextService, sampling: SamplingParams) -> None:
         super().__init__(
             body,
             service,
             "chatcmpl",
+            "chat.completion.chunk",
             num_logprobs=sampling.logprobs,
             num_prompt_logprobs=sampling.prompt_logprobs,
         )
         self._token = service.tokenizing.token
         self._shows_reasoning = body.include_reasoning is not False
-        self._reasoning_frames = self._frames(ReasoningDelta, gaps=2)
-        self._more_of_calls: dict[tuple[type, int], TextFrames] = {}
-
-    def _text_choice(self, index: int, text: str) -> answers.ChatChunkChoice:
-        return answers.ChatChunkChoice(index=index, delta=answers.ChatDelta(content=text))
+        self._frames: dict[tuple[type, int], TextFrames] = {}
 
     async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """One chunk for each piece, but for those of marks alone where nobody asked for tokens."""
-        if choice.parser is None:
-            return await super().add(answer, choice, piece)
         events = self._shown(choice.events)
         if self._text_is_all and choice.is_shown and piece.finish_reason is None:
-            if not events:
+            if not events and choice.parser is not None:
                 return b""
-            if len(events) == 1:
-                (event,) = events
-                if isinstance(event, TextDelta):
-                    return self._text_frames.of(choice.index, event.text)
-                if isinstance(event, ReasoningDelta):
-                    return self._reasoning_frames.of(choice.index, event.text)
-                if isinstance(event, (ArgumentsDelta, InputDelta)):
-                    return self._call_frames(event).of(choice.index, event.text)
-        return await self._piece_frame(answer, choice, piece)
-
-    def _call_frames(self, event: ArgumentsDelta | InputDelta) -> TextFrames:
-        """The frames of more of the choices' calls of that index and kind."""
-        kind, call = key = type(event), event.index
-        if key not in self._more_of_calls:
-            self._more_of_calls[key] = self._frames(lambda text: kind(call, text))
-        return self._more_of_calls[key]
-
-    def _frames(self, event: Callable[[str], AnswerEvent], gaps: int = 1) -> TextFrames:
-        """The frames of an event that stands alone in its piece."""
-
-        def frame(index: int, text: str) -> bytes:
-            choice = answers.ChatChunkChoice(index=index, delta=_delta([event(text)]))
-            return data_frame(self._chunk([choice]))
-
-        return TextFrames(frame, gaps)
-
-    async def _piece_chunk(self, answer: Answer, choice: Choice, piece: Piece) -> answers.ChatChunk:
-        """The first one of a choice says whose turn it is, the first one of all what is to be said of the prompt."""
-        if choice.parser is not None:
-            delta = _delta(self._shown(choice.events))
-        else:
-            delta = answers.ChatDelta(content=piece.text or (UNSET if choice.is_shown else ""))
+            if len(events) == 1 and not isinstance(events[0], (CallBegun, CallEnded)):
+                return self._frames_of(events[0]).of(choice.index, events[0].text)
+        delta = _delta(events)
         if not choice.is_shown:
-            delta.role = "assistant"
-        written = answers.ChatChunkChoice(delta=delta, **self._fields(choice, piece))
-        chunk: answers.ChatChunk = self._chunk([written])
-        if not any(each.is_shown for each in answer.choices):
-            chunk.prompt_logprobs, chunk.prompt_token_ids = self._prompt_fields(choice.generation)
-        return chunk
+            delta = {"role": "assistant", **({} if choice.parser else {"content": ""}), **delta}
+        is_first = not any(each.is_shown for each in answer.choices)
+        more = self._prompt_fields(choice.generation) if is_first else {}
+        return self._piece_chunk(
+            answer, {"index": choice.index, "delta": delta, **self._fields(choice, piece)}, **more
+        )
+
+    def _frames_of(self, event: Any) -> TextFrames:
+        """The frames of events like this one that stand alone in their pieces."""
+        key = type(event), getattr(event, "index", 0)
+        if key not in self._frames:
+            self._frames[key] = TextFrames(
+                lambda index, text: self._chunk([_alone(index, attrs.evolve(event, text=text))]),
+                gaps=2 if isinstance(event, ReasoningDelta) else 1,
+            )
+        return self._frames[key]
 
     async def whole(self, answer: Answer) -> answers.ChatCompletion:
         """Every choice with its message."""
         choices = [
-            answers.ChatChoice(message=self._message(each), **self._fields(each, each.joined()))
+            answers.ChatChoice(
+                index=each.index, message=self._message(each), **self._fields(each, each.joined())
+            )
             for each in answer.choices
         ]
-        whole = answers.ChatCompletion(choices=choices, usage=self._usage(answer), **self._head)
-        whole.prompt_logprobs, whole.prompt_token_ids = self._prompt_fields(answer.generations[0])
-        return whole
+        head = {**self._head, "object": "chat.completion"}
+        prompt = self._prompt_fields(answer.generations[0])
+        return answers.ChatCompletion(choices=choices, usage=self._usage(answer), **head, **prompt)
 
     def _message(self, choice: Choice) -> answers.ChatMessage:
         """With a dialect the content is null where there is no text, as no chunk of a stream has one then."""
-        if choice.parser is None:
-            return answers.ChatMessage(choice.joined().text)
         parts = choice.parts
         text = "".join(each.text for each in parts if isinstance(each, TextPart))
-        message = answers.ChatMessage(text or None)
+        message = answers.ChatMessage(text or (None if choice.parser else ""))
         reasoning = "".join(each.text for each in parts if isinstance(each, ReasoningPart))
         if reasoning and self._shows_reasoning:
             message.reasoning = message.reasoning_content = reasoning
@@ -161,50 +133,44 @@ class ChatWriter(ChunkWriter):
         if self._num_logprobs is not None:
             tokens = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
             logprobs = answers.ChatLogprobs(tokens)
-        fields = {**super()._fields(choice, piece), "logprobs": logprobs}
+        fields = {"logprobs": logprobs, **self._end_fields(piece)}
         if choice.has_calls and piece.finish_reason is FinishReason.STOP:
             fields["finish_reason"] = "tool_calls"
         return fields
 
 
+def _alone(index: int, event: AnswerEvent) -> dict[str, Any]:
+    return {"index": index, "delta": _delta([event]), "logprobs": None, "finish_reason": None}
+
+
 def _tool_call(call: CallPart) -> answers.ToolCall:
     if call.is_custom:
-        custom = answers.CalledCustom(call.name, call.text)
-        return answers.ToolCall(id=call.id, type="custom", custom=custom)
+        return answers.ToolCall(id=call.id, type="custom", custom=answers.CalledCustom(call.name, call.text))
     return answers.ToolCall(id=call.id, function=answers.CalledFunction(call.name, call.text))
 
 
-def _begun(call: CallBegun) -> answers.ToolCallDelta:
-    delta = answers.ToolCallDelta(index=call.index, id=call.id, type="function")
-    if call.is_custom:
-        delta.type, delta.custom = "custom", answers.CustomDelta(call.name)
-    else:
-        delta.function = answers.FunctionDelta(call.name)
-    return delta
-
-
-def _delta(events: Sequence[AnswerEvent]) -> answers.ChatDelta:
-    """What the events of one piece add; those of one call are one entry."""
-    delta = answers.ChatDelta()
-    calls: dict[int, answers.ToolCallDelta] = {}
+def _delta(events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    """What the events of one piece add to the model's turn; those of one call are one entry, the first with its id and name."""
+    text, reasoning = [], []
+    calls: dict[int, dict[str, Any]] = {}
     for event in events:
         match event:
-            case TextDelta(text):
-                delta.content = (delta.content or "") + text
-            case ReasoningDelta(text):
-                delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + text
-            case CallBegun(index):
-                calls[index] = _begun(event)
-            case ArgumentsDelta(index, text):
-                entry = calls.setdefault(index, answers.ToolCallDelta(index=index))
-                function = entry.function = entry.function or answers.FunctionDelta()
-                function.arguments += text
-            case InputDelta(index, text):
-                entry = calls.setdefault(index, answers.ToolCallDelta(index=index))
-                custom = entry.custom = entry.custom or answers.CustomDelta()
-                custom.input += text
+            case TextDelta(more):
+                text.append(more)
+            case ReasoningDelta(more):
+                reasoning.append(more)
+            case CallBegun(index, call_id, name, is_custom):
+                kind, field = ("custom", "input") if is_custom else ("function", "arguments")
+                calls[index] = {"index": index, "id": call_id, "type": kind, kind: {"name": name, field: ""}}
             case CallEnded():
                 pass
-    if calls:
-        delta.tool_calls = list(calls.values())
-    return delta
+            case _:
+                kind, field = (
+                    ("custom", "input") if isinstance(event, InputDelta) else ("function", "arguments")
+                )
+                call = calls.setdefault(event.index, {"index": event.index, kind: {field: ""}})
+                call[kind][field] += event.text
+    delta: dict[str, Any] = {"content": "".join(text)} if text else {}
+    if reasoning:  # by both names that clients read
+        delta["reasoning"] = delta["reasoning_content"] = "".join(reasoning)
+    return {**delta, "tool_calls": list(calls.values())} if calls else delta

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import msgspec
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 
@@ -17,7 +19,7 @@ from nanoserve.entrypoints.app.tokenizing import TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.fields import body_format, make_order
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
-from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     Completion,
     CompletionChoice,
@@ -25,15 +27,13 @@ from nanoserve.entrypoints.server.protocols.openai.answers import (
     PromptTokensDetails,
     Usage,
 )
-from nanoserve.entrypoints.server.protocols.openai.parameters import (
-    CompletionParameters,
-    completion_parameters,
-)
+from nanoserve.entrypoints.server.protocols.openai.reading import completion_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
 from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
 
@@ -44,7 +44,7 @@ async def completions(
     """Continue each prompt `n` times; the choices of prompt p have the indices p * n to p * n + n - 1."""
     body = await read_body(request, CompletionBody)
     service.check_model(body.model)
-    parameters = completion_parameters(body, service)
+    sampling, drops_output = completion_sampling(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)
     answer_format = body_format(body)
@@ -53,7 +53,7 @@ async def completions(
             body,
             prompt=each,
             prompt_name="prompt",
-            sampling=parameters.sampling,
+            sampling=sampling,
             client=client,
             format=answer_format,
         )
@@ -61,7 +61,8 @@ async def completions(
     ]
     is_cut = body.truncate_prompt_tokens is not None
     texts = [each if isinstance(each, str) and not is_cut else None for each in prompts]
-    return await respond(request, service, CompletionWriter(body, service, parameters, texts), orders)
+    writer = CompletionWriter(body, service, sampling, texts, drops_output=drops_output)
+    return await respond(request, service, writer, orders)
 
 
 PromptInput = str | tuple[int, ...]
@@ -89,53 +90,45 @@ def _read_one(form: str | int | Sequence[int], place: int) -> PromptInput:
     return form if isinstance(form, str) else tuple(form)
 
 
-@attrs.frozen
-class Echo:
-    """A prompt as its answers repeat it."""
-
-    text: str
-    logprobs: CompletionLogprobs | None
-
-
 class CompletionWriter(ChunkWriter):
     """Writes texts that continue prompts; `texts` are those prompts, None where one came as ids or was cut."""
-
-    _chunk_type = Completion
 
     def __init__(
         self,
         body: CompletionBody,
         service: TextService,
-        parameters: CompletionParameters,
+        sampling: SamplingParams,
         texts: Sequence[str | None],
+        *,
+        drops_output: bool,
     ) -> None:
         super().__init__(
             body,
             service,
             "cmpl",
+            "text_completion",
             num_logprobs=body.logprobs,
-            num_prompt_logprobs=parameters.prompt_logprobs,
+            num_prompt_logprobs=getattr(body, "prompt_logprobs"),  # noqa: B009 - as every sampling field, it is added
         )
         self._service = service
         self._echo = bool(body.echo)
-        self._drops_output = parameters.drops_output
-        self._skip = parameters.sampling.skip_special_tokens
+        self._drops_output = drops_output
+        self._skip = sampling.skip_special_tokens
         self._texts = texts
-        self._echoes: dict[int, Echo] = {}
+        self._echoes: dict[int, tuple[str, CompletionLogprobs | None]] = {}
         self._offsets: dict[int, TokenOffsets] = {}
+        self._frames = TextFrames(lambda index, text: self._chunk([CompletionChoice(index=index, text=text)]))
 
-    def _text_choice(self, index: int, text: str) -> CompletionChoice:
-        return CompletionChoice(index=index, text=text)
-
-    async def _piece_chunk(self, _answer: Answer, choice: Choice, piece: Piece) -> Completion:
-        chunk: Completion = self._chunk([await self._choice(choice, piece)])
-        return chunk
+    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """One chunk for each piece."""
+        if self._text_is_all and choice.is_shown and piece.text and piece.finish_reason is None:
+            return self._frames.of(choice.index, piece.text)
+        return self._piece_chunk(answer, await self._choice(choice, piece))
 
     async def whole(self, answer: Answer) -> Completion:
-        """A chunk that holds every choice and the usage."""
-        whole: Completion = self._chunk([await self._choice(each, each.joined()) for each in answer.choices])
-        whole.usage = self._usage(answer)
-        return whole
+        """Every choice and the usage."""
+        choices = [await self._choice(each, each.joined()) for each in answer.choices]
+        return Completion(choices=choices, usage=self._usage(answer), **self._head)
 
     def _usage(self, answer: Answer) -> Usage:
         """A token that was generated only because an engine cannot generate none does not count."""
@@ -148,14 +141,16 @@ class CompletionWriter(ChunkWriter):
         """The first one brings the prompt where it is to be repeated."""
         if self._drops_output:
             piece = _without_output(piece)
-        echo = await self._prompt_of(choice) if self._echo else Echo("", None)
-        logprobs = await self._logprobs(choice, piece, start=len(echo.text))
-        written = CompletionChoice(text=piece.text, logprobs=logprobs, **self._fields(choice, piece))
-        if not choice.is_shown:
-            written.text = echo.text + piece.text
-            written.logprobs = _joined(echo.logprobs, logprobs)
-            written.prompt_logprobs, written.prompt_token_ids = self._prompt_fields(choice.generation)
-        return written
+        text, scored = await self._prompt_of(choice) if self._echo else ("", None)
+        logprobs = await self._logprobs(choice, piece, start=len(text))
+        fields = self._end_fields(piece)
+        if choice.is_shown:
+            return CompletionChoice(index=choice.index, text=piece.text, logprobs=logprobs, **fields)
+        if scored is not None and logprobs is not None:
+            both = map(operator.add, msgspec.structs.astuple(scored), msgspec.structs.astuple(logprobs))
+            logprobs = CompletionLogprobs(*both)
+        fields |= self._prompt_fields(choice.generation)
+        return CompletionChoice(index=choice.index, text=text + piece.text, logprobs=logprobs, **fields)
 
     async def _logprobs(self, choice: Choice, piece: Piece, start: int) -> CompletionLogprobs | None:
         if self._num_logprobs is None:
@@ -169,7 +164,7 @@ class CompletionWriter(ChunkWriter):
         offsets = [start + each for each in placed]
         return legacy_logprobs(piece.token_ids, piece.logprobs, offsets, self._num_logprobs, self._token_text)
 
-    async def _prompt_of(self, choice: Choice) -> Echo:
+    async def _prompt_of(self, choice: Choice) -> tuple[str, CompletionLogprobs | None]:
         """The prompt's text and its tokens' log-probabilities."""
         generation = choice.generation
         number = choice.index // generation.num_sequences
@@ -184,7 +179,7 @@ class CompletionWriter(ChunkWriter):
                 )
                 offsets = [min(each, len(text)) for each in placed]
                 logprobs = legacy_logprobs(ids, scores, offsets, self._num_logprobs, self._token_text)
-            self._echoes[number] = Echo(text, logprobs)
+            self._echoes[number] = text, logprobs
         return self._echoes[number]
 
 
@@ -194,17 +189,6 @@ def _without_output(piece: Piece) -> Piece:
     if reason in {FinishReason.STOP, FinishReason.LENGTH}:
         reason = FinishReason.LENGTH
     return attrs.evolve(piece, token_ids=(), text="", logprobs=(), finish_reason=reason, stop=None)
-
-
-def _joined(first: CompletionLogprobs | None, second: CompletionLogprobs | None) -> CompletionLogprobs | None:
-    if first is None or second is None:
-        return second
-    return CompletionLogprobs(
-        text_offset=first.text_offset + second.text_offset,
-        token_logprobs=first.token_logprobs + second.token_logprobs,
-        tokens=first.tokens + second.tokens,
-        top_logprobs=first.top_logprobs + second.top_logprobs,
-    )
 
 
 def legacy_logprobs(

@@ -6,16 +6,13 @@ import abc
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, ClassVar
-
-import msgspec
-from msgspec import UNSET, UnsetType
+from typing import Any
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
-from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame
+from nanoserve.entrypoints.server.http.sse import EVENTS, PING, data_frame, error_frame
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     CompletionTokensDetails,
     PromptPosition,
@@ -25,6 +22,7 @@ from nanoserve.entrypoints.server.protocols.openai.answers import (
     Usage,
 )
 from nanoserve.entrypoints.server.protocols.openai.schemas import GenerationBody, StreamOptions
+from nanoserve.ports.events import SequenceTimes
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 
@@ -41,13 +39,13 @@ class ChunkWriter(abc.ABC):
     keeps_pieces = False
     media_type = EVENTS
     ping = PING
-    _chunk_type: ClassVar[type[msgspec.Struct]]
 
     def __init__(
         self,
         body: GenerationBody,
         service: TextService,
         prefix: str,
+        kind: str,
         *,
         num_logprobs: int | None,
         num_prompt_logprobs: int | None,
@@ -55,6 +53,7 @@ class ChunkWriter(abc.ABC):
         options = body.stream_options or StreamOptions()
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{body.request_id or uuid.uuid4().hex}",
+            "object": kind,
             "created": int(time.time()),
             "model": service.check_model(body.model),
         }
@@ -66,17 +65,10 @@ class ChunkWriter(abc.ABC):
         self._ends_with_usage = bool(options.include_usage)
         self._counts_always = bool(options.continuous_usage_stats)
         self._text_is_all = num_logprobs is None and not self._return_token_ids and not self._counts_always
-        self._text_frames = TextFrames(
-            lambda index, text: data_frame(self._chunk([self._text_choice(index, text)]))
-        )
 
     @abc.abstractmethod
-    def _text_choice(self, index: int, text: str) -> msgspec.Struct:
-        """What adds text to a choice and nothing else."""
-
-    @abc.abstractmethod
-    async def _piece_chunk(self, answer: Answer, choice: Choice, piece: Piece) -> Any:
-        """The chunk of any piece."""
+    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """One chunk for each piece, so that clients can count them."""
 
     @abc.abstractmethod
     async def whole(self, answer: Answer) -> Any:
@@ -86,32 +78,22 @@ class ChunkWriter(abc.ABC):
         """Nothing: the first token's chunk says it all."""
         return b""
 
-    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        """One chunk for each piece, so that clients can count them."""
-        if self._text_is_all and choice.is_shown and piece.text and piece.finish_reason is None:
-            return self._text_frames.of(choice.index, piece.text)
-        return await self._piece_frame(answer, choice, piece)
-
-    async def _piece_frame(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        chunk = await self._piece_chunk(answer, choice, piece)
-        if self._counts_always:
-            chunk.usage = self._usage(answer)
-        return data_frame(chunk)
-
     def end(self, answer: Answer) -> bytes:
         """The usage, where asked for, and the last line."""
-        if not self._ends_with_usage:
-            return _DONE
-        chunk = self._chunk([])
-        chunk.usage = self._usage(answer)
-        return data_frame(chunk) + _DONE
+        return (self._chunk([], usage=self._usage(answer)) if self._ends_with_usage else b"") + _DONE
 
     def fail(self, error: Exception) -> bytes:
         """The error and the last line."""
         return error_frame(error) + _DONE
 
-    def _chunk(self, choices: list[Any]) -> Any:
-        return self._chunk_type(choices=choices, **self._head)
+    def _chunk(self, choices: list[Any], **more: Any) -> bytes:
+        return data_frame({**self._head, "choices": choices, **more})
+
+    def _piece_chunk(self, answer: Answer, choice: Any, **more: Any) -> bytes:
+        """The chunk of a piece, which adds to one choice."""
+        if self._counts_always:
+            more = {"usage": self._usage(answer), **more}
+        return self._chunk([choice], **more)
 
     def _usage(self, answer: Answer) -> Usage:
         prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
@@ -121,39 +103,39 @@ class ChunkWriter(abc.ABC):
             usage.completion_tokens_details = CompletionTokensDetails(reasoning)
         return usage
 
-    def _fields(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        """What choices of every kind say of a piece.
+    def _end_fields(self, piece: Piece) -> dict[str, Any]:
+        """What choices of every kind say of a piece, behind their text.
 
         An answer that was cut by its deadline, or because the server had to leave, is shorter than it could have been:
         `length`, with the cause in `stop_reason`.
         """
         reason, stop = piece.finish_reason, piece.stop
+        fields: dict[str, Any] = {
+            "finish_reason": reason and ("stop" if reason is FinishReason.STOP else "length")
+        }
         if stop is None and reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
             stop = reason.value
-        return {
-            "index": choice.index,
-            "finish_reason": reason and ("stop" if reason is FinishReason.STOP else "length"),
-            "stop_reason": UNSET if stop is None else stop,
-            "token_ids": list(piece.token_ids) if self._return_token_ids else UNSET,
-            "timings": _timings(piece) if self._return_timings else UNSET,
-        }
+        if stop is not None:
+            fields["stop_reason"] = stop
+        if self._return_token_ids:
+            fields["token_ids"] = list(piece.token_ids)
+        if self._return_timings and piece.times is not None:
+            fields["timings"] = _timings(piece.times)
+        return fields
 
-    def _prompt_fields(
-        self, generation: Generation
-    ) -> tuple[list[PromptPosition] | UnsetType, list[int] | UnsetType]:
+    def _prompt_fields(self, generation: Generation) -> dict[str, Any]:
         """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
+        fields: dict[str, Any] = {}
         count, scores = self._num_prompt_logprobs, generation.prompt_logprobs
-        return (
-            UNSET if count is None or scores is None else _positions(scores, count, self._token_text),
-            list(generation.prompt_token_ids) if self._return_token_ids else UNSET,
-        )
+        if count is not None and scores is not None:
+            fields["prompt_logprobs"] = [_position(each, count, self._token_text) for each in scores]
+        if self._return_token_ids:
+            fields["prompt_token_ids"] = list(generation.prompt_token_ids)
+        return fields
 
 
-def _timings(piece: Piece) -> Timings | UnsetType:
-    """Where the time of an answer went; unset on all pieces but the last."""
-    times = piece.times
-    if times is None:
-        return UNSET
+def _timings(times: SequenceTimes) -> Timings:
+    """Where the time of an answer went."""
     return Timings(
         queue=_between(times.arrived, times.first_scheduled),
         prefill=_between(times.first_scheduled, times.first_token),
@@ -165,13 +147,12 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(max(end - start, 0.0), 6)
 
 
-def _positions(scores: Sequence[TokenLogprobs | None], count: int, text: TokenText) -> list[PromptPosition]:
-    """One entry per token of the prompt: the actual token and the `count` likeliest, by id."""
-    return [None if each is None else _position(each, count, text) for each in scores]
-
-
-def _position(score: TokenLogprobs, count: int, text: TokenText) -> dict[str, ScoredToken]:
+def _position(score: TokenLogprobs | None, count: int, text: TokenText) -> PromptPosition:
+    """The actual token and the `count` likeliest, by id."""
+    if score is None:
+        return None
+    likely: Sequence[tuple[int, float]] = score.top[:count]
     found = {str(score.token_id): ScoredToken(finite(score.logprob), score.rank, text(score.token_id))}
-    for place, (token, logprob) in enumerate(score.top[:count], start=1):
+    for place, (token, logprob) in enumerate(likely, start=1):
         found.setdefault(str(token), ScoredToken(finite(logprob), place, text(token)))
     return found

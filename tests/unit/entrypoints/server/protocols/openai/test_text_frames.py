@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoserve.entrypoints.server.http.sse import TextFrames, data_frame
-from nanoserve.entrypoints.server.protocols.openai.answers import ChatChunk, ChatChunkChoice, ChatDelta
 
 
 def events(raw: str) -> list[str]:
@@ -24,8 +23,7 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def chat_frame(name: str, index: int, text: str) -> bytes:
-    choice = ChatChunkChoice(index=index, delta=ChatDelta(content=text))
-    return data_frame(ChatChunk(id=name, created=1, model=name, choices=[choice]))
+    return data_frame({"id": name, "choices": [{"index": index, "delta": {"content": text}}]})
 
 
 @given(name=st.text(), indices=st.lists(st.integers(0, 200), min_size=1), text=st.text())
