@@ -14,5 +14,5 @@
 
 Folders of operations do not know each other. `device` holds what kernels of several call or are launched with. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
 `recurrent.py`, the states of recurrent layers; `gates.py`, the activations of feeds; `whole_vectors.py`, element-wise functions with invariant bits; `tiles.py`, tiles of queries; `philox.py`, counter-based random
-numbers; `trial.py`, what all cases share.
+numbers; `testing.py`, what all cases share.
 """

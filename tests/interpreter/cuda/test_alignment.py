@@ -26,9 +26,10 @@ from nanoserve.kernels.expanded_attention import cases as expanded_attention
 from nanoserve.kernels.head_linear.cases import check_head_linear
 from nanoserve.kernels.latent_attention.cases import Case
 from nanoserve.kernels.latent_attention.tuning import BlockSizes
-from nanoserve.kernels.latent_cache import cases as latent_cache
+from nanoserve.kernels.latent_cache.cases import check_write_latents
 from nanoserve.kernels.recurrent import DeltaHeads
-from nanoserve.kernels.trial import Inputs, LatentHeads
+from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.testing_attention import LatentHeads
 from tests.interpreter.cuda.alignment import misaligned
 
 launch, compiled = JITFunction.run, {}
@@ -57,8 +58,8 @@ for dtype in (torch.float32, torch.bfloat16):
         for blocks in (BlockSizes(16, 16, 4, 2), None):
             case.tiled(blocks)
             case.decoded(3, blocks)
-        expanded_attention.Case.of(inputs, sizes, [(0, 5), (40, 2)]).run()
-        list(latent_cache.Case.of(inputs, sizes, latent_cache.TOKENS).compare())
+        expanded_attention.Case.of(inputs, sizes, [(0, 5), (40, 2)]).tiled()
+        list(check_write_latents(inputs, sizes))
         list(check_head_linear(inputs, sizes, 5))
 found = {}
 for name, made in compiled.values():

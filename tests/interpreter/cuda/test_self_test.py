@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import cycle
@@ -34,7 +35,7 @@ from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.scatter_runs import cases as scatter_runs
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.testing import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
@@ -176,11 +177,12 @@ def replace(
     module, name = OUTPUTS[kernel][0], function_of(kernel)
     original = getattr(module, name)
     signature = inspect.signature(original)
-    monkeypatch.setattr(
-        module,
-        name,
-        lambda *args, **named: broken(original, dict(signature.bind(*args, **named).arguments)),
-    )
+
+    @functools.wraps(original)
+    def launch(*args: Any, **named: Any) -> None:
+        broken(original, dict(signature.bind(*args, **named).arguments))
+
+    monkeypatch.setattr(module, name, launch)
 
 
 def scale(_before: Tensor, after: Tensor) -> None:
@@ -410,9 +412,9 @@ def test_logits_lie_as_far_apart_as_serving_lets_them(
     seen: list[int] = []
     launch = getattr(case, kernel)
 
-    def watch(values: Tensor, *arguments: Any, **named: Any) -> None:
-        seen.append(values.stride(0) % 16)
-        launch(values, *arguments, **named)
+    def watch(logits: Tensor, **named: Any) -> None:
+        seen.append(logits.stride(0) % 16)
+        launch(logits, **named)
 
     monkeypatch.setattr(case, kernel, watch)
     list(getattr(case, f"check_{kernel}")(Inputs(DEVICE, torch.float32), 64))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from nanoserve.kernels.trial import Comparison
+from nanoserve.kernels.testing import Comparison
 
 
 def agree(comparisons: Iterable[Comparison], rtol: float, atol: float | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
 

@@ -14,7 +14,7 @@ from nanoserve.kernels.penalties import launch as penalties_kernel
 from nanoserve.kernels.sampling import draw, reference
 from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.sampling.cases import DeviceRows, Setting, signed
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 
 LARGE = 2_000
 """Vocabularies from here on are too large for the reference's pairwise comparisons."""

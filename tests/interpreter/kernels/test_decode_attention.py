@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,8 @@ from nanoserve.kernels.decode_attention.tuning import (
 )
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import PagedCache
-from nanoserve.kernels.trial import LAYERS, Heads, Inputs
+from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.testing_attention import LAYERS, Heads
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -133,7 +133,7 @@ def test_a_row_is_the_same_wherever_it_sits(inputs: Inputs, splits: int, tiling:
 
 
 def change(case: Case, qkv: Tensor | None = None, **step: Any) -> Case:
-    return dataclasses.replace(case, qkv=case.qkv if qkv is None else qkv, step={**case.step, **step})
+    return case._replace(qkv=case.qkv if qkv is None else qkv, step={**case.step, **step})
 
 
 def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
@@ -150,7 +150,7 @@ def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, tiling: T
     shape = (offset + len(case.cache.keys), LAYERS, 2, *case.cache.keys.shape[1:])
     keys, values = case.cache.keys.new_empty(shape)[:, -1].unbind(1)
     keys[offset:], values[offset:] = case.cache[:2]
-    far = dataclasses.replace(case, cache=PagedCache(keys, values, case.cache.tables + offset))
+    far = case._replace(cache=PagedCache(keys, values, case.cache.tables + offset))
     both = case.run(2, tiling), far.run(2, tiling)
     for near, result in zip(*both, strict=True):
         assert torch.equal(near.nan_to_num(7), result[-len(near) :].nan_to_num(7))

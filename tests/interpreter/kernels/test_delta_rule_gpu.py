@@ -18,7 +18,7 @@ from nanoserve.kernels.delta_rule.cases import (
 )
 from nanoserve.kernels.delta_rule.launch import TileSpace, delta_rule_newest, delta_rule_tiles
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 

@@ -10,8 +10,8 @@ import torch
 from nanoserve.kernels.expanded_attention.cases import CHUNKS, Case
 from nanoserve.kernels.expanded_attention.tuning import BlockSizes, choose_block, cut_rounds, is_cheaper
 from nanoserve.kernels.latent_attention.launch import latent_prefill
-from nanoserve.kernels.tiles import make_tiles
-from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
+from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
+from nanoserve.kernels.testing_attention import LatentHeads
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -35,7 +35,8 @@ def test_it_equals_the_definition_over_nan(sizes: LatentHeads, rows: str, inputs
     case = Case.of(inputs, sizes, ROWS[rows])
     for room in (None, 32):
         agree(
-            compare_around_poison("tiles", case.run(SMALL, room=room), case.exact()), TOLERANCE[inputs.dtype]
+            compare_around_poison("tiles", case.tiled(SMALL, room=room), case.exact()),
+            TOLERANCE[inputs.dtype],
         )
 
 
@@ -45,44 +46,42 @@ def test_the_sizes_of_deepseek(block_size: int, inputs: Inputs) -> None:
         pytest.skip("products of 128 elements in float32 compile for minutes")
     rows = CHUNKS if inputs.device.type == "cuda" else [(30, 5), (0, 1)]
     case = Case.of(inputs, DEEPSEEK._replace(block_size=block_size), rows)
-    agree(compare_around_poison("tiles", case.run(), case.exact()), TOLERANCE[inputs.dtype])
+    agree(compare_around_poison("tiles", case.tiled(), case.exact()), TOLERANCE[inputs.dtype])
 
 
 def test_it_equals_the_absorbed_form(inputs: Inputs) -> None:
     case = Case.of(inputs, EVEN, ROWS["unequal"])
     up_keys, up_values = case.up[:, : EVEN.nope_dim], case.up[:, EVEN.nope_dim :]
-    heads = case.query.nan_to_num()
+    heads = case.queries.tokens.nan_to_num()
     nope, rotated = heads[..., : EVEN.nope_dim], heads[..., EVEN.nope_dim :]
     query = torch.cat((torch.einsum("thn,hnl->thl", nope, up_keys), rotated), dim=2).contiguous()
-    rows = len(case.chunks)
-    tiles = make_tiles([(rows - 1 - chunk[0], *chunk[1:]) for chunk in case.chunks], 4)
     latents = torch.zeros_like(query[..., : EVEN.latent_dim])
-    latent_prefill(query, case.cache, latents, tiles=inputs.these(tiles), scale=EVEN.scale)
+    latent_prefill(query, case.cache, latents, tiles=case.queries.tiles(4), scale=EVEN.scale)
     absorbed = torch.einsum("thl,hvl->thv", latents.float(), up_values.float())
-    got = case.run(SMALL)
+    got = case.tiled(SMALL)
     written = got.isnan().logical_not()
     agree([Comparison("absorbed", got[written], absorbed[written])], 2 * TOLERANCE[inputs.dtype])
 
 
 def test_no_cut_changes_a_bit(inputs: Inputs) -> None:
     case = Case.of(inputs, ODD, [(0, 23), (13, 29)])
-    expected = case.run(SMALL).nan_to_num()
+    expected = case.tiled(SMALL).nan_to_num()
     for room, queries in ((16, 0), (32, 5), (80, 1)):
-        assert torch.equal(case.run(SMALL, room=room, queries=queries).nan_to_num(), expected)
-    for chunk in case.chunks:
+        assert torch.equal(case.tiled(SMALL, room=room, queries=queries).nan_to_num(), expected)
+    for chunk in case.queries.chunks:
         (index, start, length, token), kept = chunk, slice(chunk[3], chunk[3] + chunk[2])
-        alone = case.run(SMALL, chunks=[chunk])
+        alone = case.tiled(SMALL, chunks=[chunk])
         assert torch.equal(alone[kept], expected[kept])
         pieces = [(index, start, 9, token), (index, start + 9, length - 9, token + 9)]
         for part in pieces:
-            behind_a_prefix = case.run(SMALL, room=32, chunks=[part])
+            behind_a_prefix = case.tiled(SMALL, room=32, chunks=[part])
             assert torch.equal(behind_a_prefix[part[3] :][: part[2]], expected[part[3] :][: part[2]])
 
 
 def test_stale_table_entries_are_not_followed(inputs: Inputs) -> None:
     case = Case.of(inputs, ODD, [(50, 20), (0, 4)])
     case.cache.tables[case.cache.tables == len(case.cache.entries) - 1] = 2**30
-    agree(compare_around_poison("tiles", case.run(SMALL), case.exact()), TOLERANCE[inputs.dtype])
+    agree(compare_around_poison("tiles", case.tiled(SMALL), case.exact()), TOLERANCE[inputs.dtype])
 
 
 def test_rounds_hold_every_key_once_and_begin_where_visits_do() -> None:

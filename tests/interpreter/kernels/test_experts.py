@@ -22,7 +22,7 @@ from nanoserve.kernels.experts.tuning import (
     most_tiles,
     sorting,
 )
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 

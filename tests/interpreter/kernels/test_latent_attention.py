@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -22,7 +20,8 @@ from nanoserve.kernels.latent_attention.tuning import (
     prefill_block,
     queries_per_tile,
 )
-from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
+from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
+from nanoserve.kernels.testing_attention import LatentHeads
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -43,10 +42,12 @@ ROWS = {
 
 
 def check(case: Case, blocks: BlockSizes | None = SMALL, splits: tuple[int, ...] = (1, 3)) -> None:
-    wanted, tolerance = case.exact(), TOLERANCE[case.query.dtype]
+    wanted, tolerance = case.exact(), TOLERANCE[case.queries.tokens.dtype]
     agree(compare_around_poison("tiles", case.tiled(blocks), wanted), tolerance)
     for each in splits:
-        agree([Comparison(f"{each} splits", case.decoded(each, blocks), wanted[case.last])], tolerance)
+        agree(
+            [Comparison(f"{each} splits", case.decoded(each, blocks), wanted[case.queries.last])], tolerance
+        )
 
 
 @cases("rows", ["unequal"], also=[each for each in ROWS if each != "unequal"])
@@ -96,7 +97,7 @@ def test_the_tiling_changes_no_bit(inputs: Inputs) -> None:
         assert torch.equal(case.tiled(blocks, queries=queries).nan_to_num(), expected)
     rechunked = [
         part
-        for row, start, length, token in case.chunks
+        for row, start, length, token in case.queries.chunks
         for part in ((row, start, 9, token), (row, start + 9, length - 9, token + 9))
     ]
     assert torch.equal(case.tiled(blocks, rechunked).nan_to_num(), expected)
@@ -105,14 +106,14 @@ def test_the_tiling_changes_no_bit(inputs: Inputs) -> None:
 def test_a_decoding_row_gets_the_bits_of_a_tile(inputs: Inputs) -> None:
     case = Case.of(inputs, ODD, [(0, 40), (30, 3), (0, 1), (47, 1), (63, 1), (64, 2)])
     blocks = prefill_block(padded_width(ODD.latent_dim, ODD.rope_dim), inputs.dtype)
-    assert torch.equal(case.newest(blocks), case.tiled(blocks)[case.last])
+    assert torch.equal(case.newest(blocks), case.tiled(blocks)[case.queries.last])
 
 
 @cases("splits", [3], also=[1])
 def test_a_row_is_the_same_alone_and_in_a_crowd(inputs: Inputs, splits: int) -> None:
     case = Case.of(inputs, ODD, [(39, 1), (69, 1), (16, 1), (8, 1)])
     crowd, tiled = case.decoded(splits, SMALL), case.tiled(SMALL)
-    for place, chunk in enumerate(case.chunks):
+    for place, chunk in enumerate(case.queries.chunks):
         alone = case.decoded(splits, SMALL, places=slice(place, place + 1))
         assert torch.equal(alone[0], crowd[place])
         assert torch.equal(case.tiled(SMALL, [chunk])[chunk[3]], tiled[chunk[3]])
@@ -120,7 +121,12 @@ def test_a_row_is_the_same_alone_and_in_a_crowd(inputs: Inputs, splits: int) -> 
 
 def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
     case = Case.of(inputs, ODD, [(49, 1), (19, 1)])
-    assert dataclasses.replace(case, query=case.query * 100).decoded(3, SMALL).isfinite().all()
+    assert (
+        case._replace(queries=case.queries._replace(tokens=case.queries.tokens * 100))
+        .decoded(3, SMALL)
+        .isfinite()
+        .all()
+    )
 
 
 @pytest.mark.gpu
@@ -132,9 +138,7 @@ def test_pools_of_more_than_2_to_the_31_elements(device: torch.device) -> None:
     pool = case.cache.entries.new_empty(shape)
     entries = pool[:, -case.cache.entries[0].numel() :].view(-1, *case.cache.entries.shape[1:])
     entries[offset:] = case.cache.entries
-    far = dataclasses.replace(
-        case, cache=case.cache._replace(entries=entries, tables=case.cache.tables + offset)
-    )
+    far = case._replace(cache=case.cache._replace(entries=entries, tables=case.cache.tables + offset))
     assert torch.equal(case.decoded(2), far.decoded(2))
     assert torch.equal(case.tiled().nan_to_num(), far.tiled().nan_to_num())
 
@@ -144,7 +148,7 @@ def test_a_scratch_that_is_too_small_is_refused(inputs: Inputs) -> None:
     out = inputs.poisoned(1, ODD.num_heads, ODD.latent_dim)
     with pytest.raises(ValueError, match="3 splits exceed"):
         latent_decode(
-            case.query[case.last],
+            case.queries.tokens[case.queries.last],
             case.cache,
             out,
             batch_rows=inputs.these([0]),

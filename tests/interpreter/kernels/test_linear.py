@@ -22,7 +22,7 @@ from nanoserve.kernels.linear.launch import (
     split_linear,
 )
 from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 

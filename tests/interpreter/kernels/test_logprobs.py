@@ -6,7 +6,7 @@ import torch
 from nanoserve.kernels.logprobs import launch, reference
 from nanoserve.kernels.logprobs.cases import check_token_logprobs
 from nanoserve.kernels.logprobs.launch import token_logprobs
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 

@@ -12,7 +12,7 @@ from nanoserve.kernels.gates import ACTIVATIONS, Activation
 from nanoserve.kernels.rms_norm import reference
 from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
 from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 

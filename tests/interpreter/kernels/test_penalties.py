@@ -5,7 +5,7 @@ import torch
 
 from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
 from nanoserve.kernels.penalties.launch import apply_penalties
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 
 VOCABULARIES = [40, 4_099, *([128_256] if torch.cuda.is_available() else [])]

@@ -14,8 +14,9 @@ from nanoserve.kernels.prefill_attention.tuning import (
     packed_heads,
     queries_per_tile,
 )
+from nanoserve.kernels.testing import Inputs, compare_around_poison
+from nanoserve.kernels.testing_attention import Heads
 from nanoserve.kernels.tiles import make_tiles
-from nanoserve.kernels.trial import Heads, Inputs, compare_around_poison
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -29,7 +30,7 @@ Chunk = tuple[int, int]
 
 
 def check(case: Case, blocks: BlockSizes = SMALL) -> None:
-    tolerance = TOLERANCE[case.query.dtype]
+    tolerance = TOLERANCE[case.queries.tokens.dtype]
     agree(compare_around_poison(str(case.heads), case.tiled(blocks), case.exact()), tolerance)
 
 
@@ -56,7 +57,7 @@ def test_it_equals_the_reference_over_nan(rows: str, window: int | None, inputs:
 def test_soft_caps_and_sinks(window: int | None, scoring: dict[str, Any], inputs: Inputs) -> None:
     case = Case.of(inputs, Heads(8, 2, 16, window=window, **scoring), ROWS["unequal"])
     check(case)
-    assert torch.equal(case.newest(SMALL), case.tiled(SMALL)[case.last])
+    assert torch.equal(case.newest(SMALL), case.tiled(SMALL)[case.queries.last])
 
 
 @cases("heads", [(6, 2)], also=[(1, 1), (3, 1), (4, 1), (8, 1), (16, 2)], ids=str)
@@ -96,7 +97,7 @@ def test_the_tiling_changes_no_bit(window: int | None, inputs: Inputs) -> None:
         assert torch.equal(case.tiled(blocks, queries=queries).nan_to_num(), expected.nan_to_num())
     rechunked = [
         part
-        for row, start, length, token in case.chunks
+        for row, start, length, token in case.queries.chunks
         for part in ((row, start, 17, token), (row, start + 17, length - 17, token + 17))
     ]
     assert torch.equal(case.tiled(blocks, rechunked).nan_to_num(), expected.nan_to_num())
@@ -108,13 +109,13 @@ def test_a_decoding_row_gets_the_same_bits(head_dim: int, window: int | None, in
     rows = [(0, 40), (30, 3), (0, 1), (47, 1), (63, 1), (64, 2)]
     case = Case.of(inputs, Heads(2, 1, head_dim, window=window), rows)
     blocks = choose_block(head_dim, inputs.dtype)
-    assert torch.equal(case.newest(blocks), case.tiled(blocks)[case.last])
+    assert torch.equal(case.newest(blocks), case.tiled(blocks)[case.queries.last])
 
 
 def test_a_row_gets_the_same_bits_alone_and_in_a_crowd(inputs: Inputs) -> None:
     case = Case.of(inputs, HEADS, [(0, 5), (9, 21), (40, 1)])
     together = case.tiled(SMALL)
-    for chunk in case.chunks:
+    for chunk in case.queries.chunks:
         tokens = slice(chunk[3], chunk[3] + chunk[2])
         assert torch.equal(case.tiled(SMALL, [chunk])[tokens], together[tokens])
 

@@ -8,7 +8,7 @@ import torch
 from nanoserve.kernels.rms_norm import norm_qkv, reference
 from nanoserve.kernels.rms_norm.cases import check_norm_qkv
 from nanoserve.kernels.rms_norm.launch import norm_qkv_into
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanoserve.kernels.rank_sums.cases import check_add_ranks, check_add_slots, check_gather_ranks
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 from tests.triton_interpreter import REACHED

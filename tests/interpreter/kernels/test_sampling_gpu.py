@@ -9,7 +9,7 @@ from torch import Tensor
 from nanoserve.kernels.philox import gumbel_rows
 from nanoserve.kernels.sampling import launch, reference
 from nanoserve.kernels.sampling.cases import Setting, check_sample_and_append
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.kernels.sampling_rows import device_rows
 from tests.interpreter.matrix import cases

@@ -12,7 +12,7 @@ import torch
 
 from nanoserve.kernels.scatter_runs.cases import RUNS, check_scatter_runs
 from nanoserve.kernels.scatter_runs.launch import PackedRuns, pack_runs, scatter_runs
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 
 

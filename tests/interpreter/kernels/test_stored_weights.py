@@ -12,7 +12,7 @@ from nanoserve.kernels.experts.cases import (
     check_feed_lists,
     check_feed_rows,
     random_choice,
-    random_stored_experts,
+    random_experts,
 )
 from nanoserve.kernels.experts.tuning import ListTile
 from nanoserve.kernels.linear.cases import (
@@ -24,7 +24,7 @@ from nanoserve.kernels.linear.cases import (
     random_product,
 )
 from nanoserve.kernels.stored import VALUES, Form, StoredWeight, interleaved
-from nanoserve.kernels.trial import Inputs, random_stored
+from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -41,7 +41,7 @@ FORMS = cases("form", ["mxfp4", "fp8"], also=[])
 )
 def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
     tokens, slots, count, size, hidden = sizes
-    experts = random_stored_experts(inputs, form, count, size, hidden, clamp=clamp)
+    experts = random_experts(inputs, count, size, hidden, form=form, clamp=clamp, bias=clamp is not None)
     chosen = random_choice(inputs, tokens, slots, count)
     norm_weight = inputs.normal(hidden) + 1 if tokens == 1 else None
     agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
@@ -49,7 +49,7 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
 
 def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "stored_list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
-    experts = random_stored_experts(inputs, "mxfp4", 3, 160, 288)
+    experts = random_experts(inputs, 3, 160, 288, form="mxfp4")
     agree(check_feed_lists(inputs, experts, random_choice(inputs, 5, 2, 3)), TOLERANCE[inputs.dtype])
 
 
@@ -62,7 +62,7 @@ def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.Monk
 )
 def test_lists_of_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
     tokens, slots, count, size, hidden = sizes
-    experts = random_stored_experts(inputs, form, count, size, hidden, clamp=clamp)
+    experts = random_experts(inputs, count, size, hidden, form=form, clamp=clamp, bias=clamp is not None)
     agree(
         check_feed_lists(inputs, experts, random_choice(inputs, tokens, slots, count)),
         TOLERANCE[inputs.dtype],
@@ -75,7 +75,7 @@ def test_lists_with_the_tiles_of_half_precision(
     tokens: int, slots: int, experts: int, form: Form, device: torch.device
 ) -> None:
     half = Inputs(device, torch.float16)
-    stored = random_stored_experts(half, form, experts, 32, 160)
+    stored = random_experts(half, experts, 32, 160, form=form)
     chosen = random_choice(half, tokens, slots, experts)
     # The sums are of terms up to 40, of which some cancel: what rounding leaves of those is absolute.
     agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16], atol=1e-2)
@@ -85,7 +85,7 @@ def test_lists_with_the_tiles_of_half_precision(
 def test_edge_blocks_of_8_bit_floats_and_last_groups(form: Form, inputs: Inputs) -> None:
     """Hidden size and size leave a rest of a block, of a step and of what one thread loads."""
     hidden, size = (352, 224) if form == "mxfp4" else (203, 151)
-    experts = random_stored_experts(inputs, form, 3, size, hidden)
+    experts = random_experts(inputs, 3, size, hidden, form=form)
     agree(check_feed_rows(inputs, experts, random_choice(inputs, 1, 2, 3)), TOLERANCE[inputs.dtype])
     agree(check_feed_lists(inputs, experts, random_choice(inputs, 9, 2, 3)), TOLERANCE[inputs.dtype])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule, reference
 from nanoserve.kernels.delta_rule.cases import random_tokens, random_weights
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
-from nanoserve.kernels.trial import Inputs
+from nanoserve.kernels.testing import Inputs
 
 HEADS = DeltaHeads(3, 6, 12, 20, 4)
 SLOT = 2

@@ -19,7 +19,8 @@ from nanoserve.kernels.latent_attention import (
     plan_latent_attention,
     reference,
 )
-from nanoserve.kernels.trial import Inputs, LatentHeads
+from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.testing_attention import LatentHeads
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SIZES = LatentHeads(num_heads=3, latent_dim=20, rope_dim=6, nope_dim=10, value_dim=14, block_size=4)

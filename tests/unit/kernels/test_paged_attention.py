@@ -18,7 +18,8 @@ from nanoserve.kernels.paged_attention import (
     plan_invariant_attention,
 )
 from nanoserve.kernels.paged_attention.reference import paged_attention as reference
-from nanoserve.kernels.trial import Heads, Inputs, paged_cache
+from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.testing_attention import Heads, paged_cache
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +13,8 @@ from nanoserve.kernels.decode_attention.launch import decode_attention
 from nanoserve.kernels.decode_attention.tuning import LONG_SPLITS, Tiling, choose_tile
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.trial import (
-    Comparison,
-    Heads,
-    Inputs,
-    compare_around_poison,
-    copy_apart,
-    paged_cache,
-)
+from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
+from nanoserve.kernels.testing_attention import Heads, paged_cache
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
 BATCHES: Final = (1, 8, 64, 256)
@@ -29,10 +22,11 @@ BATCHES: Final = (1, 8, 64, 256)
 SPLITS: Final = (1, 4)
 SHORT_WINDOW: Final = 20
 """The kernel is compiled for any window, so that a short one shows as much as the model's."""
+Made = tuple[Tensor, Tensor, Tensor]
+"""The output and both caches."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Case:
+class Case(NamedTuple):
     """Places in another order than their rows; those behind the rows are padding, which shares the sink."""
 
     qkv: Tensor
@@ -56,12 +50,12 @@ class Case:
         }
         return cls(qkv, cache, heads.transform(inputs, max(lengths)), step)
 
-    def exact(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The output and both caches as by definition."""
+    def exact(self) -> Made:
+        """As by definition."""
         return reference.decode_attention(self.qkv, self.cache, self.transform, **self.step)
 
-    def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """The output and both caches after the launch."""
+    def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> Made:
+        """After the launch."""
         cache = self.cache._replace(keys=copy_apart(self.cache.keys), values=copy_apart(self.cache.values))
         _, kv_heads, _, head_dim = cache.keys.shape
         heads = self.qkv.shape[1] // head_dim - 2 * kv_heads
@@ -75,9 +69,7 @@ class Case:
         decode_attention(self.qkv, cache, self.transform, out, **self.step, **how)
         return out, cache.keys, cache.values
 
-    def compare(
-        self, case: str, got: tuple[Tensor, Tensor, Tensor], wanted: tuple[Tensor, Tensor, Tensor]
-    ) -> Iterator[Comparison]:
+    def compare(self, case: str, got: Made, wanted: Made) -> Iterator[Comparison]:
         """Output, new keys and values, and that older ones have not changed."""
         yield Comparison(case, got[0], wanted[0])
         yield from compare_around_poison(f"keys, {case}", got[1], wanted[1])

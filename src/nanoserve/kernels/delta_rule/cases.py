@@ -18,7 +18,7 @@ from nanoserve.kernels.delta_rule.launch import (
 )
 from nanoserve.kernels.delta_rule.tuning import Advance
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
-from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 LENGTHS: Final = (3, 70, 1, 5, 2)
 """Tokens of the rows, of which the newest is computed."""
@@ -74,9 +74,8 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = F
         inputs, heads, [(s, n - 1) for s, n in zip(slots, LENGTHS, strict=True)], count + 2
     )
     projected = random_tokens(inputs, heads, count + 1)
-    projected = torch.cat((projected, projected[-1:]))
     wanted, after, shares = reference.delta_rule(
-        projected[: count + 1],
+        projected,
         before,
         weights,
         heads,
@@ -84,23 +83,20 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = F
         starts=[*(LENGTHS[row] - 1 for row in order), 0],
         lengths=[1] * (count + 1),
     )
-    wanted, shares = (torch.cat((each, each[-1:])) for each in (wanted, shares))
-    for pdl in inputs.launches:
-        states, out = _copied(before), inputs.poisoned(*wanted.shape)
-        inputs.settle()
-        delta_rule_newest(
-            projected,
-            states,
-            weights,
-            heads,
-            out,
-            batch_rows=inputs.these([*order, count, count]),
-            lengths=inputs.these([*LENGTHS, 1]),
-            tables=_tables(inputs, [*slots, 0]),
-            invariant=invariant,
-            pdl=pdl,
-        )
-        yield from _compare(f"newest tokens, {heads}", (out, wanted, shares), states, after)
+    projected, wanted, shares = (torch.cat((each, each[-1:])) for each in (projected, wanted, shares))
+    return inputs.compare(
+        delta_rule_newest,
+        str(heads),
+        projected=projected,
+        states=_states(before, after),
+        weights=weights,
+        heads=heads,
+        out=expect(wanted, share=shares),
+        batch_rows=inputs.these([*order, count, count]),
+        lengths=inputs.these([*LENGTHS, 1]),
+        tables=_tables(inputs, [*slots, 0]),
+        invariant=invariant,
+    )
 
 
 def check_delta_chunks(
@@ -120,41 +116,39 @@ def check_delta_chunks(
     projected = random_tokens(inputs, heads, sum(lengths))
     rows = {"slots": slots, "starts": starts, "lengths": lengths}
     wanted, after, shares = reference.delta_rule(projected, before, weights, heads, **rows)
-    states, out = _copied(before), inputs.poisoned(*wanted.shape)
     firsts = [sum(lengths[:row]) for row in range(count)]
     order = inputs.shuffled(count)
-    spans = inputs.these([(row, firsts[row], lengths[row], starts[row]) for row in order])
-    what, tables = (projected, states, weights, heads, out), _tables(inputs, slots)
-    if tiled:
-        space = TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
-        for each in space:
-            each.fill_(torch.nan)
-        delta_rule_tiles(*what, spans=spans, tables=tables, space=space, advance=advance)
-    else:
-        delta_rule_chunks(*what, spans=spans, tables=tables)
-    yield from _compare(f"{'tiles' if tiled else 'chunks'}, {heads}", (out, wanted, shares), states, after)
+    arguments = {
+        "projected": projected,
+        "states": _states(before, after),
+        "weights": weights,
+        "heads": heads,
+        "out": expect(wanted, share=shares),
+        "spans": inputs.these([(row, firsts[row], lengths[row], starts[row]) for row in order]),
+        "tables": _tables(inputs, slots),
+    }
+    if not tiled:
+        return inputs.compare(delta_rule_chunks, str(heads), **arguments)
+    space = TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
+    for each in space:
+        each.fill_(torch.nan)
+    return inputs.compare(delta_rule_tiles, str(heads), **arguments, space=space, advance=advance)
 
 
 def check_delta_tiles(
     inputs: Inputs, heads: DeltaHeads, chunks: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[Comparison]:
     """As `check_delta_chunks`, in tiles of matrix products."""
-    yield from check_delta_chunks(inputs, heads, chunks, tiled=True)
+    return check_delta_chunks(inputs, heads, chunks, tiled=True)
 
 
 def _tables(inputs: Inputs, slots: Sequence[int]) -> Tensor:
     return inputs.these([[slot, *[10**6] * (WIDTH - 1)] for slot in slots])
 
 
-def _copied(states: DeltaStates) -> DeltaStates:
-    return DeltaStates(*(each.clone() for each in states))
-
-
-def _compare(
-    case: str, results: tuple[Tensor, Tensor, Tensor], states: DeltaStates, after: DeltaStates
-) -> Iterator[Comparison]:
-    """Of results what there is, what there should be, and by how much of it that does not cancel it counts."""
-    out, wanted, shares = results
-    yield Comparison(case, out.float() * shares, wanted * shares)
-    yield from compare_around_poison(f"states of {case}", states.sums, after.sums)
-    yield from compare_around_poison(f"recent inputs of {case}", states.recent, after.recent, exact=True)
+def _states(before: DeltaStates, after: DeltaStates) -> DeltaStates:
+    """Results of both, of which the recent inputs are copied."""
+    return DeltaStates(
+        expect(after.sums, before.sums, dtype=torch.float32),
+        expect(after.recent, before.recent, exact=True, dtype=torch.float32),
+    )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanoserve.kernels.embedding import reference
 from nanoserve.kernels.embedding.launch import embed_tokens
-from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 LENGTHS: Final = (3, 1, 9, 5)
 """Tokens of the rows; what lies behind a row's end are other tokens."""
@@ -31,21 +31,16 @@ def check_embed_newest(
 ) -> Iterator[Comparison]:
     """The newest token of each place's row; places may share one."""
     tokens = rows_of_tokens(inputs, len(weight), width)
-    lengths, batch_rows = inputs.these(LENGTHS), inputs.these(places)
-    wanted = inputs.poisoned(len(places) + 1, weight.shape[1])
-    wanted[:-1] = reference.embed(tokens, places, [LENGTHS[row] - 1 for row in places], weight, scale)
-    for pdl in inputs.launches:
-        out = inputs.poisoned(*wanted.shape)
-        inputs.settle()
-        embed_tokens(tokens, batch_rows, lengths, weight, out[:-1], scale=scale, newest=True, pdl=pdl)
-        yield from compare_around_poison(shape_of(out), out, wanted, exact=True)
+    wanted = reference.embed(tokens, places, [LENGTHS[row] - 1 for row in places], weight, scale)
+    where = {"token_rows": inputs.these(places), "positions": inputs.these(LENGTHS), "newest": True}
+    out = expect(wanted, exact=True)
+    return inputs.compare(embed_tokens, tokens=tokens, weight=weight, out=out, scale=scale, **where)
 
 
 def check_embed_tokens(inputs: Inputs, weight: Tensor, scale: float | None = None) -> Iterator[Comparison]:
     """Tokens by row and position."""
     rows, positions = [2, 2, 2, 0, 3, 1, 0], [4, 5, 8, 0, 2, 0, 2]
     tokens = rows_of_tokens(inputs, len(weight))
-    out = inputs.poisoned(len(rows), weight.shape[1])
-    embed_tokens(tokens, inputs.these(rows), inputs.these(positions), weight, out, scale=scale)
-    wanted = reference.embed(tokens, rows, positions, weight, scale)
-    yield Comparison(shape_of(out), out, wanted, exact=True)
+    where = {"token_rows": inputs.these(rows), "positions": inputs.these(positions)}
+    out = expect(reference.embed(tokens, rows, positions, weight, scale), exact=True)
+    return inputs.compare(embed_tokens, tokens=tokens, weight=weight, out=out, scale=scale, **where)

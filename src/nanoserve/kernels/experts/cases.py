@@ -17,37 +17,36 @@ from nanoserve.kernels.experts.launch import (
     list_pairs,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.stored import Form
-from nanoserve.kernels.trial import Comparison, Inputs, random_stored
+from nanoserve.kernels.stored import Form, StoredWeight
+from nanoserve.kernels.testing import POISON, Comparison, Inputs, expect, random_stored, scratch
 
 PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)
 """One number for each tile that lists run with."""
 
 
 def random_experts(
-    inputs: Inputs, count: int, size: int, hidden: int, *, bias: bool = False, clamp: float | None = None
+    inputs: Inputs,
+    count: int,
+    size: int,
+    hidden: int,
+    *,
+    form: Form | None = None,
+    bias: bool = False,
+    clamp: float | None = None,
 ) -> Experts:
-    """Stacked weights that keep what passes through them about as large as it was."""
-    gate_up = (inputs.normal(count, 2 * size, hidden).float() * hidden**-0.5).to(inputs.dtype)
-    down = (inputs.normal(count, hidden, size).float() * size**-0.5).to(inputs.dtype)
+    """Stacked weights, plain or as stored in a form, that keep what passes through them about as large as it was."""
+
+    def weight(*shape: int) -> Tensor | StoredWeight:
+        if form is not None:
+            return random_stored(inputs, form, *shape)
+        plain: Tensor = inputs.normal(*shape).float() * float(shape[-1] ** -0.5)
+        return plain.to(inputs.dtype)
+
     return Experts(
-        gate_up,
-        down,
+        weight(count, 2 * size, hidden),
+        weight(count, hidden, size),
         gate_up_bias=inputs.normal(count, 2 * size) if bias else None,
         down_bias=inputs.normal(count, hidden) if bias else None,
-        clamp=clamp,
-    )
-
-
-def random_stored_experts(
-    inputs: Inputs, form: Form, count: int, size: int, hidden: int, *, clamp: float | None = None
-) -> Experts:
-    """The same as checkpoints store them, with scales that differ; biases where there is a clamp, as gpt-oss has both."""
-    return Experts(
-        random_stored(inputs, form, count, 2 * size, hidden),
-        random_stored(inputs, form, count, hidden, size),
-        gate_up_bias=inputs.normal(count, 2 * size) if clamp is not None else None,
-        down_bias=inputs.normal(count, hidden) if clamp is not None else None,
         clamp=clamp,
     )
 
@@ -69,17 +68,16 @@ def check_choose_experts(
     """Experts and weights of logits [T, E], or of slices [S, T, E] with a bias; the experts are those of the reference exactly."""
     slices = logits if logits.dim() == 3 else logits[None]
     total = sum(slices, start=torch.zeros_like(slices[0]) if bias is None else bias.float())
-    wanted = reference.choose(total, routing, correction)
-    case = f"of {routing.count(total)} experts in {len(slices)} slices, {routing}"
-    for pdl in inputs.launches:
-        got = Chosen(
-            inputs.poisoned(*wanted.experts.shape, dtype=torch.int32),
-            inputs.poisoned(*wanted.weights.shape, dtype=torch.float32),
-        )
-        inputs.settle()
-        choose_experts(slices, routing, got, bias=bias, correction=correction, pdl=pdl)
-        yield Comparison(f"experts {case}", got.experts, wanted.experts, exact=True)
-        yield Comparison(f"weights {case}", got.weights, wanted.weights)
+    experts, weights = reference.choose(total, routing, correction)
+    return inputs.compare(
+        choose_experts,
+        f"of {routing.count(total)} experts, {routing}",
+        logits=slices,
+        routing=routing,
+        out=Chosen(expect(experts), expect(weights, dtype=torch.float32)),
+        bias=bias,
+        correction=correction,
+    )
 
 
 def check_feed_rows(
@@ -92,36 +90,40 @@ def check_feed_rows(
     if norm_weight is not None:
         rms = torch.sqrt((entering * entering).mean(dim=-1, keepdim=True) + eps)
         entering = entering / rms * norm_weight.float()
-    stream = x if norm_weight is not None else inputs.normal_like(x)
-    wanted = stream.float() + reference.feed(entering, experts, chosen)
-    for pdl in inputs.launches:
-        space, got = _poisoned_workspace(inputs, chosen, experts), stream.clone()
-        inputs.settle()
-        entered = got if norm_weight is not None else x
-        feed_rows(entered, experts, chosen, got, workspace=space, norm_weight=norm_weight, eps=eps, pdl=pdl)
-        yield Comparison(_case("rows", experts, chosen), got, wanted)
+    before = x if norm_weight is not None else inputs.normal_like(x)
+    stream = expect(before.float() + reference.feed(entering, experts, chosen), before)
+    return inputs.compare(
+        feed_rows,
+        _case(experts, chosen),
+        x=x if norm_weight is None else stream,
+        experts=experts,
+        chosen=chosen,
+        stream=stream,
+        workspace=_poisoned_workspace(inputs, chosen, experts),
+        norm_weight=norm_weight,
+        eps=eps,
+    )
 
 
 def check_feed_lists(
     inputs: Inputs, experts: Experts, chosen: Chosen, *, invariant: bool = False
 ) -> Iterator[Comparison]:
-    """Partial sums of each slot, and that x stays as it is."""
+    """Partial sums of each slot; x stays as it is."""
     (tokens, slots), hidden = chosen.experts.shape, experts.down.shape[1]
     x = inputs.normal(tokens, hidden)
-    kept = x.clone()
-    wanted = torch.stack(
-        [
-            reference.feed(x, experts, Chosen(*(each[:, slot : slot + 1] for each in chosen)))
-            for slot in range(slots)
-        ]
+    of_slots = [Chosen(*(each[:, slot : slot + 1] for each in chosen)) for slot in range(slots)]
+    wanted = torch.stack([reference.feed(x, experts, each) for each in of_slots])
+
+    return inputs.compare(
+        feed_lists,
+        _case(experts, chosen),
+        x=x,
+        experts=experts,
+        chosen=chosen,
+        partials=expect(wanted, dtype=torch.float32 if tokens <= 64 else None),
+        workspace=_poisoned_workspace(inputs, chosen, experts),
+        invariant=invariant,
     )
-    for pdl in inputs.launches:
-        space = _poisoned_workspace(inputs, chosen, experts)
-        got = inputs.poisoned(slots, tokens, hidden, dtype=torch.float32 if tokens <= 64 else inputs.dtype)
-        inputs.settle()
-        feed_lists(x, experts, chosen, got, workspace=space, invariant=invariant, pdl=pdl)
-        yield Comparison(_case("lists", experts, chosen), got, wanted)
-        yield Comparison(f"input of {_case('lists', experts, chosen)}", x, kept, exact=True)
 
 
 def check_every_tile(
@@ -147,7 +149,7 @@ def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Ite
     for pdl in inputs.launches:
         space = ExpertsWorkspace.create(len(pairs), count, 1, dtype=inputs.dtype, device=inputs.device)
         for each in space[1:]:
-            each.fill_(-7)
+            each.fill_(POISON)
         inputs.settle()
         num_tiles = list_pairs(chosen, count, bm, space, pdl=pdl)
         got = space.tiles[: 3 * num_tiles].view(3, num_tiles)
@@ -163,10 +165,9 @@ def _poisoned_workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> Exp
     space = ExpertsWorkspace.create(
         chosen.experts.numel(), count, size, dtype=inputs.dtype, device=inputs.device
     )
-    space.inner.fill_(torch.nan)
-    return space
+    return space._replace(inner=scratch(space.inner))
 
 
-def _case(how: str, experts: Experts, chosen: Chosen) -> str:
+def _case(experts: Experts, chosen: Chosen) -> str:
     (tokens, slots), (count, hidden, size) = chosen.experts.shape, experts.down.shape
-    return f"{how}: {tokens} tokens of {hidden}, {slots} of {count} experts of {size}"
+    return f"of {tokens} tokens of {hidden}, {slots} of {count} experts of {size}"

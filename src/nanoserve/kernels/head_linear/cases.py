@@ -8,7 +8,8 @@ import torch
 
 from nanoserve.kernels.head_linear import reference
 from nanoserve.kernels.head_linear.launch import head_linear
-from nanoserve.kernels.trial import Comparison, Inputs, LatentHeads, compare_around_poison
+from nanoserve.kernels.testing import Comparison, Inputs, expect
+from nanoserve.kernels.testing_attention import LatentHeads
 
 
 def check_head_linear(inputs: Inputs, sizes: LatentHeads, tokens: int) -> Iterator[Comparison]:
@@ -17,17 +18,9 @@ def check_head_linear(inputs: Inputs, sizes: LatentHeads, tokens: int) -> Iterat
     up = inputs.normal(heads, nope + value, latent) * latent**-0.5
     query, attended = inputs.normal(tokens, heads, nope + rope), inputs.normal(tokens, heads, latent)
     up_keys, up_values = up[:, :nope], up[:, nope:].transpose(1, 2)
-    for pdl in inputs.launches:
-        absorbed, values = (
-            inputs.poisoned(tokens, heads, latent + rope),
-            inputs.poisoned(tokens, heads, value),
-        )
-        wanted = torch.full_like(absorbed, torch.nan, dtype=torch.float32)
-        wanted[..., :latent] = reference.head_linear(query[..., :nope], up_keys)
-        inputs.settle()
-        head_linear(query[..., :nope], up_keys, absorbed[..., :latent], pdl=pdl)
-        head_linear(attended, up_values, values, pdl=pdl)
-        yield from compare_around_poison(f"{tokens} tokens absorbed, {sizes}", absorbed, wanted)
-        yield Comparison(
-            f"values of {tokens} tokens, {sizes}", values, reference.head_linear(attended, up_values)
-        )
+    wanted = torch.full((tokens, heads, latent + rope), torch.nan, device=inputs.device)
+    wanted[..., :latent] = reference.head_linear(query[..., :nope], up_keys)
+    absorbed = expect(wanted, columns=slice(latent))
+    values = expect(reference.head_linear(attended, up_values))
+    yield from inputs.compare(head_linear, str(sizes), x=query[..., :nope], weight=up_keys, out=absorbed)
+    yield from inputs.compare(head_linear, str(sizes), x=attended, weight=up_values, out=values)

@@ -20,7 +20,7 @@ from nanoserve.kernels.linear.launch import (
 )
 from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.stored import StoredWeight
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)
 """One number of rows for each tile that batches of up to 64 rows run with."""
@@ -82,25 +82,23 @@ def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
 
 def check_row_linear(inputs: Inputs, product: LinearCase) -> Iterator[Comparison]:
     """One row, with all that is fused into it; the row stays as it is."""
-    x, out = inputs.normal(1, product.weight.shape[1]), inputs.poisoned(1, product.width)
-    wanted, residual, kept = product.formula(x, normed=True), None, x.clone()
+    x = inputs.normal(1, product.weight.shape[1])
+    wanted, residual = product.formula(x, normed=True), None
     if product.added:
         residual = inputs.normal_like(wanted)
         wanted = wanted + residual.float()
-    inputs.settle()
-    row_linear(
-        x,
-        product.weight,
-        out,
+    return inputs.compare(
+        row_linear,
+        product.case(1),
+        x=x,
+        weight=product.weight,
+        out=expect(wanted),
         bias=product.bias,
         norm_weight=product.norm_weight,
         eps=product.eps,
         residual=residual,
         gate=product.gate,
-        pdl=inputs.pdl,
     )
-    yield Comparison(product.case(1), out, wanted)
-    yield Comparison(f"input of {product.case(1)}", x, kept, exact=True)
 
 
 def check_skinny_linear(
@@ -111,16 +109,12 @@ def check_skinny_linear(
     n, k = product.weight.shape
     space = LinearWorkspace.create([(n, k)], max_m=max(batches), dtype=inputs.dtype, device=inputs.device)
     space.partials.fill_(torch.nan)
+    parts = {"weight": product.weight, "bias": product.bias, "gate": product.gate, "workspace": space}
     for rows in batches:
         x = inputs.normal(rows, k)
-        wanted = product.formula(x)
+        out = expect(product.formula(x))
         for _ in range(2):
-            out = inputs.poisoned(rows, product.width)
-            inputs.settle()
-            skinny_linear(
-                x, product.weight, out, bias=product.bias, gate=product.gate, workspace=space, pdl=inputs.pdl
-            )
-            yield Comparison(product.case(rows), out, wanted)
+            yield from inputs.compare(skinny_linear, product.case(rows), x=x, out=out, **parts)
     counters = space.counters
     yield Comparison(f"counters behind {product.name}", counters, torch.zeros_like(counters), exact=True)
 
@@ -140,15 +134,16 @@ def check_split_linear(
 
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:
     """In the form that does not depend on the batch; what is added to the residual stream is added in place."""
-    x, out = inputs.normal(rows, product.weight.shape[1]), inputs.poisoned(rows, len(product.weight))
-    wanted, residual = product.formula(x, gate=False), None
+    x, weight = inputs.normal(rows, product.weight.shape[1]), product.weight
+    wanted, before = product.formula(x, gate=False), None
     if product.added:
-        out = residual = inputs.normal_like(wanted)
-        wanted = wanted + residual.float()
-    weight = product.weight
+        before = inputs.normal_like(wanted)
+        wanted = wanted + before.float()
     if isinstance(weight, StoredWeight):
         stored, weight = weight, inputs.poisoned(*weight.shape)
         widen_into(stored, weight)
         yield Comparison(f"widened {product.name}", weight, stored.float().to(inputs.dtype), exact=True)
-    invariant_linear(x, weight, out, bias=product.bias, residual=residual)
-    yield Comparison(product.case(rows), out, wanted)
+
+    out = expect(wanted, before)
+    parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
+    yield from inputs.compare(invariant_linear, product.case(rows), x=x, out=out, **parts)

@@ -8,7 +8,7 @@ import torch
 
 from nanoserve.kernels.logprobs import reference
 from nanoserve.kernels.logprobs.launch import token_logprobs
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.testing import MARGIN, Comparison, Inputs, expect
 
 
 def check_token_logprobs(
@@ -20,18 +20,20 @@ def check_token_logprobs(
     dtype: torch.dtype = torch.int32,
 ) -> Iterator[Comparison]:
     """Logits that are columns of a wider matrix of NaN."""
-    # Wider by a multiple of 16, which leaves the variant that serving launches: Triton compiles another for odd strides.
-    logits = inputs.poisoned(5, vocab_size + 16)[:, :vocab_size]
+    logits = inputs.poisoned(5, vocab_size + MARGIN)[:, :vocab_size]
     logits.copy_(inputs.normal(*logits.shape) * scale + shift)
     logits[2, 0] = -torch.inf
     logits[4] = 1.5
     tokens = [int(logits[0].argmax()), 0, vocab_size - 1, vocab_size // 2, vocab_size - 1]
-    reported = [-1 - token if place == 3 else token for place, token in enumerate(tokens)]
-    logprobs, totals = inputs.poisoned(2, len(tokens), dtype=torch.float32).unbind(0)
-    ranks = inputs.poisoned(len(tokens), dtype=torch.int32)
-    token_logprobs(logits, inputs.these(reported, dtype), logprobs=logprobs, ranks=ranks, totals=totals)
-    wanted = reference.token_logprobs(logits, inputs.these(tokens))
-    case = f"{len(tokens)} x {vocab_size}"
-    yield Comparison(case, logprobs, wanted[0])
-    yield Comparison(f"ranks, {case}", ranks, wanted[1], exact=True)
-    yield Comparison(f"sums, {case}", totals, wanted[2])
+    reported = inputs.these(
+        [-1 - token if place == 3 else token for place, token in enumerate(tokens)], dtype
+    )
+    logprobs, ranks, totals = reference.token_logprobs(logits, inputs.these(tokens))
+    return inputs.compare(
+        token_logprobs,
+        logits=logits,
+        token_ids=reported,
+        logprobs=expect(logprobs, dtype=torch.float32),
+        ranks=expect(ranks.int()),
+        totals=expect(totals, dtype=torch.float32),
+    )

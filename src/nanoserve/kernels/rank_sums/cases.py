@@ -15,7 +15,7 @@ from nanoserve.kernels.rank_sums.launch import (
     add_slots_into,
     gather_ranks_into,
 )
-from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 
 def _peers(inputs: Inputs, blocks: Tensor, rank: int) -> Peers:
@@ -46,39 +46,31 @@ def check_add_ranks(
     wanted, total = reference.add_ranks(stream, parts, weight, eps, branch_norm)
     sums = []
     for rank in range(len(blocks)):
-        for pdl in inputs.launches:
-            x, out = stream.clone(), inputs.poisoned(*stream.shape)
-            peers = _peers(inputs, blocks, rank)
-            inputs.settle()
-            add_ranks_into(
-                x,
-                peers,
-                HEADER + 16,
-                parity=rank % 2,
-                eps=eps,
-                weight=weight,
-                out=out,
-                branch_norm=branch_norm,
-                pdl=pdl,
-            )
-            yield Comparison(f"norm of {shape_of(x)} on rank {rank} of {len(blocks)}", out, wanted)
-            yield Comparison(f"sum of {shape_of(x)} on rank {rank} of {len(blocks)}", x, total)
-            sums.append(x)
+        for each in inputs.compare(
+            add_ranks_into,
+            f"on rank {rank} of {len(blocks)}",
+            x=expect(total, stream),
+            peers=_peers(inputs, blocks, rank),
+            offset=HEADER + 16,
+            parity=rank % 2,
+            eps=eps,
+            weight=weight,
+            out=expect(wanted),
+            branch_norm=branch_norm,
+        ):
+            sums += [each.got] if each.case.startswith("x,") else []
+            yield each
     yield Comparison("sums of all ranks", torch.stack(sums), sums[0].expand(len(sums), -1, -1), exact=True)
 
 
 def check_gather_ranks(inputs: Inputs, blocks: Tensor, rows: int, width: int) -> Iterator[Comparison]:
-    """All columns, and a row behind them; the last rank has fewer."""
+    """All columns; the last rank has fewer."""
     share = -(-width // len(blocks))
     shards = [inputs.normal(rows, min(share, width - rank * share)) for rank in range(len(blocks))]
     _fill(blocks, HEADER, shards)
-    wanted = inputs.poisoned(rows + 1, width)
-    wanted[:rows] = reference.gather_ranks(shards)
-    for pdl in inputs.launches:
-        out = inputs.poisoned(rows + 1, width)
-        inputs.settle()
-        gather_ranks_into(out[:rows], _peers(inputs, blocks, 0), HEADER, share=share, block=16, pdl=pdl)
-        yield from compare_around_poison(shape_of(out), out, wanted, exact=True)
+    out = expect(reference.gather_ranks(shards), exact=True)
+    exchange = {"peers": _peers(inputs, blocks, 0), "offset": HEADER, "share": share, "block": 16}
+    return inputs.compare(gather_ranks_into, out=out, **exchange)
 
 
 def check_add_slots(
@@ -87,8 +79,5 @@ def check_add_slots(
     """The sum of partial sums in either dtype."""
     for dtype in {torch.float32, inputs.dtype}:
         partials = inputs.normal(slots, rows, size, dtype=dtype)
-        for pdl in inputs.launches:
-            out = inputs.poisoned(rows, size)
-            inputs.settle()
-            add_slots_into(partials, out, bias=bias, pdl=pdl)
-            yield Comparison(shape_of(partials), out, reference.add_slots(partials, bias))
+        out = expect(reference.add_slots(partials, bias))
+        yield from inputs.compare(add_slots_into, partials=partials, out=out, bias=bias)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanoserve.kernels.rms_norm import reference
 from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into, norm_qkv_into
-from nanoserve.kernels.trial import Comparison, Inputs, compare_around_poison, shape_of
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 
 def check_add_rms_norm(
@@ -25,19 +25,17 @@ def check_add_rms_norm(
 ) -> Iterator[Comparison]:
     """Partial sums of `splits` slices in some dtype, and a bias; with no slices the stream has to stay as it is."""
     stream = inputs.normal(rows, len(weight))
-    partials = inputs.normal(splits, rows, len(weight), dtype=dtype) if splits else None
-    wanted, total = reference.rms_norm(stream, weight, eps), stream
-    if partials is not None:
-        added = partials.float().sum(0) + (0 if bias is None else bias.float())
-        wanted, total = reference.add_rms_norm(added, stream, weight, eps, branch_norm)
-    for pdl in inputs.launches:
-        x, out = stream.clone(), inputs.poisoned(*stream.shape)
-        inputs.settle()
-        added_up = {"partials": partials, "bias": bias if splits else None, "branch_norm": branch_norm}
-        add_rms_norm_into(x, weight, out, **added_up, eps=eps, pdl=pdl)
-        case = f"{shape_of(x)}, {splits} partial sums"
-        yield Comparison(f"norm of {case}", out, wanted)
-        yield Comparison(f"sum of {case}", x, total, exact=partials is None)
+    wanted, total, added = reference.rms_norm(stream, weight, eps), stream, {}
+    if splits:
+        partials = inputs.normal(splits, rows, len(weight), dtype=dtype)
+        wanted, total = reference.add_rms_norm(
+            partials, bias, stream, weight=weight, eps=eps, branch_norm=branch_norm
+        )
+        added = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
+    stream_after = expect(total, stream, exact=not splits)
+    return inputs.compare(
+        add_rms_norm_into, x=stream_after, weight=weight, out=expect(wanted), eps=eps, **added
+    )
 
 
 def check_add_partials(
@@ -53,13 +51,11 @@ def check_add_partials(
     """The norm of partial sums in some dtype, added to the stream alone."""
     stream = inputs.normal(rows, len(branch_norm))
     partials = inputs.normal(splits, rows, len(branch_norm), dtype=dtype)
-    added = partials.float().sum(0) + (0 if bias is None else bias.float())
-    _, total = reference.add_rms_norm(added, stream, branch_norm, eps, branch_norm)
-    for pdl in inputs.launches:
-        x = stream.clone()
-        inputs.settle()
-        add_partials_into(x, partials, bias=bias, branch_norm=branch_norm, eps=eps, pdl=pdl)
-        yield Comparison(f"{shape_of(x)}, {splits} partial sums", x, total)
+    _, total = reference.add_rms_norm(
+        partials, bias, stream, weight=branch_norm, eps=eps, branch_norm=branch_norm
+    )
+    added = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
+    return inputs.compare(add_partials_into, x=expect(total, stream), eps=eps, **added)
 
 
 def check_norm_qkv(
@@ -72,12 +68,7 @@ def check_norm_qkv(
     clip: float | None = None,
 ) -> Iterator[Comparison]:
     """Norms of queries and keys of `sizes`; values are as wide as keys."""
-    qkv = inputs.normal(rows, sizes[0] + 2 * sizes[1])
-    wanted = inputs.poisoned(rows + 1, qkv.shape[1]).float()
-    wanted[:rows] = reference.norm_qkv(qkv, norms, eps, clip, sizes)
-    for pdl in inputs.launches:
-        got = inputs.poisoned(rows + 1, qkv.shape[1])
-        got[:rows] = qkv
-        inputs.settle()
-        norm_qkv_into(got[:rows], *norms, eps=eps, clip=clip, sizes=sizes, pdl=pdl)
-        yield from compare_around_poison(shape_of(qkv), got, wanted)
+    before = inputs.normal(rows, sizes[0] + 2 * sizes[1])
+    named = {"q_norm": norms[0], "k_norm": norms[1], "eps": eps, "clip": clip, "sizes": sizes}
+    qkv = expect(reference.norm_qkv(before, norms, eps, clip, sizes), before)
+    return inputs.compare(norm_qkv_into, qkv=qkv, **named)

@@ -13,10 +13,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, branch_norm: Tensor | None = None
+    partials: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    eps: float,
+    branch_norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The norm of the sum, and the sum; with `branch_norm` as weight, x is normed before it is added."""
-    total = residual.float() + (x.float() if branch_norm is None else rms_norm(x, branch_norm, eps))
+    """The norm of the residual plus all partials [S, M, K] and the bias, and that sum.
+
+    With `branch_norm` as weight, what is added is normed before.
+    """
+    added = partials.float().sum(0) + (0 if bias is None else bias.float())
+    total = residual.float() + (added if branch_norm is None else rms_norm(added, branch_norm, eps))
     return rms_norm(total, weight, eps), total
 
 
@@ -33,8 +43,7 @@ def norm_qkv(
     """
     q, k, v = torch.split(qkv.float(), [*sizes, qkv.shape[1] - sum(sizes)], dim=1)
     normed = [
-        x if weight is None else x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight.float()
-        for x, weight in zip((q, k), norms, strict=True)
+        x if weight is None else rms_norm(x, weight, eps) for x, weight in zip((q, k), norms, strict=True)
     ]
     joined = torch.cat((*normed, v), dim=1)
     return joined if clip is None else joined.clamp(-clip, clip)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.philox import gumbel_rows
 from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.testing import Comparison, Inputs
 
 
 class Setting(NamedTuple):
@@ -133,13 +133,11 @@ class Allowed(NamedTuple):
 
 def check_sample_and_append(inputs: Inputs, vocab_size: int) -> Iterator[Comparison]:
     """Greedy and drawn rows with every filter, a broken row and a padded place; logits as the head and penalties make them."""
-    seeds, lengths = (
-        inputs.integers(0, 2**31 - 1, len(SETTINGS), 2).tolist(),
-        inputs.integers(5, 33, len(SETTINGS)),
-    )
+    seeds = inputs.integers(0, 2**31 - 1, len(SETTINGS), 2).tolist()
+    lengths = inputs.integers(5, 33, len(SETTINGS)).tolist()
     drawing = [
         setting._replace(seed=low << 33 ^ high << 1, length=length, prompt=1 + length % 4)
-        for setting, (low, high), length in zip(SETTINGS, seeds, lengths.tolist(), strict=True)
+        for setting, (low, high), length in zip(SETTINGS, seeds, lengths, strict=True)
     ]
     rows = DeviceRows.of(inputs, [*drawing, *[drawing[0]] * (UNUSED + 1)], width=33, ring=8)
     places = [len(drawing) + UNUSED, *reversed(range(len(drawing)))]

@@ -10,7 +10,7 @@ import torch
 
 from nanoserve.kernels.scatter_runs import reference
 from nanoserve.kernels.scatter_runs.launch import SEGMENT, pack_runs, scatter_runs
-from nanoserve.kernels.trial import Comparison, Inputs
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SIZE: Final = 5 * SEGMENT
 Run = tuple[int, Sequence[int]]
@@ -31,12 +31,11 @@ RUNS: Final[dict[str, list[Run]]] = {
 
 def check_scatter_runs(inputs: Inputs, runs: Sequence[Run] = RUNS["of-every-length"]) -> Iterator[Comparison]:
     """The target after packing into a buffer full of garbage, an upload of the used part, and the kernel."""
-    target = inputs.integers(0, 1 << 30, SIZE)
+    before = inputs.integers(0, 1 << 30, SIZE)
     buffer = torch.full((8000,), -77, dtype=torch.int32, device="cpu")
     packed = pack_runs(runs, buffer)
-    got = target.clone()
-    scatter_runs(got, buffer[: packed.size].to(inputs.device), packed.segments)
+    upload, rest = (buffer[part].to(inputs.device) for part in (slice(packed.size), slice(packed.size, None)))
     case = f"{packed.segments} segments"
-    yield Comparison(case, got, reference.scatter_runs(target, runs), exact=True)
-    rest = buffer[packed.size :].to(inputs.device)
     yield Comparison(f"buffer behind {case}", rest, torch.full_like(rest, -77), exact=True)
+    target = expect(reference.scatter_runs(before, runs), before)
+    yield from inputs.compare(scatter_runs, case, target=target, upload=upload, segments=packed.segments)

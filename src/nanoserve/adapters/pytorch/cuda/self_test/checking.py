@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.self_test import checks
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Bench, Check
-from nanoserve.kernels.trial import Comparison
+from nanoserve.kernels.testing import Comparison
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 
 TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -48,7 +48,8 @@ from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_n
 from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
 from nanoserve.kernels.sampling.cases import check_sample_and_append
 from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
-from nanoserve.kernels.trial import Comparison, Heads, Inputs, LatentHeads
+from nanoserve.kernels.testing import Comparison, Inputs
+from nanoserve.kernels.testing_attention import Heads, LatentHeads
 from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec
 from nanoserve.ports.model_spec import ModelSpec
 

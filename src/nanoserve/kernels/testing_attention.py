@@ -1,12 +1,8 @@
-"""The common part of the cases of all operations: random and poisoned tensors, caches of NaN, and results beside what they should be.
-
-The same cases run small in the tests, in every dtype on a GPU, and with a model's own dimensions before it is served.
-"""
+"""What cases of attention share: heads, queries of chunks, tokens at their places, and caches of NaN but for what is seen."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,102 +10,15 @@ from torch import Tensor
 
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.stored import BIAS, BLOCK, Form, StoredWeight, scale_count
+from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.tiles import make_tiles
 
-POISON: Final = -7
-"""What integers are before a kernel writes them; floats are NaN."""
 LAYERS: Final = 2
 """Layers of a pool of blocks; caches are those of the last one."""
-
-
-class Comparison(NamedTuple):
-    """One result of a kernel.
-
-    Attributes:
-        case: which one, with its shapes, to be read by a person.
-        got: what the kernel made.
-        wanted: what the reference made, in the same shape; float32 unless `exact`.
-        exact: whether nothing is rounded on the way, so that every element has to be equal.
-    """
-
-    case: str
-    got: Tensor
-    wanted: Tensor
-    exact: bool = False
-
-
-def compare_around_poison(
-    case: str, got: Tensor, wanted: Tensor, *, exact: bool = False
-) -> Iterator[Comparison]:
-    """Results where `wanted` is a number, and whether all else is still NaN."""
-    yield Comparison(case, got.nan_to_num(0.0), wanted.nan_to_num(0.0), exact)
-    yield Comparison(f"what is not written of {case}", got.isnan(), wanted.isnan(), exact=True)
-
-
-def shape_of(tensor: Tensor) -> str:
-    """Its sizes, to be read by a person."""
-    return " x ".join(str(size) for size in tensor.shape)
-
-
-class Inputs:
-    """Tensors on one device, floats in one dtype, the same ones for the same seed.
-
-    Attributes:
-        launches: how a kernel is launched that takes `pdl`: without, and with it where that is asked for.
-    """
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, pdl: bool = False, seed: int = 0) -> None:
-        self.device = device
-        self.dtype = dtype
-        self.pdl = pdl
-        self.launches = (False, True) if pdl else (False,)
-        self._generator = torch.Generator(device).manual_seed(seed)
-
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Random numbers of mean 0 and variance 1."""
-        return torch.randn(shape, device=self.device, generator=self._generator).to(dtype or self.dtype)
-
-    def normal_like(self, other: Tensor) -> Tensor:
-        """Random numbers of another tensor's shape and size: in a sum neither hides the other."""
-        return self.normal(*other.shape) * other.square().mean().sqrt().to(self.dtype)
-
-    def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        """Random int32 from `low` on, below `high`."""
-        return torch.randint(
-            low, high, shape, device=self.device, dtype=torch.int32, generator=self._generator
-        )
-
-    def shuffled(self, count: int) -> list[int]:
-        """The numbers below `count` in random order."""
-        return torch.randperm(count, device=self.device, generator=self._generator).tolist()
-
-    def these(self, values: object, dtype: torch.dtype = torch.int32) -> Tensor:
-        """Given numbers, on the device."""
-        return torch.tensor(values, dtype=dtype, device=self.device)
-
-    def poisoned(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor whose every element shows if no kernel writes it."""
-        dtype = dtype or self.dtype
-        poison = torch.nan if dtype.is_floating_point else POISON
-        return torch.full(shape, poison, dtype=dtype, device=self.device)
-
-    def settle(self) -> None:
-        """Wait for the device: under PDL a kernel reads some of its inputs while the kernels before it still run."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
-    """A weight that keeps what passes through it about as large as it was."""
-    *others, width = shape
-    if form == "mxfp4":
-        numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
-        usual = BIAS - round(math.log2(3 * width**0.5))
-        exponents = inputs.integers(usual - 1, usual + 2, *others, scale_count(form, width))
-        return StoredWeight(numbers, exponents.to(torch.uint8))
-    numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
-    scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
-    return StoredWeight(numbers, scales)
+UNUSED_LENGTH: Final = 10**9
+"""The length of rows that no token of a step belongs to."""
+Chunk = tuple[int, int, int, int]
+"""Row, position of the first query, number of queries, index of the first one in the step."""
 
 
 class Heads(NamedTuple):
@@ -201,11 +110,85 @@ def paged_cache(
     return PagedCache(keys, values, tables, heads.window)
 
 
-def copy_apart(blocks: Tensor) -> Tensor:
-    """A copy of blocks that are as far apart as those."""
-    return torch.empty_strided(blocks.shape, blocks.stride(), dtype=blocks.dtype, device=blocks.device).copy_(
-        blocks
-    )
+class Queries(NamedTuple):
+    """Queries of chunks of rows, with a token of NaN before each chunk, which belongs to none.
+
+    Attributes:
+        tokens: [T, ...], the queries of a step.
+        chunks: of rows in reverse order.
+    """
+
+    tokens: Tensor
+    chunks: list[Chunk]
+
+    @classmethod
+    def of(cls, inputs: Inputs, rows: Sequence[tuple[int, int]], *shape: int) -> Queries:
+        """Random queries of a shape, of rows of (position of the first query, number of queries)."""
+        chunks, token = [], 1
+        for index, (start, length) in enumerate(rows):
+            chunks.append((len(rows) - 1 - index, start, length, token))
+            token += length + 1
+        tokens = inputs.poisoned(token, *shape)
+        for _, _, length, first in chunks:
+            tokens[first : first + length] = inputs.normal(length, *shape)
+        return cls(tokens, chunks)
+
+    @property
+    def last(self) -> list[int]:
+        """The last token of each chunk."""
+        return [token + length - 1 for _, _, length, token in self.chunks]
+
+    def tiles(self, most: int, chunks: Sequence[Chunk] | None = None) -> Tensor:
+        """Int32 [tiles, 4]: these chunks, or others instead, in tiles of at most so many queries."""
+        tiles = make_tiles(self.chunks if chunks is None else chunks, most)
+        return torch.tensor(tiles, dtype=torch.int32, device=self.tokens.device)
+
+    def newest(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The last query of each chunk as a decoding row: the queries, int32 rows, and int32 lengths of all rows and the sink."""
+        lengths = [UNUSED_LENGTH] * (len(self.chunks) + 1)
+        for row, start, length, _ in self.chunks:
+            lengths[row] = start + length
+        rows, all_lengths = (
+            torch.tensor(each, dtype=torch.int32, device=self.tokens.device)
+            for each in ([row for row, *_ in self.chunks], lengths)
+        )
+        return self.tokens[self.last], rows, all_lengths
+
+
+class Places(NamedTuple):
+    """Tokens of a step by row and position.
+
+    Attributes:
+        rows: int32 [T].
+        positions: int32 [T].
+        ends: of each row, how long its last token asks it to be.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    ends: list[int]
+
+    @classmethod
+    def of(cls, inputs: Inputs, tokens: Sequence[tuple[int, int]]) -> Places:
+        """Of (row, position)."""
+        ends = [1] * (1 + max(row for row, _ in tokens))
+        for row, position in tokens:
+            ends[row] = max(ends[row], position + 1)
+        rows, positions = zip(*tokens, strict=True)
+        return cls(inputs.these(rows), inputs.these(positions), ends)
+
+    def slots(self, tables: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+        """The block of each token, and its place there, int64."""
+        rows, positions = self.rows.long(), self.positions.long()
+        return tables[rows, positions // block_size].long(), positions % block_size
+
+    def named(self, *, newest: bool) -> dict[str, Any]:
+        """What kernels ask for by name; `newest`: where each token is the newest of its row."""
+        positions = self.positions
+        if newest:
+            positions = torch.full((len(self.ends) + 1,), UNUSED_LENGTH, dtype=torch.int32)
+            positions = positions.to(self.rows.device).scatter(0, self.rows.long(), self.positions + 1)
+        return {"token_rows": self.rows, "positions": positions, "newest": newest}
 
 
 class LatentHeads(NamedTuple):
