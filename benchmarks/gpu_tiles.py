@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu_tiles --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. Each alternative replaces the
 configuration of one operation, is captured with the rest of the step, and is timed beside the configuration in use. What wins
-by more than the spread belongs into `kernels/decode_attention/tuning.py` or `kernels/linear/tuning.py`.
+by more than the spread belongs into `kernels/paged_attention/tuning.py` or `kernels/linear/tuning.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
 from nanoserve.entrypoints.compose.shapes import find_shape
-from nanoserve.kernels.decode_attention.tuning import Tiling
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.kernels.linear.tuning import RowTile, row_tile
+from nanoserve.kernels.paged_attention.tuning import Tiling
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
 

@@ -23,7 +23,7 @@ from nanoserve.adapters.pytorch.cuda.sums import Pending
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
-from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.pointwise.launch import add_rms_norm_into
 from nanoserve.ports.model_spec import NormSpec
 
 ROWS = (1, 8, 64, 200, 512, 2048, 8192)

@@ -1,8 +1,29 @@
-"""How chunks of prompts are cut into tiles of queries, each the work of one program."""
+"""How attention is cut: chunks of prompts into tiles of queries, and what one program works on at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+SHARED_MEMORY: Final = 232_448
+"""Bytes of shared memory a program may use on compute capability 9.0; 8.0 has 166,912, and 8.6 and 8.9 have 101,376."""
+
+
+class BlockSizes(NamedTuple):
+    """The work of one program at a time.
+
+    Attributes:
+        rows: rows of the score matrix, one per query and head that a program has; a power of two, at least 16.
+        keys: columns of the score matrix, tokens of the cache; a power of two, at least 16. The same at any time for
+            the same position if outputs shall be bitwise the same.
+        warps: warps of a program.
+        stages: depth of the software pipeline over the keys.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
 
 
 def make_tiles(chunks: Sequence[tuple[int, int, int, int]], queries: int) -> list[tuple[int, int, int, int]]:

@@ -22,12 +22,10 @@ from triton.runtime.jit import JITFunction
 
 from nanoserve.kernels.delta_rule.cases import random_states, random_tokens, random_weights
 from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest
-from nanoserve.kernels.expanded_attention import cases as expanded_attention
-from nanoserve.kernels.head_linear.cases import check_head_linear
-from nanoserve.kernels.latent_attention.cases import Case
-from nanoserve.kernels.latent_attention.tuning import BlockSizes
-from nanoserve.kernels.latent_cache.cases import check_write_latents
+from nanoserve.kernels.latent_attention.cases import Case, ExpandedCase, check_head_linear
 from nanoserve.kernels.recurrent import DeltaHeads
+from nanoserve.kernels.rope_and_cache.cases import check_write_latents
+from nanoserve.kernels.tiles import BlockSizes
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import LatentHeads
 from tests.interpreter.cuda.alignment import misaligned
@@ -58,7 +56,7 @@ for dtype in (torch.float32, torch.bfloat16):
         for blocks in (BlockSizes(16, 16, 4, 2), None):
             case.tiled(blocks)
             case.decoded(3, blocks)
-        expanded_attention.Case.of(inputs, sizes, [(0, 5), (40, 2)]).tiled()
+        ExpandedCase.of(inputs, sizes, [(0, 5), (40, 2)]).tiled()
         list(check_write_latents(inputs, sizes))
         list(check_head_linear(inputs, sizes, 5))
 found = {}

@@ -23,7 +23,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
-from nanoserve.kernels.gated_activation.triton import gated_activation_kernel
+from nanoserve.kernels.pointwise.triton import gated_activation_kernel
 
 
 class NoGpu(CudaDriver):

@@ -16,16 +16,16 @@ PROGRAM = (
 import torch
 
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
+from nanoserve.kernels.tiles import BlockSizes
 from nanoserve.kernels.device.launch import SplitScratch
-from nanoserve.kernels.decode_attention.launch import decode_attention
-from nanoserve.kernels.decode_attention.tuning import Tiling
-from nanoserve.kernels.embedding.launch import embed_tokens
-from nanoserve.kernels.gated_activation.launch import gated_activation_into
+from nanoserve.kernels.paged_attention.launch import decode_attention
+from nanoserve.kernels.paged_attention.tuning import Tiling
+from nanoserve.kernels.copies.launch import embed_tokens
+from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.linear.launch import LinearWorkspace, row_linear, skinny_linear
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.prefill_attention.launch import prefill_attention
-from nanoserve.kernels.prefill_attention.tuning import BlockSizes
-from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
+from nanoserve.kernels.paged_attention.launch import prefill_attention
+from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into
 
 HALF = torch.bfloat16
 cpu = torch.device("cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.pytorch.cuda import expansion, latents
-from nanoserve.kernels.expanded_attention import launch as kernels
+from nanoserve.kernels.latent_attention import launch as kernels
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, serve
 from tests.served import is_greedy

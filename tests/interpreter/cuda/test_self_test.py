@@ -16,25 +16,17 @@ from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, chec
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.copy_pages import cases as copy_pages
-from nanoserve.kernels.decode_attention import cases as decode_attention
+from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.delta_rule import cases as delta_rule
-from nanoserve.kernels.embedding import cases as embedding
-from nanoserve.kernels.expanded_attention import cases as expanded_attention
 from nanoserve.kernels.experts import cases as experts
-from nanoserve.kernels.gated_activation import cases as gated_activation
-from nanoserve.kernels.head_linear import cases as head_linear
 from nanoserve.kernels.latent_attention import cases as latent_attention
-from nanoserve.kernels.latent_cache import cases as latent_cache
 from nanoserve.kernels.linear import cases as linear
-from nanoserve.kernels.logprobs import cases as logprobs
-from nanoserve.kernels.penalties import cases as penalties
-from nanoserve.kernels.prefill_attention import cases as prefill_attention
+from nanoserve.kernels.logits import cases as logits
+from nanoserve.kernels.paged_attention import cases as paged_attention
+from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
-from nanoserve.kernels.rms_norm import cases as rms_norm
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
 from nanoserve.kernels.sampling import cases as sampling
-from nanoserve.kernels.scatter_runs import cases as scatter_runs
 from nanoserve.kernels.testing import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
@@ -66,11 +58,11 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 SMALL: Final = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 40, "vocab_size": 80}
 OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
-    "scatter_runs": (scatter_runs, ("target",)),
-    "embed_tokens, newest": (embedding, ("out",)),
-    "embed_tokens": (embedding, ("out",)),
-    "add_rms_norm_into": (rms_norm, ("out", "x")),
-    "gated_activation_into": (gated_activation, ("out",)),
+    "scatter_runs": (copies, ("target",)),
+    "embed_tokens, newest": (copies, ("out",)),
+    "embed_tokens": (copies, ("out",)),
+    "add_rms_norm_into": (pointwise, ("out", "x")),
+    "gated_activation_into": (pointwise, ("out",)),
     "row_linear": (linear, ("out",)),
     "skinny_linear": (linear, ("out",)),
     "split_linear": (linear, ("partials",)),
@@ -78,41 +70,40 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
     "feed_lists": (experts, ("partials",)),
-    "norm_qkv_into": (rms_norm, ("qkv",)),
+    "norm_qkv_into": (pointwise, ("qkv",)),
     "rope_and_cache": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "rope_and_cache, newest": (rope_and_cache, ("query", "cache.keys", "cache.values")),
-    "prefill_attention": (prefill_attention, ("out",)),
-    "prefill_attention, newest": (prefill_attention, ("out",)),
-    "decode_attention": (decode_attention, ("out", "cache.keys", "cache.values")),
-    "write_latents": (latent_cache, ("rotated", "cache.entries")),
-    "head_linear": (head_linear, ("out",)),
-    "expanded_attention": (expanded_attention, ("out", "sums.totals")),
+    "prefill_attention": (paged_attention, ("out",)),
+    "prefill_attention, newest": (paged_attention, ("out",)),
+    "decode_attention": (paged_attention, ("out", "cache.keys", "cache.values")),
+    "write_latents": (rope_and_cache, ("rotated", "cache.entries")),
+    "head_linear": (latent_attention, ("out",)),
+    "expanded_attention": (latent_attention, ("out", "sums.totals")),
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
-    "sigmoid_mul_into": (gated_activation, ("x",)),
-    "copy_pages_into": (copy_pages, ("pool",)),
+    "sigmoid_mul_into": (pointwise, ("x",)),
+    "copy_pages_into": (copies, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "add_slots_into": (rank_sums, ("out",)),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_tiles": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
-    "apply_penalties": (penalties, ("logits",)),
-    "count_tokens": (penalties, ("output_counts",)),
-    "token_logprobs": (logprobs, ("logprobs", "ranks", "totals")),
+    "apply_penalties": (logits, ("logits",)),
+    "count_tokens": (logits, ("output_counts",)),
+    "token_logprobs": (logits, ("logprobs", "ranks", "totals")),
 }
 """Where the checks find each kernel, and what it writes."""
-LATENTS: Final = (latent_cache, head_linear, latent_attention, expanded_attention)
 
 FEWER: Final = (
     (linear, "SKINNY_ROWS", (5,)),
     (experts, "PAIRS_PER_EXPERT", (1,)),
     (delta_rule, "CHUNKS", ((0, 5), (3, 2))),
-    (decode_attention, "LENGTHS", (3, 26, 1, 17, 9)),
-    (decode_attention, "BATCHES", (64,)),
-    (decode_attention, "SPLITS", (2,)),
+    (paged_attention, "LENGTHS", (3, 26, 1, 17, 9)),
+    (paged_attention, "BATCHES", (64,)),
+    (paged_attention, "SPLITS", (2,)),
     (latent_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1))),
-    (expanded_attention, "CHUNKS", ((1, 2), (42, 4), (0, 1))),
-    (prefill_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
+    (latent_attention, "EXPANDED_CHUNKS", ((1, 2), (42, 4), (0, 1))),
+    (paged_attention, "CHUNKS", ((1, 2), (22, 4), (0, 1), (11, 6), (7, 2))),
 )
 """What most tests leave out: the interpreter is slow."""
 
@@ -149,13 +140,18 @@ def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 1
     check_kernels(bench)
 
 
+SPECIAL: Final = {
+    "hybrid": ("sigmoid_mul_into", "delta_rule_newest", "delta_rule_chunks", "delta_rule_tiles"),
+    "experts": ("choose_experts", "feed_rows", "feed_lists"),
+    "vectors": ("norm_qkv_into", "add_rms_norm_into"),
+    "latents": ("write_latents", "head_linear", "latent_prefill", "latent_decode", "expanded_attention"),
+}
+"""The kernels that a llama does not launch, by the model whose serving does."""
+
+
 def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     """One whose serving launches it."""
-    if kernel == "sigmoid_mul_into":
-        return models["hybrid"]
-    special = {experts: "experts", rms_norm: "vectors", delta_rule: "hybrid"}
-    special |= dict.fromkeys(LATENTS, "latents")
-    return models[special.get(OUTPUTS[kernel][0], "llama")]
+    return models[next((name for name, kernels in SPECIAL.items() if kernel in kernels), "llama")]
 
 
 def ranks_with(kernel: str) -> int:
@@ -404,7 +400,7 @@ def test_a_lack_of_memory_is_called_that(
         run(models["llama"])
 
 
-@pytest.mark.parametrize(("case", "kernel"), [(penalties, "apply_penalties"), (logprobs, "token_logprobs")])
+@pytest.mark.parametrize(("case", "kernel"), [(logits, "apply_penalties"), (logits, "token_logprobs")])
 def test_logits_lie_as_far_apart_as_serving_lets_them(
     monkeypatch: pytest.MonkeyPatch, case: Any, kernel: str
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.logprobs import launch as logprobs_kernel
-from nanoserve.kernels.penalties import launch as penalties_kernel
+from nanoserve.kernels.logits import launch as logprobs_kernel
+from nanoserve.kernels.logits import launch as penalties_kernel
 from nanoserve.kernels.sampling import draw, reference
 from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.sampling.cases import DeviceRows, Setting, signed

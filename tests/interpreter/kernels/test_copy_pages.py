@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanoserve.kernels.copy_pages.cases import check_copy_pages
+from nanoserve.kernels.copies.cases import check_copy_pages
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.decode_attention.cases import Case
-from nanoserve.kernels.decode_attention.launch import decode_attention
-from nanoserve.kernels.decode_attention.tuning import (
+from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.paged import PagedCache
+from nanoserve.kernels.paged_attention.cases import DecodeCase
+from nanoserve.kernels.paged_attention.launch import decode_attention
+from nanoserve.kernels.paged_attention.tuning import (
     ANY,
     MAX_SPLITS,
     MAX_TOKENS_PER_SPLIT,
@@ -20,8 +22,6 @@ from nanoserve.kernels.decode_attention.tuning import (
     choose_splits,
     choose_tile,
 )
-from nanoserve.kernels.device.launch import SplitScratch
-from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import LAYERS, Heads
 from tests.interpreter.kernels.agreement import agree
@@ -45,7 +45,7 @@ def check(
     *,
     padding: int = 0,
 ) -> None:
-    case = Case.of(inputs, heads, lengths, padding)
+    case = DecodeCase.of(inputs, heads, lengths, padding)
     agree(case.compare(str(heads), case.run(splits, tiling), case.exact()), TOLERANCE[inputs.dtype])
 
 
@@ -124,7 +124,7 @@ def test_every_split_of_a_long_row_counts(inputs: Inputs) -> None:
 @EARLY_OR_LATE
 @cases("splits", [3], also=[1])
 def test_a_row_is_the_same_wherever_it_sits(inputs: Inputs, splits: int, tiling: Tiling) -> None:
-    case = Case.of(inputs, HEADS, [40, 70, 17, 9])
+    case = DecodeCase.of(inputs, HEADS, [40, 70, 17, 9])
     crowd, *_ = case.run(splits, tiling)
     for place in range(len(crowd)):
         rows = case.step["batch_rows"][[place]]
@@ -132,12 +132,12 @@ def test_a_row_is_the_same_wherever_it_sits(inputs: Inputs, splits: int, tiling:
         assert torch.equal(alone.run(splits, tiling)[0][0], crowd[place])
 
 
-def change(case: Case, qkv: Tensor | None = None, **step: Any) -> Case:
+def change(case: DecodeCase, qkv: Tensor | None = None, **step: Any) -> DecodeCase:
     return case._replace(qkv=case.qkv if qkv is None else qkv, step={**case.step, **step})
 
 
 def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
-    out, *_ = change(Case.of(inputs, HEADS, [50, 20]), scale=20.0).run(3, SMALL)
+    out, *_ = change(DecodeCase.of(inputs, HEADS, [50, 20]), scale=20.0).run(3, SMALL)
     assert out.isfinite().all()
 
 
@@ -145,7 +145,7 @@ def test_large_scores_do_not_overflow(inputs: Inputs) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="fills gigabytes that only a GPU has to spare")
 @EARLY_OR_LATE
 def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, tiling: Tiling) -> None:
-    case = Case.of(Inputs(device, torch.float16), HEADS, [50, 20])
+    case = DecodeCase.of(Inputs(device, torch.float16), HEADS, [50, 20])
     offset = 2**31 // case.cache.block_stride + 1
     shape = (offset + len(case.cache.keys), LAYERS, 2, *case.cache.keys.shape[1:])
     keys, values = case.cache.keys.new_empty(shape)[:, -1].unbind(1)
@@ -157,7 +157,7 @@ def test_pools_of_more_than_2_to_the_31_elements(device: torch.device, tiling: T
 
 
 def launch(inputs: Inputs, splits: int, scratch: SplitScratch) -> Tensor:
-    case, out = Case.of(inputs, HEADS, [50]), inputs.poisoned(1, 4 * 64)
+    case, out = DecodeCase.of(inputs, HEADS, [50]), inputs.poisoned(1, 4 * 64)
     how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": SMALL}
     decode_attention(case.qkv, case.cache, case.transform, out, **case.step, **how)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
+from nanoserve.kernels.copies.cases import check_embed_newest, check_embed_tokens
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

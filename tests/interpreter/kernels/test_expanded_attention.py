@@ -7,11 +7,12 @@ import itertools
 import pytest
 import torch
 
-from nanoserve.kernels.expanded_attention.cases import CHUNKS, Case
-from nanoserve.kernels.expanded_attention.tuning import BlockSizes, choose_block, cut_rounds, is_cheaper
+from nanoserve.kernels.latent_attention.cases import CHUNKS, ExpandedCase
 from nanoserve.kernels.latent_attention.launch import latent_prefill
+from nanoserve.kernels.latent_attention.tuning import cut_rounds, expanded_block, is_cheaper
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
 from nanoserve.kernels.testing_attention import LatentHeads
+from nanoserve.kernels.tiles import BlockSizes
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -32,7 +33,7 @@ ROWS = {
 @cases("rows", ["unequal"], also=[each for each in ROWS if each != "unequal"])
 @pytest.mark.parametrize("sizes", [ODD, EVEN], ids=["odd", "even"])
 def test_it_equals_the_definition_over_nan(sizes: LatentHeads, rows: str, inputs: Inputs) -> None:
-    case = Case.of(inputs, sizes, ROWS[rows])
+    case = ExpandedCase.of(inputs, sizes, ROWS[rows])
     for room in (None, 32):
         agree(
             compare_around_poison("tiles", case.tiled(SMALL, room=room), case.exact()),
@@ -45,12 +46,12 @@ def test_the_sizes_of_deepseek(block_size: int, inputs: Inputs) -> None:
     if inputs.device.type == "cuda" and inputs.dtype == torch.float32:
         pytest.skip("products of 128 elements in float32 compile for minutes")
     rows = CHUNKS if inputs.device.type == "cuda" else [(30, 5), (0, 1)]
-    case = Case.of(inputs, DEEPSEEK._replace(block_size=block_size), rows)
+    case = ExpandedCase.of(inputs, DEEPSEEK._replace(block_size=block_size), rows)
     agree(compare_around_poison("tiles", case.tiled(), case.exact()), TOLERANCE[inputs.dtype])
 
 
 def test_it_equals_the_absorbed_form(inputs: Inputs) -> None:
-    case = Case.of(inputs, EVEN, ROWS["unequal"])
+    case = ExpandedCase.of(inputs, EVEN, ROWS["unequal"])
     up_keys, up_values = case.up[:, : EVEN.nope_dim], case.up[:, EVEN.nope_dim :]
     heads = case.queries.tokens.nan_to_num()
     nope, rotated = heads[..., : EVEN.nope_dim], heads[..., EVEN.nope_dim :]
@@ -64,7 +65,7 @@ def test_it_equals_the_absorbed_form(inputs: Inputs) -> None:
 
 
 def test_no_cut_changes_a_bit(inputs: Inputs) -> None:
-    case = Case.of(inputs, ODD, [(0, 23), (13, 29)])
+    case = ExpandedCase.of(inputs, ODD, [(0, 23), (13, 29)])
     expected = case.tiled(SMALL).nan_to_num()
     for room, queries in ((16, 0), (32, 5), (80, 1)):
         assert torch.equal(case.tiled(SMALL, room=room, queries=queries).nan_to_num(), expected)
@@ -79,7 +80,7 @@ def test_no_cut_changes_a_bit(inputs: Inputs) -> None:
 
 
 def test_stale_table_entries_are_not_followed(inputs: Inputs) -> None:
-    case = Case.of(inputs, ODD, [(50, 20), (0, 4)])
+    case = ExpandedCase.of(inputs, ODD, [(50, 20), (0, 4)])
     case.cache.tables[case.cache.tables == len(case.cache.entries) - 1] = 2**30
     agree(compare_around_poison("tiles", case.tiled(SMALL), case.exact()), TOLERANCE[inputs.dtype])
 
@@ -113,6 +114,6 @@ def test_the_form_with_less_arithmetic_is_chosen() -> None:
 def test_blocks_fit_into_the_shared_memory_of_every_gpu() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for capacity in (232_448, 166_912, 101_376):
-            blocks = choose_block(192, 128, dtype, capacity)
+            blocks = expanded_block(192, 128, dtype, capacity)
             assert (blocks.rows * 192 + blocks.stages * blocks.keys * 320) * dtype.itemsize <= capacity
-    assert choose_block(192, 128, torch.bfloat16) == BlockSizes(128, 64, 8, 3)
+    assert expanded_block(192, 128, torch.bfloat16) == BlockSizes(128, 64, 8, 3)

@@ -12,7 +12,6 @@ from nanoserve.kernels.latent_attention.tuning import (
     HEADS,
     MAX_SPLITS,
     MAX_TOKENS_PER_SPLIT,
-    BlockSizes,
     choose_splits,
     decode_block,
     packed_heads,
@@ -22,6 +21,7 @@ from nanoserve.kernels.latent_attention.tuning import (
 )
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
 from nanoserve.kernels.testing_attention import LatentHeads
+from nanoserve.kernels.tiles import BlockSizes
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -178,7 +178,7 @@ def test_blocks_fit_into_the_shared_memory_of_every_gpu() -> None:
             entry = width * dtype.itemsize
             for capacity in (232_448, 166_912, 101_376):
                 for blocks in (decode_block(width, dtype, capacity), prefill_block(width, dtype, capacity)):
-                    assert (blocks.rows + blocks.stages * blocks.tokens) * entry <= capacity, blocks
+                    assert (blocks.rows + blocks.stages * blocks.keys) * entry <= capacity, blocks
     assert decode_block(576, torch.bfloat16) == BlockSizes(HEADS, 32, 4, 3)
     assert prefill_block(576, torch.bfloat16) == BlockSizes(64, 32, 8, 2)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from nanoserve.kernels.head_linear.cases import check_head_linear
-from nanoserve.kernels.head_linear.launch import head_linear
-from nanoserve.kernels.latent_cache.cases import check_tokens, check_write_latents
+from nanoserve.kernels.latent_attention.cases import check_head_linear
+from nanoserve.kernels.latent_attention.launch import head_linear
+from nanoserve.kernels.rope_and_cache.cases import check_latents, check_write_latents
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import LatentHeads
 from tests.interpreter.kernels.agreement import agree
@@ -25,7 +25,7 @@ def test_entries_and_rotated_queries_equal_the_reference(sizes: str, inputs: Inp
 
 def test_padding_may_share_one_slot(inputs: Inputs) -> None:
     tokens = [(1, 7), (4, 0), (4, 0), (4, 0)]
-    agree(check_tokens(inputs, ODD, tokens, alike=3), TOLERANCE[inputs.dtype])
+    agree(check_latents(inputs, ODD, tokens, alike=3), TOLERANCE[inputs.dtype])
 
 
 @cases("tokens", [3], also=[1, 16, 17, 64])

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.logprobs import launch, reference
-from nanoserve.kernels.logprobs.cases import check_token_logprobs
-from nanoserve.kernels.logprobs.launch import token_logprobs
+from nanoserve.kernels.logits import launch, reference
+from nanoserve.kernels.logits.cases import check_token_logprobs
+from nanoserve.kernels.logits.launch import token_logprobs
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.gated_activation.cases import check_gated_activation, check_sigmoid_mul
-from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.gates import ACTIVATIONS, Activation
-from nanoserve.kernels.rms_norm import reference
-from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm
-from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.pointwise import reference
+from nanoserve.kernels.pointwise.cases import (
+    check_add_partials,
+    check_add_rms_norm,
+    check_gated_activation,
+    check_sigmoid_mul,
+)
+from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases

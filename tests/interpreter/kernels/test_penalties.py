@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
-from nanoserve.kernels.penalties.launch import apply_penalties
+from nanoserve.kernels.logits.cases import check_apply_penalties, check_count_tokens
+from nanoserve.kernels.logits.launch import apply_penalties
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 

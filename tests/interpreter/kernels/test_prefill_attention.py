@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from nanoserve.kernels.prefill_attention.cases import Case
-from nanoserve.kernels.prefill_attention.tuning import (
-    BlockSizes,
+from nanoserve.kernels.paged_attention.cases import PrefillCase
+from nanoserve.kernels.paged_attention.tuning import (
     choose_block,
     packed_heads,
     queries_per_tile,
 )
 from nanoserve.kernels.testing import Inputs, compare_around_poison
 from nanoserve.kernels.testing_attention import Heads
-from nanoserve.kernels.tiles import make_tiles
+from nanoserve.kernels.tiles import BlockSizes, make_tiles
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -29,7 +28,7 @@ Chunk = tuple[int, int]
 """Position of the first query, number of queries."""
 
 
-def check(case: Case, blocks: BlockSizes = SMALL) -> None:
+def check(case: PrefillCase, blocks: BlockSizes = SMALL) -> None:
     tolerance = TOLERANCE[case.queries.tokens.dtype]
     agree(compare_around_poison(str(case.heads), case.tiled(blocks), case.exact()), tolerance)
 
@@ -47,7 +46,7 @@ ROWS: dict[str, list[Chunk]] = {
 @cases("window", [None, 5], also=[1, 16, 23, 1000])
 @cases("rows", ["unequal"], also=[each for each in ROWS if each != "unequal"])
 def test_it_equals_the_reference_over_nan(rows: str, window: int | None, inputs: Inputs) -> None:
-    check(Case.of(inputs, HEADS._replace(window=window), ROWS[rows]))
+    check(PrefillCase.of(inputs, HEADS._replace(window=window), ROWS[rows]))
 
 
 @pytest.mark.parametrize(
@@ -55,32 +54,35 @@ def test_it_equals_the_reference_over_nan(rows: str, window: int | None, inputs:
 )
 @cases("window", [5], also=[None])
 def test_soft_caps_and_sinks(window: int | None, scoring: dict[str, Any], inputs: Inputs) -> None:
-    case = Case.of(inputs, Heads(8, 2, 16, window=window, **scoring), ROWS["unequal"])
+    case = PrefillCase.of(inputs, Heads(8, 2, 16, window=window, **scoring), ROWS["unequal"])
     check(case)
     assert torch.equal(case.newest(SMALL), case.tiled(SMALL)[case.queries.last])
 
 
 @cases("heads", [(6, 2)], also=[(1, 1), (3, 1), (4, 1), (8, 1), (16, 2)], ids=str)
 def test_heads_share_kv_heads(heads: tuple[int, int], inputs: Inputs) -> None:
-    check(Case.of(inputs, Heads(*heads, 16), [(7, 13), (0, 3)]))
+    check(PrefillCase.of(inputs, Heads(*heads, 16), [(7, 13), (0, 3)]))
 
 
 @cases("head_dim", [80], also=[64, 96, 128, 256])
 def test_head_sizes_with_their_own_blocks(head_dim: int, inputs: Inputs) -> None:
-    check(Case.of(inputs, Heads(4, 2, head_dim), [(60, 9), (0, 70)]), choose_block(head_dim, inputs.dtype))
+    check(
+        PrefillCase.of(inputs, Heads(4, 2, head_dim), [(60, 9), (0, 70)]),
+        choose_block(head_dim, inputs.dtype),
+    )
 
 
 @pytest.mark.parametrize("window", [None, 20])
 @cases("block_size", [48], also=[16, 32, 128])
 def test_block_sizes(block_size: int, window: int | None, inputs: Inputs) -> None:
-    case = Case.of(inputs, Heads(2, 1, 16, block_size, window), [(50, 20), (0, 4)])
+    case = PrefillCase.of(inputs, Heads(2, 1, 16, block_size, window), [(50, 20), (0, 4)])
     check(case)
     check(case, BlockSizes(16, 32, 4, 3))
 
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_stale_table_entries_are_not_followed(window: int | None, inputs: Inputs) -> None:
-    case = Case.of(inputs, HEADS._replace(window=window), [(50, 20), (0, 4)])
+    case = PrefillCase.of(inputs, HEADS._replace(window=window), [(50, 20), (0, 4)])
     stale = case.cache.tables == len(case.cache.keys) - 1
     assert stale.any()
     case.cache.tables[stale] = 2**30
@@ -90,7 +92,7 @@ def test_stale_table_entries_are_not_followed(window: int | None, inputs: Inputs
 
 @cases("window", [9], also=[None, 1, 40])
 def test_the_tiling_changes_no_bit(window: int | None, inputs: Inputs) -> None:
-    case = Case.of(inputs, HEADS._replace(window=window), [(0, 37), (13, 25)])
+    case = PrefillCase.of(inputs, HEADS._replace(window=window), [(0, 37), (13, 25)])
     blocks = BlockSizes(64 if inputs.device.type == "cuda" else 16, 16, 4, 2)
     expected = case.tiled(blocks)
     for queries in (1, 5):
@@ -107,13 +109,13 @@ def test_the_tiling_changes_no_bit(window: int | None, inputs: Inputs) -> None:
 @cases("head_dim", [64], also=[128])
 def test_a_decoding_row_gets_the_same_bits(head_dim: int, window: int | None, inputs: Inputs) -> None:
     rows = [(0, 40), (30, 3), (0, 1), (47, 1), (63, 1), (64, 2)]
-    case = Case.of(inputs, Heads(2, 1, head_dim, window=window), rows)
+    case = PrefillCase.of(inputs, Heads(2, 1, head_dim, window=window), rows)
     blocks = choose_block(head_dim, inputs.dtype)
     assert torch.equal(case.newest(blocks), case.tiled(blocks)[case.queries.last])
 
 
 def test_a_row_gets_the_same_bits_alone_and_in_a_crowd(inputs: Inputs) -> None:
-    case = Case.of(inputs, HEADS, [(0, 5), (9, 21), (40, 1)])
+    case = PrefillCase.of(inputs, HEADS, [(0, 5), (9, 21), (40, 1)])
     together = case.tiled(SMALL)
     for chunk in case.queries.chunks:
         tokens = slice(chunk[3], chunk[3] + chunk[2])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.rms_norm import norm_qkv, reference
-from nanoserve.kernels.rms_norm.cases import check_norm_qkv
-from nanoserve.kernels.rms_norm.launch import norm_qkv_into
+from nanoserve.kernels.pointwise import norm_qkv, reference
+from nanoserve.kernels.pointwise.cases import check_norm_qkv
+from nanoserve.kernels.pointwise.launch import norm_qkv_into
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from nanoserve.kernels.scatter_runs.cases import RUNS, check_scatter_runs
-from nanoserve.kernels.scatter_runs.launch import PackedRuns, pack_runs, scatter_runs
+from nanoserve.kernels.copies.cases import RUNS, check_scatter_runs
+from nanoserve.kernels.copies.launch import PackedRuns, pack_runs, scatter_runs
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 

@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3117,
     "domain": 8200,
-    "kernels": 11341,
+    "kernels": 11067,
     "adapters/pytorch": 9453,
     "adapters": 10164,
     "entrypoints/server": 8979,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.expanded_attention.reference import expanded_attention
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import (
     cpu,
@@ -19,6 +18,7 @@ from nanoserve.kernels.latent_attention import (
     plan_latent_attention,
     reference,
 )
+from nanoserve.kernels.latent_attention.reference import expanded_attention
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import LatentHeads
 

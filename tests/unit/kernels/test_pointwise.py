@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.copy_pages import copy_pages
-from nanoserve.kernels.copy_pages import reference as copy_pages_reference
-from nanoserve.kernels.gated_activation import gated_activation, sigmoid_mul
-from nanoserve.kernels.gated_activation import reference as gated_reference
-from nanoserve.kernels.gated_activation import reference as sigmoid_mul_reference
+from nanoserve.kernels.copies import copy_pages
+from nanoserve.kernels.copies import reference as copy_pages_reference
 from nanoserve.kernels.gates import ACTIVATIONS, Activation
-from nanoserve.kernels.rms_norm import reference as rms_norm_reference
-from nanoserve.kernels.rms_norm import rms_norm
-from nanoserve.kernels.rope import apply_rotation, rotation
-from nanoserve.kernels.rope import reference as rope_reference
+from nanoserve.kernels.pointwise import gated_activation, rms_norm, sigmoid_mul
+from nanoserve.kernels.pointwise import reference as gated_reference
+from nanoserve.kernels.pointwise import reference as rms_norm_reference
+from nanoserve.kernels.pointwise import reference as sigmoid_mul_reference
+from nanoserve.kernels.rope_and_cache import apply_rotation, rotation
+from nanoserve.kernels.rope_and_cache import reference as rope_reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

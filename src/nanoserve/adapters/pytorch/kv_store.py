@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.copy_pages import copy_pages
+from nanoserve.kernels.copies import copy_pages
 from nanoserve.ports.layer_spec import DeltaSpec, LatentSpec, Mixer
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent, per_group
 from nanoserve.ports.step import BlockCopy

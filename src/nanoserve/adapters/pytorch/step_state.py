@@ -16,9 +16,9 @@ from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
-from nanoserve.kernels.gated_activation import invariant_sigmoid_mul, sigmoid_mul
-from nanoserve.kernels.head_linear import fixed_head_linear, head_linear
 from nanoserve.kernels.latent_attention import (
+    fixed_head_linear,
+    head_linear,
     invariant_latent_attention,
     latent_attention,
     plan_invariant,
@@ -30,9 +30,9 @@ from nanoserve.kernels.paged_attention import (
     plan_attention,
     plan_invariant_attention,
 )
+from nanoserve.kernels.pointwise import invariant_sigmoid_mul, norm_qkv, sigmoid_mul
 from nanoserve.kernels.recurrent import DeltaStates
-from nanoserve.kernels.rms_norm import norm_qkv
-from nanoserve.kernels.rope import apply_rotation
+from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec, Rotation
 from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
@@ -57,7 +57,7 @@ class RowStates:
 
 @attrs.frozen(eq=False)
 class StepState:
-    """One step on a CPU: its rotations (cosines and sines, see `kernels.rope.rotation`), each layer's cache group, and the cache."""
+    """One step on a CPU: its rotations (cosines and sines, see `kernels.rope_and_cache.rotation`), each layer's cache group, and the cache."""
 
     rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
     by_layer: tuple[GroupState | RowStates, ...]

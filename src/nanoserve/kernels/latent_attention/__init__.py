@@ -1,10 +1,24 @@
-"""Multi-head latent attention in its absorbed form (DeepSeek-AI 2024), causal, of ragged queries over a paged cache.
+"""Multi-head latent attention (DeepSeek-AI 2024), causal, of ragged queries over a paged cache.
 
-Queries come with the key projection absorbed, all heads read one entry per token, and what leaves is still latent: the
-products around it are `head_linear`, the writing of entries is `latent_cache`.
+Absorbed, queries come with the key projection in them, all heads read one entry per token, and what leaves is still latent; the
+products around it, a linear layer for each head, are `head_linear`. Expanded, for prompts, every head makes keys and values of the
+latents: a query and a token cost 192 + 128 elements of arithmetic in DeepSeek's models, where the absorbed form costs 576 + 512. The
+products that expand are the vendor's: here entries are gathered from the cache, in spans of bounded size, and attended to.
 """
 
-from nanoserve.kernels.latent_attention.cpu import latent_attention, plan_latent_attention
+from nanoserve.kernels.latent_attention.cpu import (
+    fixed_head_linear,
+    head_linear,
+    latent_attention,
+    plan_latent_attention,
+)
 from nanoserve.kernels.latent_attention.invariant import invariant_latent_attention, plan_invariant
 
-__all__ = ["invariant_latent_attention", "latent_attention", "plan_invariant", "plan_latent_attention"]
+__all__ = [
+    "fixed_head_linear",
+    "head_linear",
+    "invariant_latent_attention",
+    "latent_attention",
+    "plan_invariant",
+    "plan_latent_attention",
+]

@@ -7,9 +7,10 @@ is computed in float32, as in transformers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 TILE_ROWS = 1024
@@ -87,3 +88,20 @@ def _attend(query: Tensor, seen: Tensor, latent_dim: int, scale: float) -> Tenso
         scores[..., -count:].masked_fill_(future[:, None], -torch.inf)
     weights = scores.softmax(dim=-1).flatten(0, 1)
     return torch.mm(weights, seen[:, :latent_dim]).view(count, heads, latent_dim)
+
+
+TOKENS: Final = 16
+"""Of the products whose shape never changes."""
+
+
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """X [T, heads, K] times weight [heads, K, N], any strides: [T, heads, N]."""
+    return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1)
+
+
+def fixed_head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """The same with products of one shape, so that a token's bits do not depend on how many tokens there are."""
+    tokens = len(x)
+    padded = F.pad(x, (0, 0, 0, 0, 0, -tokens % TOKENS))
+    pieces = [head_linear(piece.contiguous(), weight) for piece in torch.split(padded, TOKENS)]
+    return torch.cat(pieces)[:tokens]

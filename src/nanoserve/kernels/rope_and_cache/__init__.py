@@ -1,5 +1,10 @@
-"""Head norm, rotary embedding and the write into the paged KV cache, between the QKV product and attention.
+"""The operation between the projections and attention: norm of heads, rotary position embedding, and the write into the paged cache.
 
-One pass over the projections of a step's tokens: RMSNorm of each query and key head (as Qwen 3 has), rotation in the
-rotate-half layout (Su et al. 2021), queries to their own tensor, keys and values to their slots.
+Rotation (Su et al. 2021) is in the rotate-half layout of Hugging Face checkpoints. Of latent attention the latent is normed, the one
+key of all heads rotated, and both are written; the part of each query head that has a position is rotated to behind the part that is
+absorbed.
 """
+
+from nanoserve.kernels.rope_and_cache.cpu import apply_rotation, rotation
+
+__all__ = ["apply_rotation", "rotation"]

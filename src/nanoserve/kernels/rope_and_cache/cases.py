@@ -8,9 +8,9 @@ from typing import Final
 import torch
 
 from nanoserve.kernels.rope_and_cache import reference
-from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, write_latents
 from nanoserve.kernels.testing import Comparison, Inputs, expect
-from nanoserve.kernels.testing_attention import Heads, Places, paged_cache
+from nanoserve.kernels.testing_attention import Heads, LatentHeads, Places, paged_cache
 
 LENGTHS: Final = (3, 70, 1, 33, 17)
 """Tokens of the rows."""
@@ -73,3 +73,50 @@ def check_rope_and_cache(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
 def check_rope_and_cache_newest(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
     """The newest token of each row."""
     return check_tokens(inputs, heads, NEWEST, newest=True)
+
+
+LATENTS: Final = ((3, 12), (3, 13), (3, 16), (0, 0), (4, 69), (1, 31), (2, 32))
+"""Row and position of each token of chunks."""
+NEWEST_LATENTS: Final = ((3, 32), (0, 2), (4, 16), (1, 69), (2, 0))
+
+
+def check_latents(
+    inputs: Inputs,
+    sizes: LatentHeads,
+    tokens: Sequence[tuple[int, int]],
+    *,
+    newest: bool = False,
+    alike: int = 1,
+) -> Iterator[Comparison]:
+    """Tokens of (row, position), the last `alike` of which are one; both kinds of projections are columns of one tensor."""
+    places, count = Places.of(inputs, tokens), len(tokens)
+    both = inputs.normal(count, sizes.num_heads * (sizes.nope_dim + sizes.rope_dim) + sizes.width)
+    both[count - alike :] = both[-1].clone()
+    heads, projected = both[:, : -sizes.width].view(count, sizes.num_heads, -1), both[:, -sizes.width :]
+    cache = sizes.cache(inputs, places.ends, unwritten=max(places.ends))
+    rotations, norm = sizes.turns(inputs, max(places.ends)), 1 + 0.2 * inputs.normal(sizes.latent_dim)
+    turns = rotations[places.positions.long()]
+    queries = torch.full((count, sizes.num_heads, sizes.width), torch.nan, device=inputs.device)
+    queries[..., sizes.latent_dim :] = reference.rotated_queries(heads, turns)
+    entries = cache.entries.to(torch.float32, copy=True)
+    entries[places.slots(cache.tables, sizes.block_size)] = reference.entries(
+        projected, norm, sizes.eps, turns
+    )
+    return inputs.compare(
+        write_latents,
+        str(sizes),
+        projected=projected,
+        heads=heads,
+        rotated=expect(queries, columns=slice(sizes.latent_dim, None)),
+        cache=cache._replace(entries=expect(entries, cache.entries)),
+        norm_weight=norm,
+        eps=sizes.eps,
+        rotations=rotations,
+        **places.named(newest=newest),
+    )
+
+
+def check_write_latents(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:
+    """Tokens of chunks, then the newest tokens of rows."""
+    yield from check_latents(inputs, sizes, LATENTS)
+    yield from check_latents(inputs, sizes, NEWEST_LATENTS, newest=True)

@@ -1,12 +1,14 @@
-"""The launch of head norm, rotation and cache write, of any tokens or of rows' newest ones."""
+"""Launches of norm, rotation and cache write, of any tokens or of rows' newest ones: of heads, and of latents."""
 
 from __future__ import annotations
 
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import launch_options
+from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.rope_and_cache.triton import rope_and_cache_kernel
+from nanoserve.kernels.rope_and_cache.triton import latent_cache_kernel, rope_and_cache_kernel
 
 ELEMENTS = 2048
 """Elements of query heads, or of key heads, that one program turns at most: two 16-byte accesses per thread."""
@@ -53,4 +55,57 @@ def rope_and_cache(
         transform.eps, qkv.stride(0), cache.tables.stride(0), cache.block_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
+    )  # fmt: skip
+
+
+LATENT_HEADS = 16
+"""Query heads that one program turns."""
+
+
+def write_latents(
+    projected: Tensor,
+    heads: Tensor,
+    rotated: Tensor,
+    cache: LatentCache,
+    *,
+    norm_weight: Tensor,
+    eps: float,
+    rotations: Tensor,
+    token_rows: Tensor,
+    positions: Tensor,
+    newest: bool = False,
+    pdl: bool = False,
+) -> None:
+    """Turn the projections of T tokens into cache entries, and rotate what of their queries has a position.
+
+    Arithmetic is float32. The T tokens' slots must differ, except for padding that shares one.
+
+    Args:
+        projected: [T, latent_dim + rope_dim], last dimension contiguous: the latent before its norm and the key before its
+            rotation. bfloat16, float16 or float32, as are all tensors without a dtype here.
+        heads: [T, num_heads, nope_dim + rope_dim], contiguous but for the stride of the tokens.
+        rotated: [T, num_heads, rope_dim], last dimension contiguous, overwritten: where the last rope_dim elements of each
+            head go. They may be those of `heads` themselves.
+        cache: written at the T tokens' slots.
+        norm_weight: [latent_dim], of the latent's norm.
+        eps: added to the mean square of that norm.
+        rotations: float32 [max_position, rope_dim]: cosines of a position's angles, then their sines. Element i is paired
+            with element i + rope_dim / 2.
+        token_rows: int32 [T], the row of each token.
+        positions: int32 [T], the position of each token in its row.
+        newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
+        pdl: see `nanoserve.kernels.device.pdl`. Rows, positions and block tables are read before the wait.
+    """
+    num_tokens, num_heads, width = heads.shape
+    if not num_tokens:
+        return
+    latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
+    grid = num_tokens, 1 + triton.cdiv(num_heads, LATENT_HEADS)
+    latent_cache_kernel[grid](
+        projected, heads, rotated, cache.entries, token_rows, positions, cache.tables, rotations, norm_weight,
+        eps, cache.tables.stride(0), cache.block_stride, projected.stride(0), heads.stride(0), *rotated.stride()[:2],
+        NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=width - rope_dim,
+        BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
+        HALF=triton.next_power_of_2(rope_dim // 2), HEADS=LATENT_HEADS, NEWEST=newest, PDL=pdl, num_warps=WARPS,
+        **launch_options(pdl),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Head norm, rotation and cache slots as their definitions, in float32."""
+"""Norms, rotations and cache entries as their definitions, in float32."""
 
 from __future__ import annotations
 
@@ -38,3 +38,30 @@ def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return x.float()
     scale = torch.rsqrt(x.float().square().mean(dim=-1, keepdim=True) + eps)
     return (x.float() * scale * weight.float()).to(x.dtype).float()
+
+
+def entries(projected: Tensor, weight: Tensor, eps: float, rotations: Tensor) -> Tensor:
+    """Entries of T tokens in float32, the normed latent and then the rotated key.
+
+    Args:
+        projected: [T, latent_dim + rope_dim].
+        weight: [latent_dim], of the norm.
+        eps: added to the mean square.
+        rotations: float32 [T, rope_dim], of each token's position: cosines, then sines.
+    """
+    latent, key = projected[:, : len(weight)].float(), projected[:, len(weight) :].float()
+    normed = latent * torch.rsqrt(latent.square().mean(dim=1, keepdim=True) + eps) * weight.float()
+    return torch.cat((normed, rotate(key[:, None], rotations)[:, 0]), dim=1)
+
+
+def rotated_queries(heads: Tensor, rotations: Tensor) -> Tensor:
+    """The last rope_dim elements of each head [T, num_heads, nope_dim + rope_dim], rotated, in float32."""
+    return rotate(heads[..., -rotations.shape[1] :].float(), rotations)
+
+
+def rope(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
+    """Rotate x [T, heads, head_dim]; float32."""
+    first, second = x.float().chunk(2, dim=-1)
+    angles = (positions.float()[:, None] * inverse_frequencies.float())[:, None]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

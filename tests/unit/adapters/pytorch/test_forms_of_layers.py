@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.rotary import Rotary, inverse_frequencies, kernel_order
-from nanoserve.kernels.rope import apply_rotation
+from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.layer_spec import RopeSpec
 from nanoserve.ports.model_spec import NormSpec
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.models import PAGES, build_model, build_random_model
-from nanoserve.kernels.rope import apply_rotation
+from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import ExpertsSpec, LayerSpec
 from nanoserve.ports.model_spec import Recurrent

@@ -44,12 +44,12 @@ class Arena:
         sampling_places: int32 [max_num_seqs], the rows of a mixed step that sample.
         logits_indices: int32 [max_num_seqs], which tokens of a mixed step those are.
         token_rows, positions: int32 [max_tokens], of the chunks' tokens.
-        tiles: int32 [max_tiles, 4], see `kernels.prefill_attention`.
+        tiles: int32 [max_tiles, 4], see `kernels.paged_attention`.
         chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
         copies: int32 [num_groups, 2 max_num_seqs, 2], sources and targets: each row may begin with a copy and be kept in one.
         spans: int32 [max_num_seqs, 4], of each chunk its row, first token, number of tokens and first position.
         expansions: int32 [max_rounds max_num_seqs, 4], the spans of all chunks in the first round, in the second, and so on;
-            see `kernels.expanded_attention`.
+            see `kernels.latent_attention`.
     """
 
     tokens: Tensor

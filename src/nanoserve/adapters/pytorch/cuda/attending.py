@@ -17,14 +17,12 @@ from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
-from nanoserve.kernels.decode_attention.launch import decode_attention
-from nanoserve.kernels.decode_attention.tuning import choose_tile
 from nanoserve.kernels.delta_rule.launch import delta_rule_chunks, delta_rule_newest, delta_rule_tiles
-from nanoserve.kernels.gated_activation.launch import sigmoid_mul_into
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.prefill_attention.launch import prefill_attention
+from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
+from nanoserve.kernels.paged_attention.tuning import choose_tile
+from nanoserve.kernels.pointwise.launch import norm_qkv_into, sigmoid_mul_into
 from nanoserve.kernels.recurrent import DeltaStates
-from nanoserve.kernels.rms_norm.launch import norm_qkv_into
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import Latent, ModelSpec, Recurrent
@@ -114,7 +112,7 @@ class Attending:
         """Chunks' tokens, then the newest token of each place; what no tile names is only written into the cache.
 
         States go through all that `spans` names, whatever tiles there are. With `rounds`, latents are expanded in them, and
-        tiles are those of `kernels.expanded_attention`.
+        tiles are those of `kernels.latent_attention`.
         """
         num_tiles, num_places = len(tiles), len(places)
         rows, positions = self._arena.token_rows[:num_chunk_tokens], self._arena.positions[:num_chunk_tokens]

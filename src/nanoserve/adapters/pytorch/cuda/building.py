@@ -31,11 +31,16 @@ from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.decode_attention.tuning import choose_splits, choose_tile, key_bytes
 from nanoserve.kernels.device.launch import shared_memory, supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.latent_attention import tuning as latent_tuning
-from nanoserve.kernels.prefill_attention.tuning import choose_block, queries_per_tile
+from nanoserve.kernels.paged_attention.tuning import (
+    choose_block,
+    choose_splits,
+    choose_tile,
+    key_bytes,
+    queries_per_tile,
+)
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import LatentSpec
 
@@ -256,7 +261,7 @@ class _Site:
                         each.num_heads,
                         longest,
                         multiprocessors,
-                        latent_tuning.decode_block(*self._entry(each)).tokens,
+                        latent_tuning.decode_block(*self._entry(each)).keys,
                     )
                     for each in self._latents
                 ),

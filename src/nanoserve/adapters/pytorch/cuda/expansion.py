@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import shared_memory
-from nanoserve.kernels.expanded_attention.tuning import Span, choose_block, cut_rounds, is_cheaper
 from nanoserve.kernels.latent import padded
+from nanoserve.kernels.latent_attention.tuning import Span, cut_rounds, expanded_block, is_cheaper
 from nanoserve.ports.layer_spec import LatentSpec
 
 MOST_ROUNDS = 64
@@ -23,7 +23,7 @@ class Round(NamedTuple):
 
     Attributes:
         tokens: of all spans; `longest`, of the longest one.
-        spans: on the device, see `kernels.expanded_attention`.
+        spans: on the device, see `kernels.latent_attention`.
     """
 
     tokens: int
@@ -53,7 +53,7 @@ class Expansion:
     def of(cls, mixer: LatentSpec, room: int, dtype: torch.dtype, device: torch.device) -> Self:
         """With what the kernel works on at a time."""
         nope, rope, value = (padded(each) for each in (mixer.nope_dim, mixer.rope_dim, mixer.value_dim))
-        blocks = choose_block(nope + rope, value, dtype, shared_memory(device))
+        blocks = expanded_block(nope + rope, value, dtype, shared_memory(device))
         return cls(mixer, blocks.rows, blocks.keys, room)
 
     def rounds(self, chunks: Sequence[tuple[int, int, int]]) -> list[list[Span]]:

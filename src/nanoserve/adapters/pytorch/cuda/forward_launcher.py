@@ -24,7 +24,7 @@ from nanoserve.adapters.pytorch.cuda.linear_ops import (
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.embedding.launch import embed_tokens
+from nanoserve.kernels.copies.launch import embed_tokens
 
 
 class ForwardLauncher:

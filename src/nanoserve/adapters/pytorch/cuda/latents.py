@@ -14,15 +14,16 @@ from nanoserve.adapters.pytorch.cuda.expansion import Round
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.kernels.device.launch import SplitScratch
-from nanoserve.kernels.expanded_attention.launch import (
+from nanoserve.kernels.latent import LatentCache
+from nanoserve.kernels.latent_attention.launch import (
     ExpandedSums,
     expanded_attention,
     gather_entries_into,
+    head_linear,
+    latent_decode,
+    latent_prefill,
 )
-from nanoserve.kernels.head_linear.launch import head_linear
-from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.latent_attention.launch import latent_decode, latent_prefill
-from nanoserve.kernels.latent_cache.launch import write_latents
+from nanoserve.kernels.rope_and_cache.launch import write_latents
 from nanoserve.ports.layer_spec import LatentSpec, Rotation
 from nanoserve.ports.model_spec import ModelSpec
 

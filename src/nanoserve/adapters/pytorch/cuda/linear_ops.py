@@ -26,7 +26,6 @@ from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
-from nanoserve.kernels.gated_activation.launch import gated_activation_into
 from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
@@ -35,7 +34,7 @@ from nanoserve.kernels.linear.launch import (
     widen_into,
 )
 from nanoserve.kernels.linear.tuning import split_count
-from nanoserve.kernels.rms_norm.launch import add_rms_norm_into
+from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into
 from nanoserve.kernels.stored import StoredWeight
 from nanoserve.ports.layer_spec import Activation
 

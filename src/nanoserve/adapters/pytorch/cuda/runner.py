@@ -41,7 +41,7 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
-from nanoserve.kernels.copy_pages.launch import copy_pages_into
+from nanoserve.kernels.copies.launch import copy_pages_into
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import MaskBlock, Masks

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.kernels.rms_norm.launch import add_partials_into, add_rms_norm_into
+from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into
 
 Norm = RMSNorm | None
 

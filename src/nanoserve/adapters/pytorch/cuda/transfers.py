@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.scatter_runs.launch import SEGMENT, pack_runs, scatter_runs
+from nanoserve.kernels.copies.launch import SEGMENT, pack_runs, scatter_runs
 
 BUFFERS = 8
 """Enough for the uploads of two steps: each may send admissions, copies and its own description."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored
-from nanoserve.kernels.rms_norm import rms_norm
+from nanoserve.kernels.pointwise import rms_norm
 from nanoserve.ports.model_spec import NormSpec
 
 

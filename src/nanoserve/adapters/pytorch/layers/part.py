@@ -19,7 +19,7 @@ from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.kernels.experts import choose, feed, invariant_feed
-from nanoserve.kernels.gated_activation import gated_activation, invariant_gated_activation
+from nanoserve.kernels.pointwise import gated_activation, invariant_gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 

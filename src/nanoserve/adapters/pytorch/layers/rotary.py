@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.rope import rotation
+from nanoserve.kernels.rope_and_cache import rotation
 from nanoserve.ports.layer_spec import (
     LinearRopeScaling,
     Llama3RopeScaling,
@@ -19,7 +19,7 @@ from nanoserve.ports.layer_spec import (
 
 
 class Rotary:
-    """Maps positions int64 [T] to their rotations (see `kernels.rope.rotation`); float32 in any model.
+    """Maps positions int64 [T] to their rotations (see `kernels.rope_and_cache.rotation`); float32 in any model.
 
     Elements that do not turn have the frequency 0; `kernel_order` says where they stand.
     """

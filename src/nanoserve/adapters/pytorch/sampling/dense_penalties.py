@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences
-from nanoserve.kernels.penalties.launch import apply_penalties, count_tokens
+from nanoserve.kernels.logits.launch import apply_penalties, count_tokens
 
 
 @attrs.frozen(eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling.logprobs import Scores, pack, unpack
-from nanoserve.kernels.logprobs.launch import token_logprobs
+from nanoserve.kernels.logits.launch import token_logprobs
 from nanoserve.ports.step import TokenLogprobs
 
 

@@ -16,38 +16,19 @@ from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
 from nanoserve.adapters.pytorch.mixers.latent.part import INNER_NORM
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.decoder import make_rotaries
-from nanoserve.kernels.copy_pages.cases import check_copy_pages
-from nanoserve.kernels.decode_attention.cases import check_decode_attention
-from nanoserve.kernels.delta_rule.cases import check_delta_chunks, check_delta_newest, check_delta_tiles
-from nanoserve.kernels.embedding.cases import check_embed_newest, check_embed_tokens
-from nanoserve.kernels.expanded_attention.cases import check_expanded_attention
-from nanoserve.kernels.experts.cases import (
-    check_choose_experts,
-    check_every_tile,
-    check_feed_rows,
-    random_choice,
-)
-from nanoserve.kernels.gated_activation.cases import check_gated_activation, check_sigmoid_mul
-from nanoserve.kernels.head_linear.cases import check_head_linear
-from nanoserve.kernels.latent_attention.cases import check_latent_decode, check_latent_prefill
-from nanoserve.kernels.latent_cache.cases import check_write_latents
-from nanoserve.kernels.linear.cases import (
-    LinearCase,
-    check_invariant_linear,
-    check_row_linear,
-    check_skinny_linear,
-    check_split_linear,
-)
+from nanoserve.kernels.copies import cases as copies
+from nanoserve.kernels.delta_rule import cases as delta_rule
+from nanoserve.kernels.experts import cases as experts
+from nanoserve.kernels.latent_attention import cases as latent_attention
+from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.tuning import split_count
-from nanoserve.kernels.logprobs.cases import check_token_logprobs
-from nanoserve.kernels.penalties.cases import check_apply_penalties, check_count_tokens
-from nanoserve.kernels.prefill_attention.cases import check_prefill_attention, check_prefill_attention_newest
-from nanoserve.kernels.rank_sums.cases import check_add_slots
+from nanoserve.kernels.logits import cases as logits
+from nanoserve.kernels.paged_attention import cases as paged_attention
+from nanoserve.kernels.pointwise import cases as pointwise
+from nanoserve.kernels.rank_sums import cases as rank_sums
 from nanoserve.kernels.recurrent import DeltaHeads
-from nanoserve.kernels.rms_norm.cases import check_add_partials, check_add_rms_norm, check_norm_qkv
-from nanoserve.kernels.rope_and_cache.cases import check_rope_and_cache, check_rope_and_cache_newest
-from nanoserve.kernels.sampling.cases import check_sample_and_append
-from nanoserve.kernels.scatter_runs.cases import check_scatter_runs
+from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
+from nanoserve.kernels.sampling import cases as sampling
 from nanoserve.kernels.testing import Comparison, Inputs
 from nanoserve.kernels.testing_attention import Heads, LatentHeads
 from nanoserve.ports.layer_spec import AttentionSpec, LatentSpec
@@ -77,21 +58,21 @@ class Bench:
     pdl: bool = False
     ranks: int = 1
     inputs: Inputs = attrs.field(init=False)
-    products: tuple[LinearCase, ...] = attrs.field(init=False)
+    products: tuple[linear.LinearCase, ...] = attrs.field(init=False)
 
     @inputs.default
     def _make_inputs(self) -> Inputs:
         return Inputs(self.device, self.dtype, pdl=self.pdl)
 
     @products.default
-    def _find_products(self) -> tuple[LinearCase, ...]:
+    def _find_products(self) -> tuple[linear.LinearCase, ...]:
         """Each shape of product once, and the head; what has no norm before it is added to the residual stream."""
         found = []
         for each in self.model.products():
             weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)
-            linear = each.linear
+            own = each.linear
             found.append(
-                LinearCase(each.name, linear.matrix, linear.bias, weight, eps, each.gate, each.added)
+                linear.LinearCase(each.name, own.matrix, own.bias, weight, eps, each.gate, each.added)
             )
         return tuple(found)
 
@@ -115,11 +96,11 @@ class Bench:
         """The weight that tokens are looked up in."""
         return self.model.embedding.weight
 
-    def added(self) -> list[LinearCase]:
+    def added(self) -> list[linear.LinearCase]:
         """The products that are added to the residual stream, whose partial sums the next norm adds up."""
         return [product for product in self.products if product.added]
 
-    def kept(self) -> list[LinearCase]:
+    def kept(self) -> list[linear.LinearCase]:
         """Those whose results are wanted as they are: other ranks wait for what is added, too."""
         return [product for product in self.products if self.ranks > 1 or not product.added]
 
@@ -210,7 +191,7 @@ def _check_vectors(bench: Bench) -> Iterator[Comparison]:
     """Queries, keys and values of a few tokens."""
     for each in _vectors(bench):
         norms = each["q_norm"], each["k_norm"]
-        yield from check_norm_qkv(
+        yield from pointwise.check_norm_qkv(
             bench.inputs, ROWS[0], each["sizes"], norms, eps=each["eps"], clip=each["clip"]
         )
 
@@ -220,7 +201,7 @@ def _check_choices(bench: Bench) -> Iterator[Comparison]:
     for each in bench.model.mixtures():
         slices = bench.inputs.normal(2, ROWS[0], each.router.out_features, dtype=torch.float32)
         bias, correction = each.router.bias, each.correction
-        yield from check_choose_experts(bench.inputs, each.routing, slices, correction, bias=bias)
+        yield from experts.check_choose_experts(bench.inputs, each.routing, slices, correction, bias=bias)
 
 
 def _check_rows_of_experts(bench: Bench) -> Iterator[Comparison]:
@@ -228,14 +209,14 @@ def _check_rows_of_experts(bench: Bench) -> Iterator[Comparison]:
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
     for each in bench.model.mixtures():
         for tokens, norm_weight in ((1, weight), (3, None)):
-            chosen = random_choice(bench.inputs, tokens, each.routing.slots, len(each.experts.down))
-            yield from check_feed_rows(bench.inputs, each.experts, chosen, norm_weight, eps)
+            chosen = experts.random_choice(bench.inputs, tokens, each.routing.slots, len(each.experts.down))
+            yield from experts.check_feed_rows(bench.inputs, each.experts, chosen, norm_weight, eps)
 
 
 def _check_lists_of_experts(bench: Bench) -> Iterator[Comparison]:
     """Every tile that tokens sorted by expert run with."""
     for each in bench.model.mixtures():
-        yield from check_every_tile(
+        yield from experts.check_every_tile(
             bench.inputs, each.experts, each.routing.slots, invariant=bench.deterministic
         )
 
@@ -245,13 +226,13 @@ def _check_norms(bench: Bench) -> Iterator[Comparison]:
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
     branch_norm = weight if any(product.post_norm for product in bench.model.products()) else None
     for rows in ROWS:
-        yield from check_add_rms_norm(bench.inputs, weight, eps, rows)
+        yield from pointwise.check_add_rms_norm(bench.inputs, weight, eps, rows)
         if branch_norm is not None:
             for dtype in (torch.float32, bench.dtype):
-                yield from check_add_partials(bench.inputs, branch_norm, eps, rows, dtype=dtype)
+                yield from pointwise.check_add_partials(bench.inputs, branch_norm, eps, rows, dtype=dtype)
         for product in bench.added():
             splits = split_count(rows, *product.weight.shape)
-            yield from check_add_rms_norm(
+            yield from pointwise.check_add_rms_norm(
                 bench.inputs, weight, eps, rows, splits=splits, bias=product.bias, branch_norm=branch_norm
             )
 
@@ -261,20 +242,20 @@ def _check_slots(bench: Bench) -> Iterator[Comparison]:
     size = bench.spec.hidden_size
     for product in bench.added():
         slices = split_count(ROWS[1], *product.weight.shape)
-        yield from check_add_slots(bench.inputs, slices, ROWS[1], size, product.bias)
+        yield from rank_sums.check_add_slots(bench.inputs, slices, ROWS[1], size, product.bias)
     for each in bench.model.mixtures():
-        yield from check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size)
+        yield from rank_sums.check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size)
 
 
 def _check_gates(bench: Bench) -> Iterator[Comparison]:
     """The gate of a batch too large for the products that have it fused in."""
     for product in bench.products:
         if product.gate is not None:
-            yield from check_gated_activation(bench.inputs, ROWS[0], product.width, product.gate)
+            yield from pointwise.check_gated_activation(bench.inputs, ROWS[0], product.width, product.gate)
 
 
 def _check_attention_gate(inputs: Inputs, width: int) -> Iterator[Comparison]:
-    return check_sigmoid_mul(inputs, ROWS[0], width)
+    return pointwise.check_sigmoid_mul(inputs, ROWS[0], width)
 
 
 def _recurs(bench: Bench) -> bool:
@@ -292,14 +273,14 @@ def _each(
 def _check_newest_states(bench: Bench) -> Iterator[Comparison]:
     """States through one token each, with the arithmetic that serving asks for."""
     for heads in bench.delta_heads():
-        yield from check_delta_newest(bench.inputs, heads, invariant=bench.deterministic)
+        yield from delta_rule.check_delta_newest(bench.inputs, heads, invariant=bench.deterministic)
 
 
 def _check_head_products(bench: Bench) -> Iterator[Comparison]:
     """The products of each head with the weights around latent attention."""
     for sizes in bench.latents():
         for tokens in ROWS:
-            yield from check_head_linear(bench.inputs, sizes, tokens)
+            yield from latent_attention.check_head_linear(bench.inputs, sizes, tokens)
 
 
 def _vocabulary(
@@ -315,48 +296,58 @@ def _one_kind(bench: Bench) -> list[Heads]:
 
 
 CHECKS: Final = (
-    Check("scatter_runs", lambda bench: check_scatter_runs(bench.inputs)),
+    Check("scatter_runs", lambda bench: copies.check_scatter_runs(bench.inputs)),
     Check(
         "embed_tokens, newest",
-        lambda bench: check_embed_newest(bench.inputs, bench.embedding, scale=bench.model.embedding.scale),
+        lambda bench: copies.check_embed_newest(
+            bench.inputs, bench.embedding, scale=bench.model.embedding.scale
+        ),
     ),
     Check(
         "embed_tokens",
-        lambda bench: check_embed_tokens(bench.inputs, bench.embedding, bench.model.embedding.scale),
+        lambda bench: copies.check_embed_tokens(bench.inputs, bench.embedding, bench.model.embedding.scale),
     ),
     Check("add_rms_norm_into", _check_norms),
     Check("gated_activation_into", _check_gates),
-    Check("row_linear", _each(check_row_linear, lambda bench: bench.products), fastest),
-    Check("skinny_linear", _each(check_skinny_linear, Bench.kept), fastest),
-    Check("split_linear", _each(check_split_linear, Bench.added), fastest),
-    Check("invariant_linear", _each(check_invariant_linear, lambda bench: bench.products), deterministic),
+    Check("row_linear", _each(linear.check_row_linear, lambda bench: bench.products), fastest),
+    Check("skinny_linear", _each(linear.check_skinny_linear, Bench.kept), fastest),
+    Check("split_linear", _each(linear.check_split_linear, Bench.added), fastest),
+    Check(
+        "invariant_linear", _each(linear.check_invariant_linear, lambda bench: bench.products), deterministic
+    ),
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
     Check("feed_lists", _check_lists_of_experts, has_experts),
     Check("add_slots_into", _check_slots, lambda bench: bench.ranks > 1),
     Check("norm_qkv_into", _check_vectors, norms_vectors),
-    Check("rope_and_cache", _each(check_rope_and_cache, _one_kind)),
-    Check("prefill_attention", _each(check_prefill_attention, Bench.heads)),
-    Check("decode_attention", _each(check_decode_attention, Bench.heads), fastest),
-    Check("rope_and_cache, newest", _each(check_rope_and_cache_newest, _one_kind), deterministic),
-    Check("prefill_attention, newest", _each(check_prefill_attention_newest, Bench.heads), deterministic),
-    Check("write_latents", _each(check_write_latents, Bench.latents)),
+    Check("rope_and_cache", _each(rope_and_cache.check_rope_and_cache, _one_kind)),
+    Check("prefill_attention", _each(paged_attention.check_prefill_attention, Bench.heads)),
+    Check("decode_attention", _each(paged_attention.check_decode_attention, Bench.heads), fastest),
+    Check(
+        "rope_and_cache, newest", _each(rope_and_cache.check_rope_and_cache_newest, _one_kind), deterministic
+    ),
+    Check(
+        "prefill_attention, newest",
+        _each(paged_attention.check_prefill_attention_newest, Bench.heads),
+        deterministic,
+    ),
+    Check("write_latents", _each(rope_and_cache.check_write_latents, Bench.latents)),
     Check("head_linear", _check_head_products),
-    Check("expanded_attention", _each(check_expanded_attention, Bench.latents), fastest),
-    Check("latent_prefill", _each(check_latent_prefill, Bench.latents)),
-    Check("latent_decode", _each(check_latent_decode, Bench.latents), fastest),
+    Check("expanded_attention", _each(latent_attention.check_expanded_attention, Bench.latents), fastest),
+    Check("latent_prefill", _each(latent_attention.check_latent_prefill, Bench.latents)),
+    Check("latent_decode", _each(latent_attention.check_latent_decode, Bench.latents), fastest),
     Check("sigmoid_mul_into", _each(_check_attention_gate, Bench.gates), lambda bench: bool(bench.gates())),
-    Check("copy_pages_into", lambda bench: check_copy_pages(bench.inputs, (3, 5000))),
+    Check("copy_pages_into", lambda bench: copies.check_copy_pages(bench.inputs, (3, 5000))),
     Check("delta_rule_newest", _check_newest_states, _recurs),
-    Check("delta_rule_chunks", _each(check_delta_chunks, Bench.delta_heads), deterministic),
+    Check("delta_rule_chunks", _each(delta_rule.check_delta_chunks, Bench.delta_heads), deterministic),
     Check(
         "delta_rule_tiles",
-        _each(check_delta_tiles, Bench.delta_heads),
+        _each(delta_rule.check_delta_tiles, Bench.delta_heads),
         lambda bench: _recurs(bench) and fastest(bench),
     ),
-    Check("sample_and_append", _vocabulary(check_sample_and_append)),
-    Check("apply_penalties", _vocabulary(check_apply_penalties)),
-    Check("count_tokens", _vocabulary(check_count_tokens)),
-    Check("token_logprobs", _vocabulary(check_token_logprobs)),
+    Check("sample_and_append", _vocabulary(sampling.check_sample_and_append)),
+    Check("apply_penalties", _vocabulary(logits.check_apply_penalties)),
+    Check("count_tokens", _vocabulary(logits.check_count_tokens)),
+    Check("token_logprobs", _vocabulary(logits.check_token_logprobs)),
 )
 """A new kernel gets a line here; what shall be tried first comes first."""

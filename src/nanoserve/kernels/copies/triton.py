@@ -1,0 +1,55 @@
+"""The device side of scattered runs: one program per segment of at most SEGMENT values."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+
+
+@triton.jit(do_not_specialize=["target_ptr", "upload_ptr"])
+def scatter_segments(target_ptr, upload_ptr, SEGMENT: tl.constexpr):
+    """Write one segment: descriptor i of the upload is (destination in the target, length, source in the upload)."""
+    # Neither pointer is specialised on: whether it is a multiple of 16 bytes changes, and would be compiled anew.
+    descriptor_ptr = upload_ptr + tl.program_id(0) * 3
+    destination = tl.load(descriptor_ptr).to(tl.int64)
+    length = tl.load(descriptor_ptr + 1)
+    source = tl.load(descriptor_ptr + 2)
+    places = tl.arange(0, SEGMENT)
+    inside = places < length
+    values = tl.load(upload_ptr + source + places, mask=inside)
+    tl.store(target_ptr + destination + places, values, mask=inside)
+
+
+@triton.jit(do_not_specialize=["pages"])
+def copy_pages_kernel(pool_ptr, pairs_ptr, pages, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (pair, piece, layer): BLOCK of a page's PAGE elements."""
+    source = tl.load(pairs_ptr + tl.program_id(0) * 2).to(tl.int64)
+    target = tl.load(pairs_ptr + tl.program_id(0) * 2 + 1).to(tl.int64)
+    elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    layer = tl.program_id(2).to(tl.int64) * pages
+    content = tl.load(pool_ptr + (layer + source) * PAGE + elements, mask=elements < PAGE)
+    tl.store(pool_ptr + (layer + target) * PAGE + elements, content, mask=elements < PAGE)
+
+
+@triton.jit(do_not_specialize=["tokens_width"])
+def embed_kernel(
+    tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width, scale,
+    NEWEST: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Copy the vector of one token, times `scale`; the product is rounded once.
+
+    With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens.
+    """
+    let_next_start(PDL)
+    wait_for_last(PDL)
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + place).to(tl.int64)
+    position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + place)
+    token = tl.load(tokens_ptr + row * tokens_width + position).to(tl.int64)
+    ks = tl.arange(0, BLOCK)
+    vector = tl.load(weight_ptr + token * K + ks, mask=ks < K)
+    if scale is not None:
+        vector = (vector.to(tl.float32) * scale).to(vector.dtype)
+    tl.store(out_ptr + place * K + ks, vector, mask=ks < K)

@@ -1,0 +1,79 @@
+"""Apply penalties to a step's logits, and count the tokens it drew, without a word to the host."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.logits.triton import apply_kernel, count_kernel, token_logprobs_kernel
+
+BLOCK = 4096
+"""Tokens of one program."""
+
+
+def apply_penalties(
+    logits: Tensor,
+    *,
+    batch_rows: Tensor,
+    output_counts: Tensor,
+    in_prompt: Tensor,
+    strengths: Tensor,
+) -> None:
+    """Penalise logits in place.
+
+    Args:
+        logits: float32 [S, vocab], contiguous in the vocabulary.
+        batch_rows: int32 [S], the row of each place.
+        output_counts: int32 [R, vocab] contiguous, how often each token occurs in each row's output.
+        in_prompt: bool [R, vocab] contiguous, whether it occurs in the row's prompt.
+        strengths: float32 [S, 3] contiguous: repetition, frequency, presence. A place with (1, 0, 0) is
+            left alone, and its row, which may lie beyond R, is not looked at.
+    """
+    places, vocab_size = logits.shape
+    apply_kernel[(triton.cdiv(vocab_size, BLOCK), places)](
+        logits, logits.stride(0), batch_rows, output_counts, in_prompt, strengths, VOCAB=vocab_size, BLOCK=BLOCK,
+        num_warps=4,
+    )  # fmt: skip
+
+
+def count_tokens(tokens: Tensor, *, batch_rows: Tensor, output_counts: Tensor, strengths: Tensor) -> None:
+    """Add one to the count of each place's token, where the place has a penalty.
+
+    Args:
+        tokens: int32 or int64 [S] contiguous, the step's tokens; a negative number stands for token `-1 - number`.
+        batch_rows: as in `apply_penalties`; places with a penalty name different rows.
+        output_counts: as in `apply_penalties`.
+        strengths: as in `apply_penalties`.
+    """
+    count_kernel[(len(tokens),)](
+        batch_rows, output_counts, strengths, tokens, VOCAB=output_counts.shape[1], num_warps=1,
+    )  # fmt: skip
+
+
+BLOCK = 4096
+UNROLL = 4
+WARPS = 16
+
+
+def token_logprobs(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    logprobs: Tensor,
+    ranks: Tensor,
+    totals: Tensor,
+) -> None:
+    """Score one token per row.
+
+    Args:
+        logits: [n, vocab], any float dtype, contiguous in the vocabulary.
+        token_ids: int32 or int64 [n] contiguous; a negative number stands for token `-1 - number`.
+        logprobs: float32 [n], written: natural logarithms.
+        ranks: int32 [n], written: 1 for the likeliest, or for one of several.
+        totals: float32 [n], written: the log of the sum of exponentials, to be subtracted from other logits.
+    """
+    rows, vocab_size = logits.shape
+    token_logprobs_kernel[(rows,)](
+        logits, logits.stride(0), token_ids, logprobs, ranks, totals, VOCAB=vocab_size, BLOCK=BLOCK, UNROLL=UNROLL,
+        num_warps=WARPS,
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Rows of some lengths, each decoding its newest token, over caches in which all but the older visible tokens is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.paged_attention import reference
+from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
+from nanoserve.kernels.paged_attention.tuning import (
+    LONG_SPLITS,
+    Tiling,
+    choose_block,
+    choose_tile,
+    queries_per_tile,
+)
+from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
+from nanoserve.kernels.testing_attention import Chunk, Heads, Queries, paged_cache
+from nanoserve.kernels.tiles import BlockSizes
+
+LENGTHS: Final = (3, 70, 1, 33, 17)
+BATCHES: Final = (1, 8, 64, 256)
+"""A size of batch for each of the tilings."""
+SPLITS: Final = (1, 4)
+SHORT_WINDOW: Final = 20
+"""The kernel is compiled for any window, so that a short one shows as much as the model's."""
+Made = tuple[Tensor, Tensor, Tensor]
+"""The output and both caches."""
+
+
+class DecodeCase(NamedTuple):
+    """Places in another order than their rows; those behind the rows are padding, which shares the sink."""
+
+    qkv: Tensor
+    cache: PagedCache
+    transform: HeadTransform
+    step: dict[str, Any]
+
+    @classmethod
+    def of(cls, inputs: Inputs, heads: Heads, lengths: Sequence[int], padding: int = 0) -> DecodeCase:
+        """Rows of these lengths; padding places are all alike, as they race for one slot."""
+        spans = [(heads.first_seen(length - 1), length) for length in lengths]
+        cache = paged_cache(inputs, heads, spans, unwritten=1)
+        rows = len(lengths)
+        qkv = heads.projections(inputs, rows)
+        if padding:
+            qkv = torch.cat((qkv, heads.projections(inputs, 1).expand(padding, -1)))
+        step = {
+            "batch_rows": inputs.these(inputs.shuffled(rows) + [rows] * padding),
+            "lengths": inputs.these([*lengths, 1]),
+            **heads.scoring(inputs),
+        }
+        return cls(qkv, cache, heads.transform(inputs, max(lengths)), step)
+
+    def exact(self) -> Made:
+        """As by definition."""
+        return reference.decode_attention(self.qkv, self.cache, self.transform, **self.step)
+
+    def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> Made:
+        """After the launch."""
+        cache = self.cache._replace(keys=copy_apart(self.cache.keys), values=copy_apart(self.cache.values))
+        _, kv_heads, _, head_dim = cache.keys.shape
+        heads = self.qkv.shape[1] // head_dim - 2 * kv_heads
+        out = self.qkv.new_full((len(self.qkv), heads * head_dim), torch.nan)
+        scratch = SplitScratch.create(len(self.qkv), heads, head_dim, splits, self.qkv.device)
+        for tensor in scratch:
+            tensor.fill_(torch.nan)
+        if pdl:
+            torch.cuda.synchronize(self.qkv.device)
+        how: dict[str, Any] = {"splits": splits, "scratch": scratch, "tiling": tiling, "pdl": pdl}
+        decode_attention(self.qkv, cache, self.transform, out, **self.step, **how)
+        return out, cache.keys, cache.values
+
+    def compare(self, case: str, got: Made, wanted: Made) -> Iterator[Comparison]:
+        """Output, new keys and values, and that older ones have not changed."""
+        yield Comparison(case, got[0], wanted[0])
+        yield from compare_around_poison(f"keys, {case}", got[1], wanted[1])
+        yield from compare_around_poison(f"values, {case}", got[2], wanted[2], exact=True)
+        old = ~self.cache.keys.isnan()
+        yield Comparison(f"older keys, {case}", got[1][old], self.cache.keys[old], exact=True)
+
+
+def check_decode_attention(
+    inputs: Inputs, heads: Heads, lengths: Sequence[int] | None = None
+) -> Iterator[Comparison]:
+    """Every tiling, one program per row and several, with and without PDL."""
+    if heads.window is not None:
+        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    case = DecodeCase.of(inputs, heads, lengths or LENGTHS)
+    wanted = case.exact()
+    for batch in BATCHES:
+        for splits in (*SPLITS, LONG_SPLITS) if batch == 1 else SPLITS:
+            tiling = choose_tile(batch, heads.head_dim, inputs.dtype, splits)
+            for pdl in inputs.launches:
+                name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
+                yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
+
+
+CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
+"""Position of the first query and number of queries."""
+NEWEST: Final = ((2, 1), (69, 1), (0, 1), (32, 1), (16, 1))
+"""The same of rows of 3 to 70 tokens that decode."""
+LONGEST_WINDOW: Final = 8192
+"""The kernel is compiled for a window, so that one row has to be longer; up to here."""
+
+
+class PrefillCase(NamedTuple):
+    """Chunks of rows, and how scores become weights."""
+
+    heads: Heads
+    queries: Queries
+    cache: PagedCache
+    scoring: dict[str, Any]
+
+    @classmethod
+    def of(cls, inputs: Inputs, heads: Heads, rows: Sequence[tuple[int, int]]) -> PrefillCase:
+        """Chunks of (position of the first query, number of queries)."""
+        spans = [(heads.first_seen(start), start + length) for start, length in reversed(rows)]
+        queries = Queries.of(inputs, rows, heads.num_heads * heads.head_dim)
+        return cls(heads, queries, paged_cache(inputs, heads, spans), heads.scoring(inputs))
+
+    def exact(self) -> Tensor:
+        """Float32, NaN for tokens of no chunk."""
+        tokens, chunks = self.queries
+        return reference.prefill_attention(tokens, self.cache, chunks=chunks, **self.scoring)
+
+    def tiled(
+        self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0
+    ) -> Tensor:
+        """All chunks, or others instead, in tiles of at most `queries`; NaN where no tile writes."""
+        sizes = blocks or choose_block(self.heads.head_dim, self.queries.tokens.dtype)
+        most = queries or queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, sizes)
+        return self._attend(self.queries.tokens, tiles=self.queries.tiles(most, chunks), blocks=blocks)
+
+    def newest(self, blocks: BlockSizes | None = None) -> Tensor:
+        """The last query of each chunk, as a decoding row."""
+        query, rows, lengths = self.queries.newest()
+        return self._attend(query, tiles=rows, lengths=lengths, blocks=blocks)
+
+    def _attend(self, query: Tensor, **how: Any) -> Tensor:
+        out = torch.full_like(query, torch.nan)
+        prefill_attention(query, self.cache, out, **self.scoring, **how)
+        return out
+
+
+def check_prefill_attention(
+    inputs: Inputs,
+    heads: Heads,
+    rows: Sequence[tuple[int, int]] | None = None,
+    blocks: BlockSizes | None = None,
+) -> Iterator[Comparison]:
+    """All chunks, in tiles as serving cuts them."""
+    case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
+    yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
+
+
+def check_prefill_attention_newest(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
+    """Each row's newest token."""
+    case = PrefillCase.of(inputs, heads, _rows_for(heads, NEWEST))
+    yield Comparison(str(heads), case.newest(), case.exact()[case.queries.last])
+
+
+def _rows_for(heads: Heads, rows: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The rows, and behind them one that is longer than the window."""
+    if heads.window is None or heads.window > LONGEST_WINDOW:
+        return rows
+    last = rows[1][1] if rows[1][1] == 1 else 3
+    return (*rows, (heads.window + 5 - last, last))

@@ -1,0 +1,144 @@
+"""Launches of decode attention."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.device.launch import SplitScratch, launch_options, shared_memory
+from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.paged_attention.triton import add_splits, attend_to_rows
+from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
+from nanoserve.kernels.paged_attention.tuning import Tiling, choose_block, packed_heads
+from nanoserve.kernels.tiles import BlockSizes
+
+
+def decode_attention(
+    qkv: Tensor,
+    cache: PagedCache,
+    transform: HeadTransform,
+    out: Tensor,
+    *,
+    batch_rows: Tensor,
+    lengths: Tensor,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    splits: int,
+    scratch: SplitScratch,
+    tiling: Tiling,
+    pdl: bool = False,
+) -> None:
+    """Write the newest token of each place into the cache and attend to all that it sees: softmax(scale * q k^T) v.
+
+    Nothing in the cache but the visible, older tokens of a place's own row influences its output, not even NaN, and
+    nothing but the slot of each newest token is written. Places must not share a row, except for padding: a row of
+    length 1 may fill any number of places, which then race for its one slot and leave one token's key or another's.
+
+    A row's result depends on its own tokens, on `splits` and on the tiling, not on where or with whom it is computed.
+
+    Args:
+        qkv: [B, (num_heads + 2 * kv_heads) * head_dim], rows contiguous, of each place's newest token, bias included: its
+            query heads, its key heads, its value heads.
+        cache: of one layer, in the dtype of `qkv`.
+        transform: of the query and key heads.
+        out: [B, num_heads * head_dim], contiguous, overwritten.
+        batch_rows: int32 [B], which row each place is.
+        lengths: int32 [rows], tokens of each row, the newest included, which stands at position length - 1.
+        scale: usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+        splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
+        scratch: for at least B * splits sums per head; not used if `splits` is 1.
+        tiling: how each program walks its tokens, from `choose_tile`.
+        pdl: whether this launch takes part in programmatic dependent launch. Rows, lengths, block tables and older
+            keys and values are then read before earlier kernels are done: none of those may still write them.
+
+    Raises:
+        ValueError: if the scratch is too small.
+    """
+    batch = qkv.shape[0]
+    _, kv_heads, block_size, head_dim = cache.keys.shape
+    num_heads = out.shape[1] // head_dim
+    if splits > 1 and batch * num_heads * splits > len(scratch.ms):
+        raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
+    # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
+    attend_to_rows[kv_heads, batch, splits](
+        qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, transform.rotations, transform.q_norm,
+        transform.k_norm, sinks, qkv.stride(0), cache.tables.stride(0), cache.block_stride,
+        cache.window or 0, scale if soft_cap is None else 2 * scale / soft_cap, soft_cap, transform.eps,
+        HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
+        D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
+        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None,
+        SPLIT=splits > 1, EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
+    )  # fmt: skip
+    if splits > 1:
+        _add_splits(out, scratch, results=batch * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)
+
+
+def _add_splits(
+    out: Tensor, scratch: SplitScratch, *, results: int, head_dim: int, splits: int, pdl: bool
+) -> None:
+    """Add up the partial sums of `results` (place, head) pairs, one program each."""
+    padded_splits, padded_dim = triton.next_power_of_2(splits), triton.next_power_of_2(head_dim)
+    add_splits[results,](
+        *scratch, out, splits,
+        D=head_dim, PADDED_D=padded_dim, PADDED_SPLITS=padded_splits,
+        CHUNK=min(padded_splits, 4096 // padded_dim), PDL=pdl,
+        num_warps=1 if padded_splits * padded_dim <= 1024 else 4, **launch_options(pdl),
+    )  # fmt: skip
+
+
+def prefill_attention(
+    query: Tensor,
+    cache: PagedCache,
+    out: Tensor,
+    *,
+    tiles: Tensor,
+    lengths: Tensor | None = None,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    blocks: BlockSizes | None = None,
+) -> None:
+    """Attend with the queries of each tile to all cached tokens of its row up to each query's own.
+
+    Cache slots that no query of a tile sees are not read, whatever they hold and wherever stale table entries point.
+
+    With `lengths` the queries are the newest tokens of rows, each with the bits that it would have in a tile with the same
+    `blocks`; that is slower than attention made for decoding. All that changes from step to step is then read on the device,
+    so a captured graph of it can be replayed.
+
+    Args:
+        query: [T, num_heads * head_dim], rotated; bfloat16, float16 or float32, as are the other tensors without a
+            dtype here.
+        cache: with the queries' own keys and values already written.
+        out: [T, num_heads * head_dim], written for the queries of the tiles and nowhere else.
+        tiles: int32 [tiles, 4], contiguous: row, index of the first query in the step, number of queries, position
+            of the first query. From `make_tiles`, with the `queries_per_tile` of the same `blocks`.
+        lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
+            its newest token.
+        scale: positive, usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+        blocks: sizes, by default `choose_block` for the head size and dtype.
+    """
+    # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
+    num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
+    num_heads = query.shape[1] // head_dim
+    rows, keys_per_visit, warps, stages = blocks or choose_block(
+        head_dim, query.dtype, shared_memory(query.device)
+    )
+    packed = packed_heads(num_heads, num_kv_heads)
+    # The softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap): what multiplies it is the cap.
+    log2_e = math.log2(math.e)
+    inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
+    prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
+        query, cache.keys, cache.values, out, tiles, tiles if lengths is None else lengths, cache.tables, sinks,
+        cache.tables.stride(0), cache.block_stride, outer * log2_e, inner,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0, PACKED=packed,
+        ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=lengths is not None, num_warps=warps,
+    )  # fmt: skip

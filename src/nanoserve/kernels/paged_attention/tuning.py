@@ -1,0 +1,170 @@
+"""How decode attention is cut into programs: splits per row, and how a program walks its tokens.
+
+Programs of one warp win as soon as there are enough of them to fill the machine, for their softmax needs no exchange
+between warps; a handful of rows is served sooner by larger programs that hold a whole tile in registers before their
+query is known. Wider heads get as many bytes, hence fewer tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final, NamedTuple
+
+import torch
+import triton
+
+from nanoserve.kernels.tiles import SHARED_MEMORY, BlockSizes
+
+MAX_SPLITS = 128
+"""Splits of a row at most."""
+MAX_TOKENS_PER_SPLIT = 4096
+"""A row is split, whatever the batch, before one program walks more tokens than this while others have ended."""
+PROGRAMS_PER_SM = 8
+"""Programs that a multiprocessor holds and that hide each other's latency."""
+FULL_PROGRAMS_PER_SM = 3
+"""With as many (row, KV head) pairs per multiprocessor, splitting costs more than it balances."""
+LONE_ROWS = 2
+"""Batches up to this size are served sooner by larger programs, and by fewer of them if their rows are long."""
+FEW_ROWS = 8
+"""Batches up to this size wait for latency rather than for bandwidth."""
+LONG_ROW = 1024
+"""Tokens beyond which the rows of one or two places are worth larger tiles, each of which is read by fewer programs."""
+LONG_SPLITS = 32
+"""As many splits of one or two places, or more, say that their rows are long."""
+
+
+class Tiling(NamedTuple):
+    """How one program walks its tokens.
+
+    Attributes:
+        tokens: tokens per tile, a power of two of at least 16.
+        warps: warps of the program.
+        stages: of the pipeline; (stages - 1) / 2 tiles are on their way, as a tile's place is looked up first.
+        early: whether, with programmatic dependent launch, the first tiles should be fetched before the query is there.
+    """
+
+    tokens: int
+    warps: int
+    stages: int
+    early: bool
+
+
+ANY: Final = sys.maxsize
+
+TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, stages, early
+    # Triton 3.6 compiles tiles of 64 such narrow keys for one warp of an H200 to something wrong.
+    (64, ANY, 1, Tiling(32, 1, 7, early=False)),
+    (128, LONE_ROWS, LONG_SPLITS, Tiling(128, 4, 3, early=True)),
+    (128, LONE_ROWS, 1, Tiling(64, 4, 3, early=True)),
+    (128, 48, 1, Tiling(32, 1, 7, early=True)),
+    # Not split, and all programs run at once: larger tiles keep more bytes on their way.
+    (128, 128, 1, Tiling(64, 1, 7, early=False)),
+    (128, ANY, 1, Tiling(32, 1, 7, early=False)),
+    (256, FEW_ROWS, 1, Tiling(32, 2, 5, early=True)),
+    (256, ANY, 1, Tiling(32, 1, 5, early=False)),
+    (512, LONE_ROWS, 1, Tiling(16, 4, 3, early=True)),
+    (512, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
+    (512, 48, 1, Tiling(16, 2, 5, early=False)),
+    (512, ANY, 1, Tiling(32, 4, 5, early=False)),
+    (1024, FEW_ROWS, 1, Tiling(16, 4, 3, early=True)),
+    (1024, ANY, 1, Tiling(16, 4, 3, early=False)),
+)
+"""The first entry that is large enough in bytes and batch, and that asks for no more splits, is the tiling.
+
+The bytes are those of one key of one head, padded to a power of two. Entries of 128 bytes (head_dim 64 in bfloat16) were
+measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise, those of 512 bytes alone
+with the heads of Gemma 3 4B; the others keep as many bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures anew.
+"""
+
+
+def key_bytes(head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of a key of one head, padded to a power of two."""
+    return triton.next_power_of_2(head_dim) * dtype.itemsize
+
+
+def choose_tile(batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tiling:
+    """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`."""
+    size = key_bytes(head_dim, dtype)
+    return next(
+        tiling
+        for most_bytes, most_rows, least_splits, tiling in TILINGS
+        if size <= most_bytes and batch <= most_rows and splits >= least_splits
+    )
+
+
+def choose_splits(
+    batch: int, kv_heads: int, max_context: int, num_sms: int, tile: int = 64, *, size: int = 256
+) -> int:
+    """Into how many splits to cut each row, a power of two.
+
+    Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
+    than leaves each a tile or more.
+
+    Args:
+        batch: places of the batch.
+        kv_heads: KV heads of the cache (on this device).
+        max_context: tokens of the longest row that the choice is for, or the window if that is smaller.
+        num_sms: multiprocessors of the device.
+        tile: tokens that a program walks at a time, see `choose_tile`.
+        size: `key_bytes`; from 256 on, of one or two rows beyond 256, half as many programs fill a multiprocessor.
+    """
+    pairs, wider = batch * kv_heads, 2 if size >= (512 if batch <= LONE_ROWS else 256) else 1
+    smallest = 128 if batch <= 16 else 256
+    if batch <= FEW_ROWS:
+        smallest = tile if batch <= LONE_ROWS else 2 * tile * wider
+    filling = PROGRAMS_PER_SM // wider * num_sms // pairs
+    if pairs >= FULL_PROGRAMS_PER_SM * num_sms // wider:
+        filling = 1
+    if batch <= LONE_ROWS and max_context > LONG_ROW:
+        smallest, filling = 2 * smallest, max(1, filling // 2)
+    useful = triton.next_power_of_2(triton.cdiv(max_context, smallest))
+    needed = triton.next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
+    return min(MAX_SPLITS, max(needed, min(_power_of_2_below(filling), useful)))
+
+
+def _power_of_2_below(number: int) -> int:
+    """The largest power of two up to `number`, which is at least one."""
+    return 1 << (number.bit_length() - 1)
+
+
+MAX_PACKED_HEADS: Final = 16
+"""Most query heads of one KV head whose queries share a program."""
+
+
+_HALF_PRECISION: Final = {
+    64: BlockSizes(128, 64, 4, 3),
+    128: BlockSizes(128, 64, 8, 3),
+    256: BlockSizes(128, 32, 8, 3),
+}
+_FLOAT32: Final = {64: BlockSizes(32, 32, 4, 2), 128: BlockSizes(32, 16, 8, 2), 256: BlockSizes(32, 16, 8, 2)}
+
+
+def choose_block(head_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
+    """The measured sizes for a head size and dtype, with no more stages than the shared memory holds.
+
+    Args:
+        head_dim: elements of a head, at most 256.
+        dtype: of queries and cache.
+        shared_memory: bytes of it that one program may use.
+
+    Raises:
+        ValueError: heads are larger than 256.
+    """
+    if head_dim > 256:
+        raise ValueError(f"attention heads of {head_dim} elements are larger than 256")
+    padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    blocks = (_FLOAT32 if dtype == torch.float32 else _HALF_PRECISION)[padded]
+    row_bytes = padded * dtype.itemsize
+    room = shared_memory // row_bytes - blocks.rows
+    return blocks._replace(stages=max(1, min(blocks.stages, room // (2 * blocks.keys))))
+
+
+def packed_heads(num_heads: int, num_kv_heads: int) -> int:
+    """How many query heads of a KV head share a program: the largest power of two that divides their number."""
+    group = num_heads // num_kv_heads
+    return min(group & -group, MAX_PACKED_HEADS)
+
+
+def queries_per_tile(num_heads: int, num_kv_heads: int, blocks: BlockSizes) -> int:
+    """How many queries a tile holds at most."""
+    return blocks.rows // packed_heads(num_heads, num_kv_heads)

@@ -1,0 +1,24 @@
+"""What each row or element has done to it alone: norms of rows, and gates.
+
+Root-mean-square layer norms (Zhang and Sennrich 2019) of the residual stream, with the addition before it, and of queries and keys:
+those of whole vectors, all heads of a token together (OLMo, MiniMax), come with a bound for these and the values.
+Gates are activation(gate) * up of feeds (Shazeer 2020), and x * sigmoid(gate) of gated attention. All of it is float32.
+"""
+
+from nanoserve.kernels.pointwise.cpu import (
+    gated_activation,
+    invariant_gated_activation,
+    invariant_sigmoid_mul,
+    norm_qkv,
+    rms_norm,
+    sigmoid_mul,
+)
+
+__all__ = [
+    "gated_activation",
+    "invariant_gated_activation",
+    "invariant_sigmoid_mul",
+    "norm_qkv",
+    "rms_norm",
+    "sigmoid_mul",
+]

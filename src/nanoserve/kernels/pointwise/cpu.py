@@ -1,0 +1,95 @@
+"""RMS norms by torch's own operator, which computes bfloat16 input in float32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.whole_vectors import in_whole_vectors
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each vector of `x` to a root mean square of one, then by `weight`.
+
+    Args:
+        x: [..., size], float32 or bfloat16; the arithmetic is float32 either way.
+        weight: [size], in the dtype of `x`: the normed vector is rounded to it before the product; or float32: after it.
+        eps: added to the mean square.
+
+    Returns:
+        [..., size] in the dtype of `x`.
+    """
+    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+
+
+def norm_qkv(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    *,
+    eps: float,
+    clip: float | None,
+    sizes: tuple[int, int],
+) -> Tensor:
+    """Norm each token's whole query and key, then bound all elements.
+
+    Args:
+        qkv: [T, Q + K + V], projections: queries, keys, values.
+        q_norm: [Q], or None where queries stay as they are; its dtype says when products are rounded, as in `rms_norm`.
+        k_norm: [K], likewise.
+        eps: of the norms, added to the mean square.
+        clip: the bound c of elements, which become at least -c and at most c; None for none.
+        sizes: Q and K.
+
+    Returns:
+        A tensor like `qkv`.
+    """
+    q, k, v = torch.split(qkv, [*sizes, qkv.shape[1] - sum(sizes)], dim=1)
+    normed = [
+        x if weight is None else F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+        for x, weight in ((q, q_norm), (k, k_norm))
+    ]
+    joined = torch.cat((*normed, v), dim=1)
+    return joined if clip is None else joined.clamp_(-clip, clip)
+
+
+_FUNCTIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
+    "silu": F.silu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+
+
+def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """Compute activation(gate) * up.
+
+    Args:
+        gate_up: [..., 2 * size], the gate in the first half and the up projection in the second.
+        activation: of the gate.
+
+    Returns:
+        [..., size] in the dtype of `gate_up`.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _FUNCTIONS[activation](gate).mul_(up)
+
+
+def invariant_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The same, with bits that depend on nothing but a token's own."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return in_whole_vectors(_FUNCTIONS[activation], gate).mul_(up)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """Multiply `x` by sigmoid(gate): of one shape and dtype, which is the result's, too."""
+    return x * torch.sigmoid(gate)
+
+
+def invariant_sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """The same, with bits that depend on nothing but a token's own."""
+    return x * in_whole_vectors(torch.sigmoid, gate)
