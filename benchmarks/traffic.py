@@ -38,10 +38,17 @@ from nanoserve.entrypoints.bench.report import (
     table,
     write_report,
 )
-from nanoserve.entrypoints.bench.serving import running
-from nanoserve.entrypoints.bench.serving.connection import Connections
+from nanoserve.entrypoints.bench.serving.client import OK, Answer, Connections
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
-from nanoserve.entrypoints.bench.serving.requests import OK, WORDS, AnswerReader, RequestOutcome, RequestShape
+from nanoserve.entrypoints.bench.serving.load import (
+    HEAD_START,
+    WORDS,
+    LoadRun,
+    OfferedLoad,
+    RequestShape,
+    observe,
+    run_loop,
+)
 from nanoserve.entrypoints.client.server import (
     DONE,
     EventReader,
@@ -66,13 +73,12 @@ COLUMNS: Final = {
 Prompt = list[int] | str
 
 
-class TurnReader(AnswerReader):
-    """Times the answer of one turn, and keeps its events to be read when the clock no longer matters."""
+@attrs.define(kw_only=True)
+class TurnAnswer(Answer):
+    """The answer of one turn, which keeps its events to be read when the clock no longer matters."""
 
-    def __init__(self, due: float, turn: Turn) -> None:
-        super().__init__(RequestOutcome(scheduled=due))
-        self.turn = turn
-        self._body = bytearray()
+    turn: Turn
+    _body: bytearray = attrs.field(factory=bytearray, init=False)
 
     def feed(self, piece: bytes, now: float) -> None:
         """Read a piece as it comes."""
@@ -117,40 +123,45 @@ class TrafficServer:
         """Find out what the server takes, and let it warm up; raises where it answers nothing."""
         probe = Session(0.0, (Turn(tuple(range(20, 52)), 4, 0.0),) * 2)
         for self.is_exact, self.takes_ids in itertools.product((True, False), repeat=2):
-            _, readers = await self.send([probe])
-            if readers[-1].outcome.result not in {"400", "422"}:
+            answers = self.turns(await self.send([probe]))
+            if answers[-1].result not in {"400", "422"}:
                 break
-        raise_unanswered(f"the first request to {self.label}", readers)
+        raise_unanswered(f"the first request to {self.label}", answers)
         traffic = attrs.evolve(CHAT, name="warm-up").scaled(scale)
         await self.send(draw_sessions(traffic, WARMUP, random.randrange(2**32)))
 
-    async def send(self, sessions: Sequence[Session]) -> tuple[running.LoadRun, list[TurnReader]]:
-        """Let every session come at its moment; returns all turns that were sent."""
-        readers: list[TurnReader] = []
+    async def send(self, sessions: Sequence[Session]) -> LoadRun:
+        """Let every session come at its moment; the answers of the run are `TurnAnswer`s of all turns that were sent."""
+        answers: list[TurnAnswer] = []
         firsts = [self._extend([] if self.takes_ids else "", each, 0) for each in sessions]
 
-        async def send_all(began: float) -> list[RequestOutcome]:
+        async def send_all(began: float) -> Sequence[Answer]:
             async with asyncio.TaskGroup() as group:
                 for session, first in zip(sessions, firsts, strict=True):
-                    group.create_task(self._hold(session, first, began, readers))
-            return [each.outcome for each in readers]
+                    group.create_task(self._hold(session, first, began, answers))
+            return answers
 
-        return await running.observe(send_all, running.HEAD_START), readers
+        return await observe(send_all, HEAD_START)
+
+    @staticmethod
+    def turns(run: LoadRun) -> list[TurnAnswer]:
+        """The answers of a run, in the order in which they were asked for."""
+        return [each for each in run.answers if isinstance(each, TurnAnswer)]
 
     async def _hold(
-        self, session: Session, first: tuple[Prompt, bytes], began: float, readers: list[TurnReader]
+        self, session: Session, first: tuple[Prompt, bytes], began: float, answers: list[TurnAnswer]
     ) -> None:
         """Send the turns of a session one after the other, up to one that fails."""
         (prompt, request), due = first, began + session.start
         for place, turn in enumerate(session.turns, start=1):
             await asyncio.sleep(max(due - time.perf_counter(), 0.0))
-            reader = TurnReader(due, turn)
-            readers.append(reader)
-            outcome = await running.ask(self.connections, request, reader, self.limit)
-            if outcome.result != OK or place == len(session.turns):
+            answer = TurnAnswer(scheduled=due, turn=turn)
+            answers.append(answer)
+            await self.connections.ask(request, answer, self.limit)
+            if answer.result != OK or place == len(session.turns):
                 return
-            due = outcome.ended + session.turns[place].pause
-            text, token_ids, _ = reader.read()
+            due = answer.ended + session.turns[place].pause
+            text, token_ids, _ = answer.read()
             drawn = itertools.islice(itertools.cycle(turn.tokens), turn.output_len)
             answered = prompt + text if isinstance(prompt, str) else [*prompt, *(token_ids or drawn)]
             prompt, request = self._extend(answered, session, place)
@@ -162,13 +173,13 @@ class TrafficServer:
             prompt = " ".join([prompt, *(WORDS[token % len(WORDS)] for token in turn.tokens)])
         else:
             prompt = [*prompt, *turn.tokens]
-        fields: dict[str, Any] = {"prompt": prompt, "temperature": 0.6}
+        fields: dict[str, Any] = {"temperature": 0.6}
         if self.is_exact:
             fields |= {"ignore_eos": True}
         if self.takes_ids and turn is not session.turns[-1]:
             fields |= {"return_token_ids": True}
         shape = attrs.evolve(self.shape, output_len=turn.output_len, fields=fields)
-        return prompt, shape.draw(random.Random())
+        return prompt, shape.request({"prompt": prompt})
 
 
 @attrs.frozen(kw_only=True)
@@ -192,7 +203,7 @@ class TrafficRow:
             "prompt_tok_s": level.prompt_tokens * level.request_s,
             "cached_tokens": float("nan") if self.cached_tokens is None else self.cached_tokens,
             **{
-                f"{name}_{each}_ms": getattr(found, each)
+                f"{name}_{each}_ms": found[each]
                 for name, found in latencies.items()
                 for each in ("p50", "p99")
             },
@@ -225,7 +236,7 @@ async def measure(
         capacity = given.capacity
         for traffic in chosen(given):
             sessions = draw_sessions(traffic, given.requests, given.seed, capacity)
-            load = running.OfferedLoad(rate=traffic.load and traffic.load * capacity)
+            load = OfferedLoad(rate=traffic.load and traffic.load * capacity)
             new = [await _measure_class(server, traffic.name, sessions, load, given) for server in servers]
             rows += new
             if traffic.name == CAPACITY.name and given.capacity is None:
@@ -239,14 +250,15 @@ async def _measure_class(
     server: TrafficServer,
     name: str,
     sessions: Sequence[Session],
-    load: running.OfferedLoad,
+    load: OfferedLoad,
     given: argparse.Namespace,
 ) -> TrafficRow:
     title, before = f"{name} at {server.label}", server.connections.num_answers
     with doing(title, lambda: f"{server.connections.num_answers - before} answered"):
-        run, readers = await server.send(sessions)
-    raise_unanswered(title, readers)
-    done = [each for each in readers if each.outcome.result == OK]
+        run = await server.send(sessions)
+    answers = server.turns(run)
+    raise_unanswered(title, answers)
+    done = [each for each in answers if each.result == OK]
     told = [cached for *_, cached in (each.read() for each in done) if cached is not None]
     return TrafficRow(
         name=name,
@@ -254,14 +266,14 @@ async def _measure_class(
         planned=sum(len(each.turns) for each in sessions),
         level=judge(load, run, {"ttft": given.ttft_limit, "itl": given.gap_limit}),
         cached_tokens=sum(told) if told else None,
-        num_short=sum(each.outcome.output_tokens < each.turn.output_len for each in done),
+        num_short=sum(each.output_tokens < each.turn.output_len for each in done),
     )
 
 
-def raise_unanswered(what: str, readers: Sequence[TurnReader]) -> None:
+def raise_unanswered(what: str, answers: Sequence[Answer]) -> None:
     """Raise `ServerRefusedError` where nothing was answered, with what became of the last request."""
-    last = readers[-1].outcome
-    if not any(each.outcome.result == OK for each in readers):
+    last = answers[-1]
+    if not any(each.result == OK for each in answers):
         raise ServerRefusedError(f"{what}: no answer, {last.result}: {last.message or 'no reason given'}")
 
 
@@ -375,7 +387,7 @@ def run(given: argparse.Namespace) -> int:
     servers, status = find_servers(given), 0
     rows: list[TrafficRow] = []
     try:
-        running.run_loop(measure(servers, given, rows))
+        run_loop(measure(servers, given, rows))
     except (KeyboardInterrupt, NanoserveError) as error:
         print(f"traffic: {str(error) or 'interrupted'}", file=sys.stderr)
         status = 1 if str(error) else 130

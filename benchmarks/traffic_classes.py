@@ -9,10 +9,9 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.serving.requests import UNKNOWN_VOCABULARY
-from nanoserve.entrypoints.bench.serving.running import draw_schedule
+from nanoserve.entrypoints.bench.serving.load import draw_schedule
 
-IDS: Final = range(20, UNKNOWN_VOCABULARY)
+IDS: Final = range(20, 1000)
 """Prompts are drawn from these ids, which every model has; the lowest ones are often special tokens."""
 MOST: Final = 8
 """Log-normal lengths are cut at so many times their median."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.traffic import TurnReader, find_servers
+from benchmarks.traffic import TurnAnswer, find_servers
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
-from nanoserve.entrypoints.bench.serving.requests import OK
-from nanoserve.entrypoints.bench.serving.running import run_loop
+from nanoserve.entrypoints.bench.serving.client import OK
+from nanoserve.entrypoints.bench.serving.load import run_loop
 from tests.patience import PATIENCE
 from tests.process.command import environment
 from tests.process.server_process import ServerProcess, server_process
@@ -78,13 +78,12 @@ def test_conversations_in_words_go_on_with_the_text_of_the_answers(server: Serve
     [found] = find_servers(asked)
     found.takes_ids = False
 
-    async def send() -> list[TurnReader]:
-        _, readers = await found.send(draw_sessions(load, 1, 7))
+    async def send() -> list[TurnAnswer]:
+        run = await found.send(draw_sessions(load, 1, 7))
         found.connections.close()
-        return readers
+        return found.turns(run)
 
-    readers = run_loop(send())
-    outcomes = [each.outcome for each in readers]
+    outcomes = run_loop(send())
     assert [each.result for each in outcomes] == [OK] * load.turns
     assert [each.output_tokens for each in outcomes] == [load.output_len] * load.turns
     for before, after in itertools.pairwise(outcomes):

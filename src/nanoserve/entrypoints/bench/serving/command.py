@@ -9,17 +9,16 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
-from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, judge
-from nanoserve.entrypoints.bench.serving.requests import UNKNOWN_VOCABULARY, RequestShape
-from nanoserve.entrypoints.bench.serving.results import draw_plot, show_levels
-from nanoserve.entrypoints.bench.serving.running import (
+from nanoserve.entrypoints.bench.serving.client import Connections
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge
+from nanoserve.entrypoints.bench.serving.load import (
     OfferedLoad,
+    RequestShape,
     draw_schedule,
-    run_closed,
     run_loop,
-    run_open,
+    send_load,
 )
+from nanoserve.entrypoints.bench.serving.results import draw_plot, show_levels
 from nanoserve.entrypoints.client.server import (
     OpenAIServer,
     ServerRefusedError,
@@ -35,10 +34,11 @@ from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import set_by
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-DEFAULT_CONCURRENCY: Final = (8,)
 NUM_PROMPTS: Final = 100
 INPUT_LEN: Final = 256
 OUTPUT_LEN: Final = 128
+UNKNOWN_VOCABULARY: Final = 1000
+"""Ids below this are in every vocabulary; used where the server does not say how large its own is."""
 _SENT: Final = [name for name in set_by(Door.LOAD) if name != "seed"]
 
 
@@ -54,75 +54,57 @@ def run_serving(
     with open_server(address) as server:
         shape = _choose_shape(configuration, server)
         about = {name: server.facts(f"/{name}") for name in ("version", "server_info")}
-    seed = configuration.sampling.seed
-    draw = random.Random(seed)  # noqa: S311 - prompts are no secrets; without a seed no two runs share prefixes
     num_prompts = configuration.bench.num_prompts or NUM_PROMPTS
-    client = LoadClient(shape, num_prompts, settings, draw, Connections(address))
-    levels = run_loop(client.measure_all(loads))
-    knee = find_knee(levels)
+    draw = random.Random(configuration.sampling.seed)  # noqa: S311 - without a seed no two runs share prefixes
+    client = LoadClient(shape, settings, draw, Connections(address))
+    levels = run_loop(client.measure_all(loads, num_prompts))
     title = (
         f"{shape.model} at {address.url}, {settings.endpoint}: {shape.input_len} -> {shape.output_len} tokens"
     )
-    show_levels(title, levels, knee)
+    show_levels(title, levels)
     if plot_file is not None:
-        draw_plot(plot_file, title, levels, knee)
-    write_report(
-        json_file,
-        {
-            **head("serve"),
-            "server": {"url": address.url, "model": shape.model, **about},
-            "load": attrs.asdict(settings)
-            | {
-                "num_prompts": num_prompts,
-                "input_len": shape.input_len,
-                "output_len": shape.output_len,
-                "fields": shape.fields,
-            },
-            "knee": knee,
-            "levels": [level.record() for level in levels],
-        },
-    )
+        draw_plot(plot_file, title, levels)
+    lengths = {"input_len": shape.input_len, "output_len": shape.output_len}
+    report = {
+        **head("serve"),
+        "server": {"url": address.url, "model": shape.model, **about},
+        "load": {**attrs.asdict(settings), "num_prompts": num_prompts, **lengths, "fields": shape.fields},
+        "knee": {"at": find_knee(levels), "best_within_slo": heaviest_good(levels)},
+        "levels": [level.record() for level in levels],
+    }
+    write_report(json_file, report)
 
 
 def _choose_loads(settings: ServeBenchSettings) -> list[OfferedLoad]:
     """Lightest first."""
-    if settings.request_rate is not None and settings.concurrency is not None:
+    if settings.request_rate is None:
+        return [OfferedLoad(concurrency=each) for each in sorted({*(settings.concurrency or (8,))})]
+    if settings.concurrency is not None:
         message = "an open loop has a --request-rate and a closed one a --concurrency: give one of them"
         raise BadValueError("concurrency", message)
-    if settings.request_rate is not None:
-        return [OfferedLoad(rate=each) for each in sorted(set(settings.request_rate))]
-    clients = settings.concurrency or DEFAULT_CONCURRENCY
-    return [OfferedLoad(concurrency=each) for each in sorted(set(clients))]
+    return [OfferedLoad(rate=each) for each in sorted({*settings.request_rate})]
 
 
 def _choose_shape(configuration: Configuration, server: OpenAIServer) -> RequestShape:
     """With the sampling that the user set, and `ignore_eos` where it is on, so that answers have the length asked for."""
     model = server.find_model(configuration.engine.model)
-    settings, bench, given = configuration.serve_bench, configuration.bench, configuration.given(_SENT)
+    bench, given = configuration.bench, configuration.given(_SENT)
     input_len, output_len = bench.input_len or INPUT_LEN, bench.output_len or OUTPUT_LEN
     if model.max_model_len is not None and input_len + output_len > model.max_model_len:
         longest = f"prompt and answer together have {input_len + output_len} tokens"
         raise BadValueError("input_len", f"{longest}, and {model.id} takes {model.max_model_len}")
+    facts = [server.facts(path) for path in ("/tokenizer_info", "/server_info")]
+    places = [place for each in facts for place in (each, *each.values()) if isinstance(place, Mapping)]
+    sizes = [place["vocab_size"] for place in places if isinstance(place.get("vocab_size"), int)]
     return RequestShape(
         address=server.address,
-        endpoint=settings.endpoint,
+        endpoint=configuration.serve_bench.endpoint,
         model=model.id,
         input_len=input_len,
         output_len=output_len,
-        vocab_size=_vocabulary(server),
+        vocab_size=next((size for size in sizes if size > 0), UNKNOWN_VOCABULARY),
         fields={name: value for name, value in given.items() if name != "ignore_eos" or value},
     )
-
-
-def _vocabulary(server: OpenAIServer) -> int:
-    """How many ids the model knows, where the server says so in one of the usual places."""
-    for path in ("/tokenizer_info", "/server_info"):
-        facts = server.facts(path)
-        for each in (facts, *facts.values()):
-            found = each.get("vocab_size") if isinstance(each, Mapping) else None
-            if isinstance(found, int) and found > 0:
-                return found
-    return UNKNOWN_VOCABULARY
 
 
 @attrs.define
@@ -130,54 +112,50 @@ class LoadClient:
     """Draws requests and sends them over its connections, on the event loop."""
 
     shape: RequestShape
-    num_prompts: int
     settings: ServeBenchSettings
     draw: random.Random
     connections: Connections
 
-    async def measure_all(self, loads: Sequence[OfferedLoad]) -> list[LoadLevel]:
-        """Warm up, then send one load after the other; raises where the server refuses everything."""
+    async def measure_all(self, loads: Sequence[OfferedLoad], count: int) -> list[LoadLevel]:
+        """Warm up, then send so many requests at each load; raises where the server refuses everything."""
         try:
             with doing("warming up"):
                 await self._warm_up()
-            return [await self._measure(load) for load in loads]
+            return [await self._measure(load, count) for load in loads]
         finally:
             self.connections.close()
 
     async def _warm_up(self) -> None:
         """Find out whether the server takes token ids, and let it warm up."""
-        first = await self._send_closed(1, 1)
+        first = await self._send(OfferedLoad(concurrency=1), 1)
         if first.results.get("400") and self.shape.endpoint == "completions":
             self.shape = attrs.evolve(self.shape, vocab_size=None)
-            first = await self._send_closed(1, 1)
+            first = await self._send(OfferedLoad(concurrency=1), 1)
         if not first.completed:
             (result,) = first.results
-            reason = first.messages.get(result) or "no reason given"
-            message = f"the first request failed with {result}: {reason}"
+            message = (
+                f"the first request failed with {result}: {first.messages.get(result) or 'no reason given'}"
+            )
             if result == "connection":
                 raise UnreachableError(f"{self.shape.address.url}: {message}")
             raise ServerRefusedError(message, int(result) if result.isdigit() else None)
-        rest = self.settings.warmup_requests - 1
-        await self._send_closed(rest, rest)
+        if rest := self.settings.warmup_requests - 1:
+            await self._send(OfferedLoad(concurrency=rest), rest)
 
-    async def _measure(self, load: OfferedLoad) -> LoadLevel:
-        count, before = self.num_prompts, self.connections.num_answers
-        with doing(
-            f"sending {counted(count, 'request')}, {load}",
-            lambda: f"{self.connections.num_answers - before} answered",
-        ):
-            if load.concurrency is not None:
-                return await self._send_closed(count, load.concurrency)
-            assert load.rate is not None
-            requests = self._requests(count)
-            moments = draw_schedule(load.rate, count, self.draw)
-            run = await run_open(self.connections, requests, moments, self.settings.client_timeout)
-            return judge(load, run, dict(self.settings.slo))
+    async def _measure(self, load: OfferedLoad, count: int) -> LoadLevel:
+        before = self.connections.num_answers
+        doings = f"sending {counted(count, 'request')}, {load}"
+        with doing(doings, lambda: f"{self.connections.num_answers - before} answered"):
+            return await self._send(load, count)
 
-    async def _send_closed(self, count: int, clients: int) -> LoadLevel:
-        requests = self._requests(count)
-        run = await run_closed(self.connections, requests, clients, self.settings.client_timeout)
-        return judge(OfferedLoad(concurrency=clients), run, dict(self.settings.slo))
-
-    def _requests(self, count: int) -> list[bytes]:
-        return [self.shape.draw(self.draw) for _ in range(count)]
+    async def _send(self, load: OfferedLoad, count: int) -> LoadLevel:
+        requests = [self.shape.draw(self.draw) for _ in range(count)]
+        moments = draw_schedule(load.rate, count, self.draw) if load.rate is not None else ()
+        run = await send_load(
+            self.connections,
+            requests,
+            self.settings.client_timeout,
+            moments=moments,
+            at_once=load.concurrency or 0,
+        )
+        return judge(load, run, dict(self.settings.slo))

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 from rich import box
 from rich.table import Table
 
 from nanoserve.entrypoints.bench.report import number, show, table
-from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH, LoadKnee, LoadLevel
-from nanoserve.entrypoints.bench.serving.requests import OK
+from nanoserve.entrypoints.bench.serving.client import OK
+from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH, LoadLevel, find_knee, heaviest_good
 
 LATENCIES: Final = {
     "ttft": "TTFT: to the first text",
@@ -26,13 +25,11 @@ COMPARED: Final = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
 """What the loads of a sweep are compared by."""
 
 
-def show_levels(title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:
+def show_levels(title: str, levels: Sequence[LoadLevel]) -> None:
     """Print one load in full, or the loads of a sweep side by side; then what went wrong."""
-    show(title)
-    if len(levels) == 1:
-        show(_level_table(levels[0]), *_say_level(levels[0]))
-    else:
-        show(_sweep_table(levels, knee), *say_knee(levels, knee))
+    is_sweep = len(levels) > 1
+    show(title, _sweep_table(levels) if is_sweep else _level_table(levels[0]))
+    show(*(say_knee(levels) if is_sweep else _say_level(levels[0])))
     for level in levels:
         for result, count in level.results.items():
             if result != OK:
@@ -45,9 +42,9 @@ def show_levels(title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None
 def _level_table(level: LoadLevel) -> Table:
     """Every latency of one load, in milliseconds."""
     rows = [
-        (label, *(_milliseconds(each) for each in attrs.astuple(level.latencies[name])))
+        (label, *map(_milliseconds, level.latencies[name].values()))
         for name, label in LATENCIES.items()
-        if not math.isnan(level.latencies[name].p50)
+        if not math.isnan(level.latencies[name]["p50"])
     ]
     return table([f"ms at {level.load}", "mean", "p50", "p90", "p99", "most"], rows)
 
@@ -57,45 +54,51 @@ def _say_level(level: LoadLevel) -> list[str]:
     run = level.run
     rates = f"{number(level.request_s)} req/s, {number(level.output_tok_s)} output tok/s"
     tokens = f"{level.prompt_tokens:.0f} tokens in, {level.output_tokens:.0f} out on average"
-    lines = [f"{level.completed} of {len(run.outcomes)} answers in {run.seconds:.1f} s: {rates}; {tokens}"]
+    lines = [f"{level.completed} of {len(run.answers)} answers in {run.seconds:.1f} s: {rates}; {tokens}"]
     if level.load.rate is not None and not level.kept_up:
         lines.append("the server did not keep up: latencies are those of a queue that grows; offer less")
     if level.goodput is not None:
-        lines.append(
-            f"goodput {number(level.goodput)} req/s: {level.good:.1%} of the requests kept the objectives"
-        )
-    lines.append(f"the client used {run.busy:.0%} of a core for {number(run.pieces_s)} pieces per second")
-    return lines
+        kept = f"{level.good:.1%} of the requests kept the objectives"
+        lines.append(f"goodput {number(level.goodput)} req/s: {kept}")
+    return [*lines, f"the client used {run.busy:.0%} of a core for {number(run.pieces_s)} pieces per second"]
 
 
-def _sweep_table(levels: Sequence[LoadLevel], knee: LoadKnee) -> Table:
+def _sweep_table(levels: Sequence[LoadLevel]) -> Table:
     """One line per load; latencies in milliseconds, p50 / p99; `*` behind a load whose figures are in doubt."""
-    has_slo = any(level.goodput is not None for level in levels)
-    rows = []
+    has_slo, knee, rows = levels[0].good is not None, find_knee(levels), []
     for place, level in enumerate(levels):
-        cells = [f"{level.load}{'*' * bool(level.doubts)}", f"{level.completed}/{len(level.run.outcomes)}"]
-        cells += [f"{level.request_s:.3g}", number(level.output_tok_s)]
-        for spread in (level.latencies[name] for name in COMPARED):
-            cells.append(f"{_milliseconds(spread.p50)} / {_milliseconds(spread.p99)}")
-        if has_slo:
-            cells.append(f"{level.goodput or 0.0:.3g} ({level.good or 0.0:.0%})")
-        marks = ["knee"] * (place == knee.at) + ["growing"] * level.queue_grew
-        marks += ["behind"] * (not level.kept_up and not level.queue_grew)
-        rows.append([*cells, ", ".join(marks)])
+        spreads = [level.latencies[name] for name in COMPARED]
+        state = "growing" if level.queue_grew else "" if level.kept_up else "behind"
+        rows.append(
+            [
+                f"{level.load}{'*' * bool(level.doubts)}",
+                f"{level.completed}/{len(level.run.answers)}",
+                f"{level.request_s:.3g}",
+                number(level.output_tok_s),
+                *(f"{_milliseconds(each['p50'])} / {_milliseconds(each['p99'])}" for each in spreads),
+                *[f"{level.goodput or 0.0:.3g} ({level.good or 0.0:.0%})"] * has_slo,
+                "knee" if place == knee else state,
+            ]
+        )
     names = ["load", "answers", "req/s", "tok/s", *(f"{each} p50 / p99" for each in COMPARED.values())]
-    return table([*names, *(["goodput"] if has_slo else []), ""], rows, box=box.SIMPLE_HEAD)
+    return table([*names, *["goodput"] * has_slo, ""], rows, box=box.SIMPLE_HEAD)
 
 
-def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
+def say_knee(levels: Sequence[LoadLevel]) -> list[str]:
     """What the sweep found, in sentences."""
-    if knee.at is None:
-        return [_say_no_knee(levels)]
-    at = levels[knee.at]
-    found = f"{number(at.output_tok_s)} tok/s at {_milliseconds(at.latencies['e2e'].p50)} ms"
-    beyond = "; it is the heaviest load tried, so it may lie beyond" if knee.is_last else ""
+    place, lightest = find_knee(levels), levels[0]
+    if not any(level.completed for level in levels):
+        return ["no knee: no request was answered"]
+    if place is None:
+        got = f"{lightest.request_s:.3g} answers per second at {lightest.load}"
+        advice = "offer less, or send more requests (--num-prompts)"
+        return [f"no knee: the server kept up with no load ({got}); {advice}"]
+    at = levels[place]
+    found = f"{number(at.output_tok_s)} tok/s at {_milliseconds(at.latencies['e2e']['p50'])} ms"
+    beyond = "; it is the heaviest load tried, so it may lie beyond" if at is levels[-1] else ""
     lines = [f"knee: {at.load} gives the most throughput per response time, {found}{beyond}"]
-    if any(level.good is not None for level in levels):
-        best = knee.best_within_slo
+    if lightest.good is not None:
+        best = heaviest_good(levels)
         named = "no load" if best is None else f"{levels[best].load} is the heaviest load that"
         lines.append(f"objectives: {named} keeps them for {GOOD_ENOUGH:.0%} of the requests")
     if any(level.queue_grew for level in levels):
@@ -103,44 +106,28 @@ def say_knee(levels: Sequence[LoadLevel], knee: LoadKnee) -> list[str]:
     return lines
 
 
-def _say_no_knee(levels: Sequence[LoadLevel]) -> str:
-    if not any(level.completed for level in levels):
-        return "no knee: no request was answered"
-    lightest = levels[0]
-    got = f"{lightest.request_s:.3g} answers per second at {lightest.load}"
-    return (
-        f"no knee: the server kept up with no load ({got}); offer less, or send more requests (--num-prompts)"
-    )
-
-
 def _milliseconds(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    return "" if math.isnan(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
-def draw_plot(path: str, title: str, levels: Sequence[LoadLevel], knee: LoadKnee) -> None:
+def draw_plot(path: str, title: str, levels: Sequence[LoadLevel]) -> None:
     """Write a PNG with a panel for each latency."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     figure.suptitle(title, fontsize=10)
-    answered = [each for each in levels if each.completed]
+    answered, knee = [each for each in levels if each.completed], find_knee(levels)
     throughput = [each.output_tok_s for each in answered]
     for axes, (latency, label) in zip(figure.subplots(1, len(COMPARED)), COMPARED.items(), strict=True):
-        spreads = [each.latencies[latency] for each in answered]
         for quantile in ("p50", "p90", "p99"):
-            values = [getattr(each, quantile) for each in spreads]
+            values = [each.latencies[latency][quantile] for each in answered]
             axes.plot(throughput, values, marker="o", markersize=4, label=quantile)
-        for level, spread in zip(answered, spreads, strict=True):
-            text = f"{level.load.rate or level.load.concurrency:g}"
-            place = (level.output_tok_s, spread.p50)
-            axes.annotate(text, place, textcoords="offset points", xytext=(4, 4), fontsize=7)
-        axes.set(xlabel="output tokens per second", ylabel=f"{label}, ms")
-        axes.set_ylim(bottom=0)
+        for level in answered:
+            place = (level.output_tok_s, level.latencies[latency]["p50"])
+            axes.annotate(f"{level.load}", place, textcoords="offset points", xytext=(4, 4), fontsize=7)
+        if knee is not None:
+            axes.axvline(levels[knee].output_tok_s, color="0.6", linestyle=":", label="knee")
+        axes.set(xlabel="output tokens per second", ylabel=f"{label}, ms", ylim=(0, None))
         axes.grid(visible=True, alpha=0.3)
-        if knee.at is not None:
-            at = levels[knee.at]
-            axes.axvline(at.output_tok_s, color="0.6", linestyle=":", label=f"knee: {at.load}")
         axes.legend(fontsize=8)
     figure.savefig(path, format="png", dpi=130)

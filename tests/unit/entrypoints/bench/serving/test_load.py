@@ -11,21 +11,22 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nanoserve.entrypoints.bench.serving.connection import Connections
-from nanoserve.entrypoints.bench.serving.level import LoadKnee, LoadLevel, find_knee, judge
-from nanoserve.entrypoints.bench.serving.requests import RequestOutcome, RequestShape
-from nanoserve.entrypoints.bench.serving.results import say_knee
-from nanoserve.entrypoints.bench.serving.running import (
+from nanoserve.entrypoints.bench.serving.client import Answer, Connections
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge
+from nanoserve.entrypoints.bench.serving.load import (
     LoadRun,
     OfferedLoad,
+    RequestShape,
     draw_schedule,
-    run_closed,
     run_loop,
-    run_open,
+    send_load,
 )
-from nanoserve.entrypoints.client.server import Address, read_address
+from nanoserve.entrypoints.bench.serving.results import say_knee
+from nanoserve.entrypoints.client.server import read_address
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server
+
+SLO = {"ttft": 600_000.0}
 
 
 @pytest.fixture
@@ -34,60 +35,36 @@ def server() -> Iterator[TimedServer]:
         yield served
 
 
-def shape(address: Address, *, tokens: int = 8, endpoint: str = "completions") -> RequestShape:
-    return RequestShape(
-        address=address,
-        endpoint=endpoint,
-        model="timed",
-        input_len=5,
-        output_len=tokens,
-        vocab_size=100,
-        fields={},
-    )
-
-
-def closed(
+def sent(
     server: TimedServer,
     count: int,
     *,
-    clients: int = 1,
+    at_once: int = 1,
+    moments: Sequence[float] = (),
     tokens: int = 8,
-    slo: dict[str, float] | None = None,
     patience: float = PATIENCE,
     endpoint: str = "completions",
+    block: float = 0.0,
 ) -> LoadLevel:
-    address = read_address(server.url)
-    draw = random.Random(0)
-    requests = [shape(address, tokens=tokens, endpoint=endpoint).draw(draw) for _ in range(count)]
+    """`block` seconds of the client's own loop are taken in the middle of an open loop."""
+    address, usual = (
+        read_address(server.url),
+        {"model": "timed", "input_len": 5, "vocab_size": 100, "fields": {}},
+    )
+    shape = RequestShape(address=address, endpoint=endpoint, output_len=tokens, **usual)  # type: ignore[arg-type]
+    requests = [shape.draw(random.Random(number)) for number in range(count)]
 
-    async def measure() -> LoadLevel:
-        connections = Connections(address)
-        try:
-            run = await run_closed(connections, requests, clients, patience)
-            return judge(OfferedLoad(concurrency=clients), run, slo or {})
-        finally:
-            connections.close()
-
-    return run_loop(measure())
-
-
-def open_loop(server: TimedServer, moments: list[float], *, tokens: int = 2, block: float = 0.0) -> LoadLevel:
-    """`block` seconds of the client's own loop are taken in the middle of the run."""
-    address = read_address(server.url)
-    draw = random.Random(0)
-    requests = [shape(address, tokens=tokens).draw(draw) for _ in moments]
-
-    async def measure() -> LoadLevel:
+    async def measure() -> LoadRun:
         connections = Connections(address)
         if block:
             asyncio.get_running_loop().call_later(moments[-1] / 2, time.sleep, block)
         try:
-            run = await run_open(connections, requests, moments, PATIENCE)
-            return judge(OfferedLoad(rate=len(moments) / (moments[-1] or 1.0)), run, {})
+            return await send_load(connections, requests, patience, moments=moments, at_once=at_once)
         finally:
             connections.close()
 
-    return run_loop(measure())
+    load = OfferedLoad(rate=200.0) if moments else OfferedLoad(concurrency=at_once)
+    return judge(load, run_loop(measure()), SLO)
 
 
 def simulated(
@@ -99,14 +76,12 @@ def simulated(
     slo: dict[str, float] | None = None,
 ) -> LoadLevel:
     """What a client that is never late sees of a server that computes so many at once, one token in `service` seconds."""
-    free, outcomes = [0.0] * capacity, []
+    free, answers = [0.0] * capacity, []
     for moment in moments:
         end = max(moment, heapq.heappop(free)) + service
         heapq.heappush(free, end)
-        outcomes.append(
-            RequestOutcome(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1)
-        )
-    run = LoadRun(outcomes=outcomes, began=0.0, ended=max(each.ended for each in outcomes), busy=0.0)
+        answers.append(Answer(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1))
+    run = LoadRun(answers=answers, began=0.0, seconds=max(each.ended for each in answers), busy=0.0)
     return judge(OfferedLoad(rate=rate), run, slo or {})
 
 
@@ -115,47 +90,42 @@ def simulated(
 def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None:
     """No figure is less than what the server took; how much more it is, is the machine's."""
     with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
-        level = closed(server, 6, clients=3, tokens=15, endpoint=endpoint)
-    assert len(level.run.outcomes) == len(server.bodies) == 6
+        level = sent(server, 6, at_once=3, tokens=15, endpoint=endpoint)
+    assert len(level.run.answers) == len(server.bodies) == level.completed == 6
     assert server.connections == 3, "connections are used again"
-    assert level.completed == 6
-    assert level.latencies["ttft"].p50 >= 100
-    assert level.latencies["itl"].p50 >= 20
-    assert level.latencies["tpot"].p50 >= 20
-    assert level.latencies["e2e"].p50 >= 100 + 14 * 20
+    least = {"ttft": 100, "itl": 20, "tpot": 20, "e2e": 100 + 14 * 20}
+    assert all(level.latencies[name]["p50"] >= each for name, each in least.items())
     assert level.output_tokens == 15
     assert level.output_tok_s == pytest.approx(6 * 15 / level.run.seconds)
 
 
 def test_requests_are_sent_though_nothing_is_answered(server: TimedServer) -> None:
     server.behaviour = Behaviour(hold=20)
-    assert open_loop(server, [number / 200 for number in range(20)]).completed == 20
+    assert sent(server, 20, moments=[number / 200 for number in range(20)]).completed == 20
     assert server.connections == 20
+
+
+def test_a_client_that_is_late_counts_it_and_says_so(server: TimedServer) -> None:
+    level = sent(server, 50, moments=[number / 100 for number in range(50)], block=0.3, tokens=2)
+    assert level.latencies["lateness"]["most"] > 200
+    assert level.latencies["ttft"]["most"] > 200, "latency counts from the moment in the schedule"
+    assert "the schedule was not kept" in level.doubts[0]
+
+
+def test_a_client_that_has_time_keeps_its_schedule() -> None:
+    level = simulated(draw_schedule(150, 100, random.Random(1)), service=0.001, capacity=100, rate=150.0)
+    assert level.latencies["lateness"]["most"] == 0
+    assert not level.doubts
+    assert not level.queue_grew
 
 
 def test_a_queue_shows_in_what_the_last_ones_wait() -> None:
     """One request is computed at a time, 100 ms each; twenty come in a tenth of a second and wait for each other."""
     level = simulated([number / 200 for number in range(20)], service=0.1, rate=200.0)
     assert level.queue_grew
-    assert level.latencies["e2e"].p50 == pytest.approx(1002.5, abs=50)
-    assert level.latencies["e2e"].most == pytest.approx(1905)
+    assert level.latencies["e2e"]["p50"] == pytest.approx(1002.5, abs=50)
+    assert level.latencies["e2e"]["most"] == pytest.approx(1905)
     assert level.request_s == pytest.approx(10)
-
-
-def test_a_client_that_is_late_counts_it_and_says_so(server: TimedServer) -> None:
-    level = open_loop(server, [number / 100 for number in range(50)], block=0.3)
-    assert not level.schedule_kept
-    assert level.latencies["lateness"].most > 200
-    assert level.latencies["ttft"].most > 200, "latency counts from the moment in the schedule"
-    assert "the schedule was not kept" in level.doubts[0]
-
-
-def test_a_client_that_has_time_keeps_its_schedule() -> None:
-    level = simulated(draw_schedule(150, 100, random.Random(1)), service=0.001, capacity=100, rate=150.0)
-    assert level.schedule_kept
-    assert level.latencies["lateness"].most == 0
-    assert not level.doubts
-    assert not level.queue_grew
 
 
 @pytest.mark.parametrize(
@@ -169,13 +139,12 @@ def test_a_client_that_has_time_keeps_its_schedule() -> None:
     ],
 )
 def test_a_queue_grows_where_answers_take_ever_longer(seconds: list[float], grows: bool) -> None:
-    outcomes = [
-        RequestOutcome(
-            scheduled=place / 4, started=place / 4, arrivals=[place / 4 + each], ended=place / 4 + each
-        )
-        for place, each in enumerate(seconds)
+    moments = [place / 4 for place in range(60)]
+    answers = [
+        Answer(scheduled=moment, started=moment, arrivals=[moment + each], ended=moment + each)
+        for moment, each in zip(moments, seconds, strict=True)
     ]
-    run = LoadRun(outcomes=outcomes, began=0.0, ended=30.0, busy=0.1)
+    run = LoadRun(answers=answers, began=0.0, seconds=30.0, busy=0.1)
     assert judge(OfferedLoad(rate=4.0), run, {}).queue_grew is grows
     assert not judge(OfferedLoad(concurrency=4), run, {}).queue_grew
 
@@ -192,18 +161,18 @@ def test_the_schedule_is_poisson() -> None:
 
 def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> None:
     server.behaviour = Behaviour(first=0.05, refuse=(3, 503))
-    level = closed(server, 9, slo={"ttft": 600_000.0})
+    level = sent(server, 9)
     assert level.results == {"ok": 6, "503": 3}
     assert level.messages == {"503": "try again later"}
-    assert level.latencies["e2e"].p50 >= 50
+    assert level.latencies["e2e"]["p50"] >= 50
     assert level.good == pytest.approx(6 / 9), "a refused request kept no objective"
-    outcomes = [
-        RequestOutcome(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
-        RequestOutcome(scheduled=0.0, started=0.0, ended=0.002, result="503"),
+    answers = [
+        Answer(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
+        Answer(scheduled=0.0, started=0.0, ended=0.002, result="503"),
     ]
-    apart = judge(OfferedLoad(), LoadRun(outcomes=outcomes, began=0.0, ended=1.0, busy=0.1), {})
-    assert apart.latencies["refusal"].most == pytest.approx(2)
-    assert apart.latencies["e2e"].most == pytest.approx(50)
+    apart = judge(OfferedLoad(), LoadRun(answers=answers, began=0.0, seconds=1.0, busy=0.1), {})
+    assert apart.latencies["refusal"]["most"] == pytest.approx(2)
+    assert apart.latencies["e2e"]["most"] == pytest.approx(50)
 
 
 @pytest.mark.parametrize(
@@ -211,20 +180,15 @@ def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> 
     [
         (Behaviour(break_after=3), PATIENCE, "connection", "the server closed the connection"),
         (Behaviour(break_after=3, chunked=False), PATIENCE, "broken off", ""),
-        (
-            Behaviour(break_after=3, error="engine died"),
-            PATIENCE,
-            "in-band error",
-            "the server broke off: engine died",
-        ),
+        (Behaviour(break_after=3, error="engine died"), PATIENCE, "in-band error", "the server broke off: engine died"),
         (Behaviour(gap=600.0), 0.3, "timeout", "no whole answer within 0.3 s"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_answer_is_no_answer(
     server: TimedServer, behaviour: Behaviour, patience: float, result: str, message: str
 ) -> None:
     server.behaviour = behaviour
-    level = closed(server, 2, patience=patience)
+    level = sent(server, 2, patience=patience)
     assert level.results == {result: 2}
     assert level.messages.get(result, "") == message
     assert level.output_tok_s == 0
@@ -233,34 +197,36 @@ def test_a_broken_answer_is_no_answer(
 def test_a_server_that_is_gone_is_a_failed_request() -> None:
     with timed_server() as server:
         pass
-    level = closed(server, 2)
+    level = sent(server, 2)
     assert level.results == {"connection": 2}
     assert "refused" in level.messages["connection"].lower()
 
 
-def test_bodies_may_end_with_the_connection(server: TimedServer) -> None:
-    server.behaviour = Behaviour(chunked=False)
-    level = closed(server, 3)
-    assert level.results == {"ok": 3}
-    assert server.connections == 3
+@pytest.mark.parametrize(
+    ("behaviour", "count", "connections"),
+    [(Behaviour(chunked=False), 3, 3), (Behaviour(close_idle=True), 10, 10), (Behaviour(), 10, 1)],
+    ids=["bodies that end with the connection", "closed when idle", "kept"],
+)
+def test_connections_are_replaced_when_the_server_closes_them(
+    server: TimedServer, behaviour: Behaviour, count: int, connections: int
+) -> None:
+    server.behaviour = behaviour
+    assert sent(server, count).results == {"ok": count}
+    assert server.connections == connections
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced(server: TimedServer) -> None:
-    server.behaviour = Behaviour(close_idle=True)
-    assert closed(server, 10).results == {"ok": 10}
-
-
-def test_pieces_are_counted_where_the_server_counts_no_tokens(server: TimedServer) -> None:
-    server.behaviour = Behaviour(usage=False, extras=True)
-    level = closed(server, 2, tokens=7, endpoint="chat")
-    assert level.output_tokens == 7
-
-
-def test_an_answer_without_visible_text_has_a_first_token_too(server: TimedServer) -> None:
-    server.behaviour = Behaviour(first=0.05, says=("",))
-    level = closed(server, 2, tokens=1)
-    assert level.completed == 2
-    assert level.latencies["ttft"].p50 >= 50
+@pytest.mark.parametrize(
+    "behaviour",
+    [Behaviour(usage=False, extras=True), Behaviour(first=0.05, says=("",))],
+    ids=["uncounted", "no text"],
+)
+def test_pieces_count_where_the_server_counts_no_tokens_and_an_end_where_there_is_no_text(
+    server: TimedServer, behaviour: Behaviour
+) -> None:
+    server.behaviour = behaviour
+    level = sent(server, 2, tokens=7, endpoint="chat")
+    assert (level.completed, level.output_tokens) == (2, 7)
+    assert level.latencies["ttft"]["p50"] >= 1e3 * behaviour.first
 
 
 def test_goodput_counts_those_that_keep_every_objective() -> None:
@@ -273,26 +239,20 @@ def test_goodput_counts_those_that_keep_every_objective() -> None:
 def test_the_knee_is_where_more_load_only_makes_the_queue_longer() -> None:
     """Two at once and 50 ms each: 40 requests per second is all there is."""
     levels = [
-        simulated(
-            draw_schedule(rate, 24, random.Random(3)), service=0.05, capacity=2, rate=rate, slo={"e2e": 120.0}
-        )
+        simulated(draw_schedule(rate, 24, random.Random(3)), service=0.05, capacity=2, rate=rate, slo={"e2e": 120.0})
         for rate in (16.0, 24.0, 200.0)
-    ]
-    assert find_knee(levels) == LoadKnee(at=1, is_last=False, best_within_slo=1)
+    ]  # fmt: skip
+    assert (find_knee(levels), heaviest_good(levels)) == (1, 1)
     assert [level.queue_grew for level in levels] == [False, False, True]
-    assert say_knee(levels, find_knee(levels))[0].startswith("knee: 24 req/s gives the most throughput")
-
-
-def drowning(rate: float, count: int = 10) -> LoadLevel:
-    """One request at a time, 5.4 s each: 0.185 answers per second."""
-    return simulated([place / rate for place in range(count)], service=5.4, rate=rate)
+    assert say_knee(levels)[0].startswith("knee: 24 req/s gives the most throughput")
+    assert "may lie beyond" in say_knee(levels[:2])[0]
 
 
 def test_a_server_that_drowns_has_no_knee() -> None:
-    levels = [drowning(1.0), drowning(2.0)]
-    knee = find_knee(levels)
-    assert knee.at is None
-    (said,) = say_knee(levels, knee)
+    """One request at a time, 5.4 s each: 0.185 answers per second."""
+    lightest, *drowning = (
+        simulated([place / rate for place in range(10)], service=5.4, rate=rate) for rate in (0.1, 1.0, 2.0)
+    )
+    (said,) = say_knee(drowning)
     assert said.startswith("no knee: the server kept up with no load (0.185 answers per second at 1 req/s)")
-    with_one = [simulated([place / 0.1 for place in range(10)], service=5.4, rate=0.1), *levels]
-    assert find_knee(with_one) == LoadKnee(at=0, is_last=False, best_within_slo=None)
+    assert find_knee([lightest, *drowning]) == 0

@@ -70,7 +70,6 @@ def test_one_load_is_shown_in_full(
     assert level["good"] == 1.0
     assert len(level["outcomes"]) == 9
     assert all(len(each["arrivals"]) == 4 for each in level["outcomes"])
-    assert level["client_ceiling"] > 0
 
 
 def test_a_sweep_shows_its_loads_in_order_and_draws_them(
@@ -105,7 +104,8 @@ def test_a_server_that_takes_no_ids_gets_words(
     server: TimedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.behaviour.takes_ids = False
-    assert bench("--url", server.url, "--num-requests", "3", *SMALL) == 0
+    once = ("--num-requests", "3", *SMALL, "--warmup-requests", "1", "--slo", "ttft:600000")
+    assert bench("--url", server.url, *once) == 0
     assert "3 of 3 answers" in capsys.readouterr().out
     assert all(len(body["prompt"].split()) == 6 for body in server.bodies[1:])
 
