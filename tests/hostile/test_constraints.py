@@ -31,11 +31,16 @@ def optional(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{number}": {} for number in range(count)}}
 
 
+def unlike(count: int) -> dict[str, Any]:
+    """Optional properties, none of which has the schema of another one."""
+    return {"type": "object", "properties": {f"p{each}": {"maxLength": each} for each in range(count)}}
+
+
 ENDLESS = {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}
 REFUSED = [
     *(outputs(choice=[f"{number}" + "x" * 200_000]) for number in range(26)),
     schema({"const": "x" * 100_000}),
-    schema(optional(1100)),
+    schema(unlike(600)),
     schema(optional(4000)),
     schema(ENDLESS),
     outputs(grammar="start: T\nT: /(.|\\n)*a.{40}/"),
@@ -48,6 +53,7 @@ SERVED = [
     ),
     *(outputs(choice=[f"{number}{each}" + "x" * 8000 for each in range(24)]) for number in range(4)),
     schema(optional(1000)),
+    schema(unlike(400)),
     outputs(grammar='start[stop="x"]: /.*/'),
 ]
 

@@ -59,6 +59,9 @@ CONSTRAINTS: Mapping[str, Constraint] = {
     "choice": Constraint("choice", json.dumps([f"{number}" + "x" * 8000 for number in range(24)])),
     "too long": Constraint("choice", json.dumps(["x" * 200_000])),
     "properties": Constraint("json_schema", json.dumps(optional(1000))),
+    "unlike properties": Constraint(
+        "json_schema", json.dumps({"properties": {f"p{each}": {"maxLength": each} for each in range(480)}})
+    ),
     "too many properties": Constraint("json_schema", json.dumps(optional(4000))),
     "growing": Constraint("lark", "start: T\nT: /(.|\\n)*a.{40}/"),
     "growing pattern": Constraint("json_schema", json.dumps({"pattern": "^.*a.{40}$"})),

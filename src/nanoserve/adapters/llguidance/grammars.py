@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from nanoserve.adapters.llguidance.budgets import with_budget
 from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller, SharedLexer
 from nanoserve.adapters.llguidance.limits import check_size
-from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, forces_much, grammar_text, refusal, unforced
+from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal
 from nanoserve.adapters.llguidance.workers import FairWorkers
 from nanoserve.ports.grammar import (
     Constraint,
@@ -238,9 +238,6 @@ class LLGrammars:
 
     def _beginning(self, constraint: Constraint) -> GrammarMatcher:
         text = grammar_text(constraint, self._is_special)
-        plain = text.replace("\\", "")
-        if forces_much(text) or any(each in plain for each in self._special):
-            text = unforced(text)
         matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
         error = matcher.get_error()

@@ -16,7 +16,6 @@ from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
-from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 
@@ -92,33 +91,25 @@ def _limited(name: str, read: Callable[[], Any], extra: int = 0) -> Any:
     return value
 
 
-def check_schema(name: str, schema: Any, work: Work) -> None:
-    """Raises `BadValueError` for a schema that costs too much, beside those whose `work` is counted already; it names the keyword."""
+def check_schema(name: str, schema: Any) -> None:
+    """Raises `BadValueError` for a schema that is known to cost too much by a keyword of it, which it names."""
     if not isinstance(schema, dict | bool):
         raise BadValueError(name, f"must be an object or a boolean, got {json.dumps(schema):.40}")
-    references, divisors = 0, list[Decimal]()
+    divisors = list[Decimal]()
     for keyword, value in _members(schema):
-        check_literals(name, keyword, value if keyword in {"const", "enum"} else keyword)
+        if len(keyword) > MAX_LITERAL:
+            check_literals(name, keyword, keyword)
+        if keyword in {"const", "enum"}:
+            check_literals(name, keyword, value)
         if keyword == "enum" and isinstance(value, list) and len(value) > MAX_VALUES:
             raise BadValueError(name, f"enum: may have {MAX_VALUES} values, got {len(value)}")
-        if keyword == "$ref":
-            references += 1
-            if isinstance(value, str) and not value.startswith("#"):
-                raise BadValueError(name, f"$ref: must begin with #, nothing is fetched; got {value!r:.80}")
-        elif keyword in {"pattern", "format"} and isinstance(value, str):
+        if keyword == "properties" and isinstance(value, dict) and len(value) > MAX_PROPERTIES:
+            raise BadValueError(name, f"properties: may have {MAX_PROPERTIES} members, got {len(value)}")
+        if keyword in {"pattern", "format"} and isinstance(value, str):
             check_repetitions(f"{name}: {keyword}", value)
         elif keyword == "multipleOf" and isinstance(value, int | float) and not isinstance(value, bool):
             divisors.append(Decimal(str(value)))
-    if references > MAX_REFERENCES:
-        raise BadValueError(name, f"$ref: may stand {MAX_REFERENCES} times, and stands {references} times")
     _check_divisors(name, divisors)
-    work.add(schema)
-    widest = max(
-        (len(each) for key, each in _members(schema) if key == "properties" and isinstance(each, dict)),
-        default=0,
-    )
-    if widest > MAX_PROPERTIES:
-        raise BadValueError(name, f"properties: may have {MAX_PROPERTIES} members, got {widest}")
 
 
 def check_literals(name: str, keyword: str, value: Any) -> None:
@@ -208,15 +199,18 @@ def _is_deeper(value: Any, levels: int) -> bool:
     if not isinstance(value, dict | list | tuple):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
+    held = [each for each in inner if isinstance(each, dict | list)]
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in held)
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
     """The members of all objects in a JSON value."""
-    if isinstance(value, dict):
-        yield from value.items()
-        for each in value.values():
-            yield from _members(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _members(each)
+    held = [value]
+    while held:
+        value = held.pop()
+        if isinstance(value, dict):
+            yield from value.items()
+            value = value.values()
+        held += (
+            [each for each in value if isinstance(each, dict | list)] if not isinstance(value, bool) else []
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -15,9 +14,9 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from nanoserve.adapters.llguidance import limits, rewording
+from nanoserve.adapters.llguidance import limits
 from nanoserve.adapters.llguidance.rehearsing import LIMITS, rehearse
-from nanoserve.adapters.llguidance.simplifying import simplified
+from nanoserve.adapters.llguidance.schemas import in_known_words
 from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
@@ -36,59 +35,38 @@ _ONE_OF: Final = (
 NOTHING_FITS: Final = "no text of this model's tokens fits"
 _IN_OTHER_WORDS: Final = {
     "NoExtension": NOTHING_FITS,
-    "Parser Error: Current row has": "too much may come next at once: an object may have some 1000 optional properties, with those of "
+    "Parser Error: Current row has": "too much may come next at once: an object may have some 500 optional properties of other schemas, with those of "
     "its alternatives, and a rule as many alternatives",
     "lexer error: too many": "an expression has too many states: write counted repetitions such as .{40} smaller, or none behind one "
     "without end",
 }
 """How the library's complaints begin, and what they mean to a client."""
 
+_OF_SCHEMA: Final = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: ")
 _LARK: Final = re.compile(r"^[^\S\n]*+(%llguidance\b|start[^\S\n]*+:)", re.MULTILINE)
 """In a text that should be GBNF; looks at each line once."""
+_NOT_PLAIN: Final = re.compile(r'["\\\x00-\x1f\x7f]')
 _JSON_IN_LARK: Final = re.compile(r"%json\s*(?=\{)")
 
-_LEAST: Final = re.compile(r"\{\s*+0*+([1-9]\d{0,5})")
-"""How often something stands at least, in an expression or a rule."""
-_REPEATED_GROUP: Final = re.compile(r"(?:[)}?*+]|\b[A-Z_]\w*+)\s*+\{\s*+0*+([1-9]\d{0,5})")
-"""The same, of what may hold another repetition."""
-MAX_FORCED: Final = 100_000
-"""Characters of a constant, of which each takes 400 bytes."""
-MAX_LENGTH: Final = 8 << 10
-"""Of a grammar that may force texts: the library looks through all that is forced for each mask, a microsecond for two characters."""
+_UNFORCED: Final = '\n%llguidance {"no_forcing": true}\n'
+"""Constant text may be cut into tokens in any way. Else the library asks the tokenizer how to cut it, all of it for each mask, and finds
+special tokens in it, which it then refuses."""
 
 IsSpecial = Callable[[str], bool]
 """Whether a text is a special token of the vocabulary."""
 
 
 def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
-    """What llguidance reads. Raises `BadValueError`, which names the keyword where it is known."""
+    """What llguidance reads, in Lark. Raises `BadValueError`, which names the keyword where it is known."""
     kind = limits.check_size(constraint)
     try:
-        return _READERS[kind](constraint, is_special)
+        return _READERS[kind](constraint, is_special) + _UNFORCED
     except BadValueError:
         raise
     except RecursionError:
         raise BadValueError(kind, "is nested too deeply") from None
     except ValueError as error:
         raise refusal(kind, str(error)) from None
-
-
-def unforced(grammar: str) -> str:
-    """What llguidance reads for the same grammar, whose constant texts may then be cut into tokens in any way.
-
-    Else it asks the tokenizer how to cut them, which takes the text of a special token for that token, and then refuses it.
-    """
-    if grammar.startswith("{"):
-        (inner,) = json.loads(grammar)["grammars"]
-        grammar = inner.get("lark_grammar") or f"start: %json {json.dumps(inner['json_schema'])}"
-    return f'%llguidance {{"no_forcing": true}}\n{grammar}'
-
-
-def forces_much(grammar: str) -> bool:
-    """Whether a repeated constant may be so long that the library, which writes out all of it at once, needs much memory."""
-    nested = math.prod(int(each) for each in _REPEATED_GROUP.findall(grammar))
-    repeated = nested * max(map(int, _LEAST.findall(grammar)), default=1)
-    return len(grammar) > MAX_LENGTH or repeated > MAX_FORCED
 
 
 def check(constraint: Constraint) -> None:
@@ -114,8 +92,7 @@ def check(constraint: Constraint) -> None:
 def _verdict(constraint: Constraint) -> tuple[str, str]:
     """What is wrong, and why; empty where nothing is."""
     try:
-        text = grammar_text(constraint, lambda _: False)
-        error = rehearse(unforced(text) if forces_much(text) else text, constraint.text)
+        error = rehearse(grammar_text(constraint, lambda _: False), constraint.text)
     except BadValueError as refused:
         return refused.parameter, str(refused).removeprefix(f"{refused.parameter}: ")
     if not error:
@@ -125,6 +102,7 @@ def _verdict(constraint: Constraint) -> tuple[str, str]:
 
 def refusal(kind: str, message: str) -> BadValueError:
     """The library's complaint as an error of one line; an empty one is that nothing fits."""
+    message = _OF_SCHEMA.sub("", message).partition("\n   1 | ")[0] if _OF_SCHEMA.match(message) else message
     known = (words for start, words in _IN_OTHER_WORDS.items() if message.startswith(start))
     line = next(known, " ".join((message or NOTHING_FITS).split()).replace(*_ONE_OF))
     return BadValueError(kind, line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")
@@ -132,15 +110,15 @@ def refusal(kind: str, message: str) -> BadValueError:
 
 def _json_schema(constraint: Constraint, _is_special: IsSpecial) -> str:
     schema = limits.read_json(constraint.kind, constraint.text)
-    text = _kept(constraint.kind, schema, Work(constraint.kind), constraint.whitespace)
-    return LLMatcher.grammar_from_json_schema(text)
+    return f"start: %json {_kept(constraint.kind, schema, Work(constraint.kind), constraint.whitespace)}"
 
 
 def _kept(kind: str, schema: Any, work: Work, whitespace: str = BOUNDED_WHITESPACE) -> str:
     """A schema as llguidance reads it, beside others whose work is counted already. Raises `BadValueError`."""
-    schema = rewording.without_repetition(simplified(kind, schema))
-    limits.check_schema(kind, schema, work)
-    return rewording.written(rewording.with_whitespace(rewording.with_exact_formats(schema), whitespace))
+    limits.check_schema(kind, schema)
+    known = in_known_words(kind, schema, whitespace)
+    work.add(known)
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":"))
 
 
 def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
@@ -150,7 +128,8 @@ def _json_object(constraint: Constraint, _is_special: IsSpecial) -> str:
 def _regex(constraint: Constraint, _is_special: IsSpecial) -> str:
     limits.check_repetitions(constraint.kind, constraint.text)
     Work(constraint.kind).add_expression(constraint.text, "classes")
-    return LLMatcher.grammar_from_regex(constraint.text)
+    (grammar,) = json.loads(LLMatcher.grammar_from_regex(constraint.text))["grammars"]
+    return str(grammar["lark_grammar"])
 
 
 def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
@@ -161,12 +140,12 @@ def _choice(constraint: Constraint, _is_special: IsSpecial) -> str:
         raise BadValueError(constraint.kind, f"may have {limits.MAX_VALUES} texts, got {len(choices)}")
     limits.check_literals(constraint.kind, "choice", choices)
     # One expression: as alternatives of a rule, of which the library follows 2,000 at once, most would be too many.
-    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n")
+    return f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n"
 
 
 def _lark(constraint: Constraint, _is_special: IsSpecial) -> str:
     limits.check_rules(constraint.kind, constraint.text)
-    return LLMatcher.grammar_from_lark(_with_checked_schemas(constraint.kind, constraint.text))
+    return _with_checked_schemas(constraint.kind, constraint.text)
 
 
 def _with_checked_schemas(kind: str, lark: str) -> str:
@@ -196,7 +175,7 @@ def _gbnf(constraint: Constraint, is_special: IsSpecial) -> str:
         raise refusal(constraint.kind, str(error)) from None
     limits.check_rules(constraint.kind, lark)
     limits.check_terminals(constraint.kind, lark)
-    return LLMatcher.grammar_from_lark(lark)
+    return lark
 
 
 def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
@@ -224,7 +203,7 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
         rules.append(f"tag_{number}: {' '.join(filter(None, parts))}")
     names = " | ".join(f"tag_{number}" for number in range(len(tags)))
     lines = (f"start: ({names})* rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *rules)
-    return LLMatcher.grammar_from_lark("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def _tags(text: str) -> tuple[list[str], list[tuple[str, Any, str]]]:
@@ -283,9 +262,11 @@ def literal(text: str) -> str:
     """A text as Lark writes it."""
     if not text:
         return '""'
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    plain = "".join(f"\\x{ord(each):02x}" if ord(each) < 32 or each == "\x7f" else each for each in escaped)
-    return f'"{plain}"'
+    return f'"{_NOT_PLAIN.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\{found[0]}" if found[0] in '"\\' else f"\\x{ord(found[0]):02x}"
 
 
 _READERS: Final[Mapping[ConstraintKind, Callable[[Constraint, IsSpecial], str]]] = {

@@ -26,12 +26,8 @@ TOGETHER: Final = 16
 """Pieces that are read at once, less than a millisecond; then others have the interpreter's lock, who would wait for it longer."""
 PAUSE: Final = 0.0001
 MAX_STATES: Final = 8_000
-LIMITS: Final[dict[str, Any]] = {
-    "max_items_in_row": 4_200,
-    "max_grammar_size": 250_000,
-    "verbose_errors": False,
-}
-"""The library's own but for these: as many rows as a thousand optional properties take, and errors that do not quote the grammar."""
+LIMITS: Final[dict[str, Any]] = {"max_grammar_size": 250_000, "verbose_errors": False}
+"""The library's own but for these; errors do not quote the grammar."""
 _COUNTED: Final = re.compile(r"\{\s*+(?:\d++\s*+,\s*+)?\d{2}")
 """A repetition of ten or more, which is what a lexer can have to remember."""
 

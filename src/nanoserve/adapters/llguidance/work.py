@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, Final
+from urllib.parse import unquote
 
 import attrs
 
-from nanoserve.adapters.llguidance.rewording import addressed, definitions
 from nanoserve.ports.errors import BadValueError
 
 MAX_PATTERNS: Final = 8
@@ -42,13 +42,14 @@ MAX_DEPTH: Final = 128
 _TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 _REMARKS: Final = frozenset(
     {"$anchor", "$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType", "default"}
-    | {"definitions", "description", "examples", "id", "readOnly", "title", "writeOnly"}
+    | {"definitions", "description", "examples", "id", "readOnly", "title", "writeOnly", "x-guidance"}
 )
 _JOINED: Final = frozenset({"allOf", "anyOf", "oneOf", "enum", "const", "$ref"})
 _IGNORES_CASE: Final = re.compile(r"\?[a-hj-zA-Z-]*i|/[a-hj-z]*i")
 _PROPERTY: Final = re.compile(r"\\[pP]")
 _BEYOND_ASCII: Final = re.compile(r"[^\x00-\x7f]|\\[xuUpP]")
 """Each finds too much rather than too little, in text that may be anything."""
+_ADDRESSES: Final = ("$id", "id", "$anchor")
 _OTHERS: Final = ("additionalProperties", "unevaluatedProperties")
 
 
@@ -126,7 +127,7 @@ class _Building:
 
     def __init__(self, name: str, root: Any, work: Work) -> None:
         self._name, self._work = name, work
-        self._addressed = addressed(root)
+        self._addressed = _with_addresses(root)
         self._defined: dict[str, _Value] = {}
         self._references: dict[str, _Value] = {}
         self._depth = 0
@@ -243,7 +244,7 @@ class _Building:
         if reference not in self._references:
             self._references[reference] = _Value(_Kind.REFERENCE, reference=reference)
             self._work.spend(PLAIN * len(self._addressed), "$ref")
-            found = definitions(self._addressed, reference)
+            found = _definitions(self._addressed, reference)
             self._defined[reference] = defined = reduce(self._either, map(self.of, found), _ANY)
             self._work.spend(defined.work, "$ref")
         return self._references[reference]
@@ -310,3 +311,38 @@ def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
 def _members(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
     found = schema.get(keyword)
     return found if isinstance(found, dict) else {}
+
+
+def _with_addresses(schema: Any) -> list[Any]:
+    """A schema, and those within it that have an address or a name of their own."""
+    return [schema, *(each for each in _addressed(schema) if each is not schema)]
+
+
+def _addressed(schema: Any) -> list[dict[str, Any]]:
+    if isinstance(schema, list):
+        return [found for each in schema for found in _addressed(each)]
+    if not isinstance(schema, dict):
+        return []
+    inner = [found for each in schema.values() for found in _addressed(each)]
+    return [schema, *inner] if any(isinstance(schema.get(each), str) for each in _ADDRESSES) else inner
+
+
+def _definitions(schemas: Sequence[Any], reference: str) -> list[Any]:
+    """What a reference such as `#/$defs/name` may stand for in schemas `_with_addresses`."""
+    name = unquote(reference.removeprefix("#"))
+    if name and not name.startswith("/"):
+        names = (name, f"#{name}")
+        return [each for each in schemas if any(each.get(key) in names for key in _ADDRESSES)]
+    found = [at_pointer(each, name) for each in schemas]
+    return [each for each in found if each is not None]
+
+
+def at_pointer(schema: Any, place: str) -> Any:
+    """What stands at a JSON pointer; None where nothing does."""
+    for written in filter(None, place.split("/")):
+        part = written.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):
+            schema = schema[int(part)]
+        else:
+            schema = schema.get(part) if isinstance(schema, dict) else None
+    return schema
