@@ -40,7 +40,7 @@ from nanoserve.ports.step import TokenLogprobs
 
 
 @attrs.frozen
-class Drawn:
+class DrawOutcome:
     """Sequences of a step that got no token: for the `stuck` none is allowed, of the `late` the mask is not there yet."""
 
     stuck: list[Sequence]
@@ -206,7 +206,7 @@ class Constraints:
             block.mask(number)[:] = _all_but(rows[number][1].request.eos_token_ids, block.width)
         self._filling = Filling(flight, block, rows, wait)
 
-    def draw(self, flight: InFlightStep, ticket: object) -> Drawn:
+    def draw(self, flight: InFlightStep, ticket: object) -> DrawOutcome:
         """Draw a step before which all is committed.
 
         A row whose sequence has ended gets no mask, nor does one that is stuck or late: what is drawn for them is dropped.
@@ -219,7 +219,7 @@ class Constraints:
         filled = filling.wait()
         living = self.matchers
         numbers = {row: number for number, (row, each) in enumerate(filling.rows) if each in living}
-        drawn = Drawn([], [])
+        drawn = DrawOutcome([], [])
         empty = self._set_ends(filling, filled) if self._unsure else filled.empty
         for missing, sequences in ((filled.late, drawn.late), (empty, drawn.stuck)):
             for number in sorted(missing):

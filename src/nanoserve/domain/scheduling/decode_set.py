@@ -7,7 +7,7 @@ and it leaves after the step that computes its last token but one.
 
 from __future__ import annotations
 
-from nanoserve.domain.scheduling.draft import Decoding
+from nanoserve.domain.scheduling.draft import DecodingRows
 from nanoserve.domain.sequence import Sequence
 
 
@@ -19,7 +19,7 @@ class DecodeSet:
         self._members: dict[Sequence, int] = {}
         self._by_residue: dict[int, dict[Sequence, None]] = {}
         self._by_last_step: dict[int, dict[Sequence, None]] = {}
-        self._snapshot: Decoding | None = Decoding()
+        self._snapshot: DecodingRows | None = DecodingRows()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -27,10 +27,10 @@ class DecodeSet:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._members
 
-    def snapshot(self) -> Decoding:
+    def snapshot(self) -> DecodingRows:
         """The members; the same object while no sequence joins or leaves."""
         if self._snapshot is None:
-            self._snapshot = Decoding.of(self._members)
+            self._snapshot = DecodingRows.of(self._members)
         return self._snapshot
 
     def join(self, sequence: Sequence, step: int) -> None:

@@ -68,7 +68,7 @@ class Draft:
 
 
 @attrs.frozen(eq=False)
-class Decoding:
+class DecodingRows:
     """The decoding sequences at one moment, column by column: a step that none joins or leaves reads no sequence.
 
     Attributes:
@@ -83,7 +83,7 @@ class Decoding:
     stop_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, members: dict[Sequence, int]) -> Decoding:
+    def of(cls, members: dict[Sequence, int]) -> DecodingRows:
         """The members of the set, with their rows."""
         token_ids = tuple([each.token_ids for each in members])
         stop_ids = {each.stop_ids for each in members}
@@ -101,7 +101,7 @@ class InFlightStep:
 
     plan: StepPlan
     chunks: tuple[tuple[Sequence, Chunk], ...]
-    decoding: Decoding
+    decoding: DecodingRows
     filling: list[Sequence]
     through: list[Sequence]
     planned_at: float

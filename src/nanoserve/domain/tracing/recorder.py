@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nanoserve.domain.scheduling.draft import Decoding, InFlightStep, Progress
+from nanoserve.domain.scheduling.draft import DecodingRows, InFlightStep, Progress
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.tracing.snapshot import read_snapshot
@@ -52,7 +52,7 @@ class Recorder:
         self._arrived: list[Arrival] = []
         self._happened: list[Admission | Preemption | PlannedStep] = []
         self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
-        self._decoding: Decoding | None = None
+        self._decoding: DecodingRows | None = None
         self._committed: int | None = None
         self._num_generated = 0
         self._words: list[Words] = []
