@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.text.dialects.dialect import Region
+from nanoserve.domain.text.dialects.dialect import NamedCall, Region, XmlArguments
 from nanoserve.domain.text.dialects.families import DIALECTS
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 from tests.unit.adapters.llguidance.dialect_vocabulary import Vocabulary
@@ -315,28 +316,45 @@ PATCH = """start: "*** Begin" LF hunk+ "*** End" LF?
 hunk: "@@" (" " /(.+)/)? LF (/[+ -]/ /(.*)/ LF)+
 LF: /\\r?\\n/
 """
-CUSTOM = (
+LARK = (
     Tool.custom("filter", "", Constraint("lark", LINES)),
     Tool.custom("patch", "", Constraint("lark", PATCH)),
-    Tool.custom("path", "", Constraint("regex", r'([a-z]+/)*"?[^"\n]*"?\n')),
 )
+CUSTOM = (Tool.custom("path", "", Constraint("regex", r'([a-z]+/)*"?[^"\n]*"?\n')),)
 
 
 @each_calling
 @as_tokens_or_text
-def test_a_custom_tools_text_keeps_its_grammar_however_the_dialect_writes_it(
+def test_a_custom_tools_text_keeps_its_grammar_where_the_dialect_can_write_it(
     name: str, as_tokens: bool
 ) -> None:
     subject = Subject(name, as_tokens=as_tokens)
-    for lark in (subject.lark(REQUIRED, CUSTOM), subject.lark(ToolChoice(), CUSTOM)):
+    form = None if subject.dialect.dialect.calls is None else subject.dialect.dialect.calls.form
+    tools: tuple[Tool, ...] = CUSTOM
+    if isinstance(form, NamedCall) and isinstance(form.arguments, XmlArguments):
+        tools = (*LARK, *CUSTOM)
+    else:
+        with pytest.raises(BadValueError, match="in lark is kept by models"):
+            subject.lark(REQUIRED, LARK)
+    for lark in (subject.lark(REQUIRED, tools), subject.lark(ToolChoice(), tools)):
         for tool, text, fits in (
             ("filter", 'city = "a \\" b\\\\"\ndays != 3.5\nx = NULL.', True),
             ("filter", "city =", False),
             ("filter", 'city = "a\nb"', False),
             ("filter", "", False),
-            ("patch", '*** Begin\n@@ f\n+say("a\\n", b/c)\n \n-\tx\r\n*** End', True),
+            ("patch", '*** Begin\n@@ f\n+say("a\\n", b/c)<b>\n \n-\tx\r\n*** End', True),
             ("patch", "*** Begin\n@@ f\n+say\n*** Ende", False),
             ("path", 'usr/bin/"c:\\d\t<b>"\n', True),
             ("path", 'usr/bin/"c"', False),
         ):
-            assert subject.accepts(lark, subject.writes((tool, {"input": text}))) is fits, (tool, text)
+            if tool in {each.name for each in tools}:
+                assert subject.accepts(lark, subject.writes((tool, {"input": text}))) is fits, (tool, text)
+
+
+@pytest.mark.parametrize("named", ["<|im_end|>", "<[5]>"])
+def test_a_custom_tools_grammar_names_no_tokens(named: str) -> None:
+    subject = Subject("qwen3-coder")
+    fine = Tool.custom("f", "", Constraint("lark", f'start: "{named}" /{named}/ // {named}'))
+    assert subject.lark(REQUIRED, (fine,))
+    with pytest.raises(BadValueError, match="names the token"):
+        subject.lark(REQUIRED, (Tool.custom("f", "", Constraint("lark", f'start: "a" {named}')),))

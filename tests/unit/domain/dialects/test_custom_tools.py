@@ -1,23 +1,16 @@
-"""Tools that take one text: it comes out of the arguments as it is made, and clients' grammars stand within the answer's."""
+"""Tools that take one text: it comes out of the arguments as it is made."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.text.dialects.client_grammar import embedded
-from nanoserve.domain.text.dialects.escaped_regex import AS_JSON, UNCHANGED, WITHOUT_TAGS, as_terminal
 from nanoserve.domain.text.dialects.families import DIALECTS
 from nanoserve.domain.text.dialects.input_text import InputText
 from nanoserve.domain.text.dialects.parser import Parser
-from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.tool_calls import CallBegun, InputDelta, Tool
 from tests.unit.domain.dialects.cases import HARMONY_TAIL, TOOLS, WRITERS
 
@@ -74,87 +67,3 @@ def test_every_dialect_gives_a_custom_tools_text(name: str) -> None:
     deltas = [each.text for each in events if isinstance(each, InputDelta)]
     assert "".join(deltas) == TEXT
     assert len(deltas) > 20, "it comes as it is made"
-
-
-def test_texts_are_written_as_json_writes_them() -> None:
-    assert (
-        embedded('start: "a\\"\\n" A // "comment"\nA: "B"i', AS_JSON) == 'start: "a\\\\\\"\\\\n" A \nA: "B"i'
-    )
-    assert embedded("start: /[a-c]+\\d/s", AS_JSON) == "start: /[a-c]+\\d/s"
-    split = embedded('start: line\nline: TEXT LF\nTEXT: /[^\\n]*/\nLF: "\\n"', AS_JSON)
-    assert split.startswith("start: line\nline: split_text LF\nsplit_text: ((/[[^")
-    assert split.endswith(
-        '+/ | "\\\\\\"" | "\\\\\\\\" | "\\\\b" | "\\\\t" | "\\\\f" | "\\\\r")*)\nLF: "\\\\n"'
-    )
-    assert embedded("%import common.INT\n%ignore WS", AS_JSON) == "%import common.INT\n%ignore WS"
-    grammar = 'start: /"[^<]./ "<" // as it is'
-    assert embedded(grammar, UNCHANGED) == grammar.partition("//")[0]
-    assert "<" in embedded('start: "<" /a<b/', WITHOUT_TAGS)
-    assert embedded("start: /[^b]/", WITHOUT_TAGS) == "start: /(?:[[^b]&&[^<]])/"
-    assert as_terminal("a/b\\/\n\\n") == r"/(?:a\/b\/\n\n)/"
-
-
-def steps(definition: str) -> int:
-    """The lines that are run to change it."""
-    count = 0
-
-    def trace(_frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        embedded(definition, AS_JSON)
-    finally:
-        sys.settrace(before)
-    return count
-
-
-def test_a_grammar_twice_as_long_takes_twice_the_work() -> None:
-    def chain(length: int) -> str:
-        return "\n".join(["start: A0", *(f"A{n}: A{n + 1}" for n in range(length)), f"A{length}: /[^a]/"])
-
-    assert steps(chain(100)) < 2.5 * steps(chain(50))
-    assert steps("start: " + "1" * 2000) == steps("start: 1")
-
-
-class CountedText(str):
-    __slots__ = ("copied",)
-
-    def __init__(self, _text: str) -> None:
-        self.copied = 0
-
-    def __getitem__(self, key: Any) -> str:
-        part = super().__getitem__(key)
-        self.copied += len(part)
-        return part
-
-
-def test_a_repetition_is_told_from_a_complement_by_the_next_character() -> None:
-    definition = CountedText("start: " + '"a"~1 ' * 20)
-    assert embedded(definition, AS_JSON) == definition
-    assert definition.copied == 20
-
-
-@pytest.mark.parametrize(
-    ("grammar", "word"),
-    [
-        ("start: <|im_end|>", "token"),
-        ("start: <[5]>", "token"),
-        ('start: %json {"type": "object"}', "%json"),
-        ("%import common (WS, INT)", "import"),
-        ("start: A\nA: ~/a/", "complement"),
-        ("start: /[a&&[b]]/", "class within a class"),
-        ("start: /\\p{Other}/", "cannot be changed"),
-        ("start: /\\x{110000}/", "cannot be changed"),
-        ("start: /[\\x{ffffffff}]/", "cannot be changed"),
-        ("start: /a b/x", "flag x"),
-        ("start: /(?x)a b/", "flag x"),
-        ("start: /(?=a)b/", "cannot be changed"),
-    ],
-)
-def test_what_cannot_stand_within_another_grammar_is_named(grammar: str, word: str) -> None:
-    with pytest.raises(BadValueError, match=word):
-        embedded(grammar, AS_JSON)

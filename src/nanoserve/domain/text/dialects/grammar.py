@@ -8,10 +8,10 @@ Inside arguments the separators are those of the templates' `tojson`, which also
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nanoserve.domain.text.dialects.client_grammar import embedded
 from nanoserve.domain.text.dialects.dialect import (
     Calls,
     Channels,
@@ -22,7 +22,6 @@ from nanoserve.domain.text.dialects.dialect import (
     Region,
     XmlArguments,
 )
-from nanoserve.domain.text.dialects.escaped_regex import AS_JSON, UNCHANGED, WITHOUT_TAGS, as_terminal
 from nanoserve.domain.text.dialects.schema import (
     NO_ARGUMENTS,
     closed,
@@ -30,6 +29,7 @@ from nanoserve.domain.text.dialects.schema import (
     types_of_argument,
     without_parameters,
 )
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind, ReasoningLimit
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
@@ -41,6 +41,9 @@ INPUT_HEAD: Final = '{"input": '
 _REMARKS: Final = frozenset({"title", "description", "examples", "default", "$comment"})
 _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES: Final = frozenset({"enum", "const"})
+_QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+|#[^\n]*+')
+"""Texts, expressions and remarks of Lark."""
+_TOKEN: Final = re.compile(r"<[^<>\s]+>")
 _TEXT_TYPES: Final = frozenset({"string", "null"})
 
 
@@ -223,34 +226,29 @@ class _Lark:
 
     def _element_text(self, form: XmlArguments, text: Constraint) -> str:
         """The text for a custom tool, as it is; it must not swallow the mark behind it."""
-        closing = f"{literal(form.pad)} {self.mark(form.value_close)}"
         is_token = form.value_close in self._ids
         if text.kind == ConstraintKind.LARK:
-            inner = embedded(text.text, UNCHANGED if is_token else WITHOUT_TAGS)
-            padding = (
-                closing if is_token or not form.pad else f"{literal(form.pad)}? {literal(form.value_close)}"
-            )
-            return f"{self.rule(_nested(inner))} {padding}"
+            pad = literal(form.pad) + "?" if form.pad and not is_token else literal(form.pad)
+            nested = self.rule(f"%lark {{\n{_of_characters(text.text)}\n}}")
+            return f"{nested} {pad} {self.mark(form.value_close)}"
         if is_token:
-            return f"{as_terminal(text.text)} {closing}"
+            return f"{_terminal(text.text)} {literal(form.pad)} {self.mark(form.value_close)}"
         name = f"INPUT{len(self._rules)}"
-        self._rules.append(
-            f"{name}: {as_terminal(text.text)} & ~/(?s:.*){_escaped(form.value_close)}(?s:.*)/"
-        )
+        self._rules.append(f"{name}: {_terminal(text.text)} & ~/(?s:.*){_escaped(form.value_close)}(?s:.*)/")
         return self.rule(f"{name} {literal(form.pad + form.value_close)}", "[lazy]")
 
     def arguments(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """The arguments of a call as a JSON object."""
         if tool.form is None:
             return self.json(schema, is_lenient=not tool.strict)
-        return f"{literal(INPUT_HEAD)} {self._json_text(tool.form)} {literal('}')}"
+        return f"{literal(INPUT_HEAD)} {self._json_text(tool.name, tool.form)} {literal('}')}"
 
-    def _json_text(self, text: Constraint) -> str:
+    def _json_text(self, name: str, text: Constraint) -> str:
         """The text for a custom tool as a JSON string."""
-        if text.kind == ConstraintKind.REGEX:
-            return self.json({"type": "string", "pattern": f"^(?:{text.text})$"})
-        quote = literal('"')
-        return f"{quote} {self.rule(_nested(embedded(text.text, AS_JSON)))} {quote}"
+        if text.kind != ConstraintKind.REGEX:
+            message = "a grammar in lark is kept by models that write arguments in XML elements; this one writes JSON: use a regex"
+            raise BadValueError("tools", f"{name:.64}: {message}")
+        return self.json({"type": "string", "pattern": f"^(?:{text.text})$"})
 
     def _keywords(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """Keyword arguments in the schema's order, with commas between those that are there."""
@@ -266,7 +264,7 @@ class _Lark:
                 if is_word
                 else self.json(_rooted(described, root), is_lenient=not tool.strict)
             )
-            value = value if tool.form is None else self._json_text(tool.form)
+            value = value if tool.form is None else self._json_text(tool.name, tool.form)
             given = f"{literal(key + '=')} {value} {later}"
             is_needed = key in required
             first = self.rule(given if is_needed else f"{given} | {first}" if first else f"({given})?")
@@ -327,11 +325,6 @@ def _free(tool: Tool) -> Mapping[str, Any]:
     return NO_ARGUMENTS if without_parameters(tool.parameters) else {"type": "object"}
 
 
-def _nested(lark: str) -> str:
-    """A grammar with its own names within another one."""
-    return f"%lark {{\n{lark}\n}}"
-
-
 def _either(calls: str, text: str | None) -> str:
     return calls if text is None else f"({calls} | {text})"
 
@@ -339,6 +332,21 @@ def _either(calls: str, text: str | None) -> str:
 def literal(text: str) -> str:
     """A text as Lark writes it; nothing for none."""
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _terminal(regex: str) -> str:
+    """A regular expression within slashes."""
+    pieces = re.findall(r"\\.|[^\\]|\\$", regex, re.DOTALL)
+    written = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return f"/(?:{''.join(written.get(each, each) for each in pieces)})/"
+
+
+def _of_characters(lark: str) -> str:
+    """A client's grammar, if it names no tokens; raises `BadValueError` for one that could write marks."""
+    if found := _TOKEN.search(_QUOTED.sub("", lark)):
+        message = f"a grammar names the token {found[0]!r:.40}; its text may have characters alone"
+        raise BadValueError("tools", message)
+    return lark
 
 
 def _escaped(text: str) -> str:

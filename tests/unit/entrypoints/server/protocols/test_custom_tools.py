@@ -11,7 +11,7 @@ from openai.types.responses import ResponseCustomToolCall
 
 from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, QUERIED, Talker
 
-GRAMMAR: Final = {"syntax": "lark", "definition": 'start: "a" /[^c]*.*/ "\\n"'}
+GRAMMAR: Final = {"syntax": "regex", "definition": r"a[^c]*.*\n"}
 FUNCTION: Final = {"name": "weather", "parameters": PARAMETERS}
 DESCRIBED: Final = {"name": "query", "description": "runs it"}
 CHAT_QUERY: Final[Any] = {
@@ -170,14 +170,9 @@ def test_a_list_where_a_word_belongs_is_refused_by_its_field(
         ({"format": {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}}, "tools", "query"),
         ({"format": {"type": "grammar", "syntax": "lark", "definition": "start: b"}}, "tools", "query"),
         (
-            {"format": {"type": "grammar", "syntax": "lark", "definition": "start: <|im_end|>"}},
+            {"format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
             "tools",
-            "token",
-        ),
-        (  # checked as it is before it is changed, which would find the token
-            {"format": {"type": "grammar", "syntax": "lark", "definition": "start: <|im_end|> b"}},
-            "tools",
-            "unknown name",
+            "in lark is kept by models",
         ),
     ],
 )
