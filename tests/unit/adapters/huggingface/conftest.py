@@ -28,46 +28,27 @@ CORPUS = [
     "naïve café — 你好、世界 🙂👩‍👩‍👧 done",
 ] * 4
 
-LLAMA3_TEMPLATE = (
-    "{{- bos_token }}"
-    "{%- for message in messages %}"
-    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
-)
-CHATML_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|start_header_id|>' + message.role + '\n' + message.content + '<|eot_id|>' + '\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant\n' }}{%- endif %}"
-)
-THINKING_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{%- set content = message.content %}"
-    "{%- if message.role == 'assistant' and '</think>' in content %}"
-    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}"
-    "{%- endif %}"
-    "{{- '<|start_header_id|>' + message.role + '\n' + content + '<|eot_id|>\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant\n<think>\n' }}{%- endif %}"
-)
+TEMPLATES = pathlib.Path(__file__).with_name("templates")
 GLUING_TEMPLATE = "{%- for message in messages %}{{- message.content | trim }}{%- endfor %}<|eot_id|>"
-LLAMA2_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{%- if message['role'] == 'user' %}{{- bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}"
-    "{%- elif message['role'] == 'assistant' %}{{- ' ' + message['content'].strip() + ' ' + eos_token }}"
-    "{%- else %}{{- raise_exception('Only user and assistant roles are supported!') }}{%- endif %}"
-    "{%- endfor %}"
-)
 
 
-def _save(folder: pathlib.Path, tokenizer: Tokenizer, template: str | None, **config: Any) -> str:
+def chat_style(name: str) -> str:
+    """A chat template of `templates/`, in a published style."""
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+def templates(folder: str) -> dict[str, str]:
+    """All templates of a folder of `templates/`, by name."""
+    return {each.stem: each.read_text() for each in sorted((TEMPLATES / folder).iterdir())}
+
+
+def _save(folder: pathlib.Path, tokenizer: Tokenizer, source: str | None, **config: Any) -> str:
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     written = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(written))
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
+    if source is not None:
+        (folder / "chat_template.jinja").write_text(source)
     return str(folder)
 
 
@@ -121,9 +102,9 @@ def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     """A folder with a byte-level tokenizer (as Llama 3 and Qwen have) and the given chat template."""
     tokenizer = byte_level_tokenizer()
 
-    def make(template: str | None) -> str:
+    def make(source: str | None) -> str:
         folder = tmp_path_factory.mktemp("byte_level") / "model"
-        return _save(folder, tokenizer, template, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>")
+        return _save(folder, tokenizer, source, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>")
 
     return make
 
@@ -132,7 +113,7 @@ def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a tokenizer that puts a blank before a text (as Llama 2 has)."""
     folder = tmp_path_factory.mktemp("sentencepiece") / "model"
-    return _save(folder, sentencepiece_tokenizer(), LLAMA2_TEMPLATE, bos_token="<s>", eos_token="</s>")
+    return _save(folder, sentencepiece_tokenizer(), chat_style("llama2"), bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="session")
@@ -150,11 +131,9 @@ def chat_tokenizers(
     byte_level_folder: Callable[[str | None], str], sentencepiece: HFTokenizer
 ) -> dict[str, HFTokenizer]:
     """Tokenizers by the style of their chat template."""
-    templates = {
-        "llama3": LLAMA3_TEMPLATE,
-        "chatml": CHATML_TEMPLATE,
-        "thinking": THINKING_TEMPLATE,
-        "gluing": GLUING_TEMPLATE,
+    styles = {each: chat_style(each) for each in ("llama3", "chatml", "thinking")}
+    made = {
+        name: HFTokenizer(byte_level_folder(source))
+        for name, source in {**styles, "gluing": GLUING_TEMPLATE}.items()
     }
-    made = {name: HFTokenizer(byte_level_folder(template)) for name, template in templates.items()}
     return {**made, "llama2": sentencepiece}

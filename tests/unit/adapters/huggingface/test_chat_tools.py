@@ -13,16 +13,10 @@ from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.tool_calls import Tool
+from tests.unit.adapters.huggingface.conftest import chat_style
 from tests.unit.adapters.huggingface.oracle import oracle
 
-TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
-    "{{ style | default('plain') }}\n"
-    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}<call={{ call.function.name }}>"
-    "{% for key, value in call.function.arguments.items() %}<{{ key }}>{{ value }}{% endfor %}{% endfor %}"
-    "<|eot_id|>{% endfor %}"
-)
+TEMPLATE = chat_style("tools")
 WEATHER = {"type": "object", "properties": {"city": {"type": "string", "description": "a town"}}}
 
 

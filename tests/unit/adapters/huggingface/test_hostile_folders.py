@@ -16,7 +16,7 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError, ModelLoadError
-from tests.unit.adapters.huggingface.conftest import CHATML_TEMPLATE
+from tests.unit.adapters.huggingface.conftest import chat_style
 from tests.unit.adapters.huggingface.test_config_keys import raw_config
 
 NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -29,7 +29,7 @@ READERS = (read_spec, HFTokenizer, read_sampling_defaults)
 
 @pytest.fixture
 def folder(byte_level_folder: Callable[[str | None], str]) -> pathlib.Path:
-    path = pathlib.Path(byte_level_folder(CHATML_TEMPLATE))
+    path = pathlib.Path(byte_level_folder(chat_style("chatml")))
     (path / "config.json").write_text(json.dumps(raw_config(ARCHITECTURES[6])))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "temperature": 0.5}))
     return path

@@ -19,7 +19,7 @@ from nanoserve.adapters.huggingface.hub import resolve_model
 from nanoserve.ports.errors import ModelLoadError
 from tests.patience import PATIENCE
 
-Resolve = Callable[..., dict[str, Any]]
+Resolve = Callable[..., list[dict[str, Any]]]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = {
     "config.json": b'{"model_type": "llama"}',
@@ -47,11 +47,14 @@ CLIENT = """
 import json, sys
 from nanoserve.adapters.huggingface.hub import resolve_model
 from nanoserve.ports.errors import ModelLoadError
-try:
-    answer = {"folder": resolve_model(sys.argv[1], **json.loads(sys.argv[2]))}
-except ModelLoadError as error:
-    answer = {"error": str(error)}
-print(json.dumps(answer))
+
+for line in sys.stdin:
+    name, options = json.loads(line)
+    try:
+        answer = {"folder": resolve_model(name, **options)}
+    except ModelLoadError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
 """
 
 
@@ -115,78 +118,76 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def resolve(tmp_path: pathlib.Path, endpoint: str) -> Resolve:
-    """Runs `resolve_model` in a process of its own, with an empty cache: the hub's settings are read at import.
+    """Runs `resolve_model` for one name after the other in a process of its own: the hub's settings are read at import.
 
-    Returns the folder or the error, and what the process wrote to its terminal.
+    Returns the folders or errors; what the process wrote to its terminal is with the last one.
     """
 
-    def run(name: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+    def run(*asked: tuple[str, dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
         home = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
-            [sys.executable, "-c", CLIENT, name, json.dumps(options)],
-            env={**os.environ, **home, **(environment or {})},
+            [sys.executable, "-c", CLIENT],
+            input="".join(f"{json.dumps(each)}\n" for each in asked),
+            env={**os.environ, **home, **environment},
             cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
             check=True,
         )
-        return {**json.loads(done.stdout.splitlines()[-1]), "terminal": done.stderr}
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        answers[-1]["terminal"] = done.stderr
+        return answers
 
     return run
 
 
 def test_a_models_files_and_no_others_are_downloaded_once(resolve: Resolve) -> None:
-    first = resolve("tiny/model", progress=True)
+    [first] = resolve(("tiny/model", {"progress": True}))
     folder = pathlib.Path(first["folder"])
     found = {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     assert found == MODEL
     assert "100%" in first["terminal"]
     asked = len(FakeHub.asked)
-    again = resolve("tiny/model", revision="v1")
+    gguf = ("tiny/quantized:m-Q8_0.gguf", {"progress": False})
+    again, one_file = resolve(("tiny/model", {"revision": "v1", "progress": False}), gguf)
     assert again["folder"] == first["folder"]
-    assert not [path for path in FakeHub.asked[asked:] if "/resolve/" in path]
+    assert not [path for path in FakeHub.asked[asked:] if "tiny/model/resolve/" in path]
+    assert pathlib.Path(one_file["folder"]).read_bytes() == b"GGUF more"
+    assert [each.name for each in pathlib.Path(one_file["folder"]).parent.iterdir()] == ["m-Q8_0.gguf"]
+    assert "%" not in one_file["terminal"]
     asked = len(FakeHub.asked)
-    assert resolve("tiny/model", {"HF_HUB_OFFLINE": "1"})["folder"] == first["folder"]
+    offline = resolve(("tiny/model", {}), ("tiny/private", {}), HF_HUB_OFFLINE="1")
+    assert offline[0]["folder"] == first["folder"]
+    assert_refused(offline[1], "tiny/private", ["HF_HUB_OFFLINE"])
     assert FakeHub.asked[asked:] == []
 
 
-def test_one_gguf_file_of_a_repository_is_downloaded(resolve: Resolve) -> None:
-    found = pathlib.Path(resolve("tiny/quantized:m-Q8_0.gguf")["folder"])
-    assert found.read_bytes() == b"GGUF more"
-    assert [each.name for each in found.parent.iterdir()] == ["m-Q8_0.gguf"]
+REFUSED: dict[str, list[str]] = {
+    "tiny/absent": ["is not on the hub", "check the spelling", "local folder"],
+    "tiny/private": ["is not on the hub", "hf auth login"],
+    "tiny/gated": ["is gated", "ask for access", "hf auth login"],
+    "tiny/pickled": ["no safetensors weights", "choose a model or revision that has them"],
+    "tiny/quantized": ["no safetensors", "such as tiny/quantized:m-Q4_K_M.gguf", "m-Q8_0.gguf"],
+    "tiny/quantized:m-Q2_K.gguf": ["m-Q2_K.gguf: there is no such file", "tiny/quantized:m-Q4_K_M.gguf"],
+    "tiny/quantized:m-00001-of-00002.gguf": ["one part", "llama-gguf-split --merge"],
+    "tiny/absent:m.gguf": ["is not on the hub", "check the spelling"],
+    "tiny/adapter": ["has no config.json"],
+    "tiny/broken": ["HTTP status 500", "try again"],
+}
 
 
-def test_progress_is_shown_only_where_asked(resolve: Resolve) -> None:
-    assert "%" not in resolve("tiny/model", progress=False)["terminal"]
+def test_each_refusal_says_what_to_do(resolve: Resolve) -> None:
+    *answers, revision = resolve(*((name, {}) for name in REFUSED), ("tiny/model", {"revision": "v9"}))
+    for answer, (name, parts) in zip(answers, REFUSED.items(), strict=True):
+        assert_refused(answer, name, parts)
+    assert_refused(revision, "tiny/model", ["tiny/model: has no revision 'v9'"])
+    [unreachable] = resolve(("tiny/model", {}), HF_ENDPOINT="http://127.0.0.1:9")
+    assert_refused(unreachable, "tiny/model", [":9 cannot be reached"])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "parts"),
-    [
-        ("tiny/absent", {}, ["is not on the hub", "check the spelling", "local folder"]),
-        ("tiny/private", {}, ["is not on the hub", "hf auth login"]),
-        ("tiny/gated", {}, ["is gated", "ask for access", "hf auth login"]),
-        ("tiny/pickled", {}, ["no safetensors weights", "choose a model or revision that has them"]),
-        ("tiny/quantized", {}, ["no safetensors", "such as tiny/quantized:m-Q4_K_M.gguf", "m-Q8_0.gguf"]),
-        (
-            "tiny/quantized:m-Q2_K.gguf",
-            {},
-            ["m-Q2_K.gguf: there is no such file", "tiny/quantized:m-Q4_K_M.gguf"],
-        ),
-        ("tiny/quantized:m-00001-of-00002.gguf", {}, ["one part", "llama-gguf-split --merge"]),
-        ("tiny/absent:m.gguf", {}, ["is not on the hub", "check the spelling"]),
-        ("tiny/adapter", {}, ["has no config.json"]),
-        ("tiny/broken", {}, ["HTTP status 500", "try again"]),
-        ("tiny/model", {"revision": "v9"}, ["tiny/model: has no revision 'v9'"]),
-        ("tiny/model", {"environment": {"HF_HUB_OFFLINE": "1"}}, ["HF_HUB_OFFLINE"]),
-        ("tiny/model", {"environment": {"HF_ENDPOINT": "http://127.0.0.1:9"}}, [":9 cannot be reached"]),
-    ],
-)
-def test_each_refusal_says_what_to_do(
-    resolve: Resolve, name: str, options: dict[str, Any], parts: list[str]
-) -> None:
-    error = resolve(name, **options)["error"]
+def assert_refused(answer: dict[str, Any], name: str, parts: list[str]) -> None:
+    error = answer["error"]
     assert all(part in error for part in parts), error
     assert name.split("/")[1] in error
     assert "\n" not in error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import pytest
@@ -14,56 +16,9 @@ from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.domain.dialects.cases import CASES, TOOLS, Case, Said, name_of, parsed
 
-THINKING = {"open": "<think>", "close": "</think>", "content": "text"}
-TEMPLATES: dict[str, dict[str, Any]] = {
-    "qwen3": {
-        "start_anchor": "assistant\n",
-        "fields": {
-            "reasoning_content": THINKING,
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>",
-                "close": "</tool_call>",
-                "repeats": True,
-                "content": "json",
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": {"content": "text"},
-        },
-    },
-    "qwen3-coder": {
-        "start_anchor": "assistant\n",
-        "fields": {
-            "thinking": THINKING,
-            "tool_calls": {
-                "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-                "close_pattern": r"</function>\s*</tool_call>",
-                "repeats": True,
-                "content": "xml-inline",
-                "content_args": {
-                    "tag_pattern": r"<parameter=(?P<key>[^>]+)>\s*(?P<value>.*?)\s*</parameter>"
-                },
-                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-            },
-            "content": {"content": "text"},
-        },
-    },
-    "mistral": {
-        "start_anchor": "[/INST]",
-        "fields": {
-            "tool_calls": {
-                "open": "[TOOL_CALLS]",
-                "content": "json",
-                "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-                "transform_each": True,
-            },
-            "content": {"content": "text"},
-        },
-    },
-    "deepseek-r1": {
-        "start_anchor": "Assistant:",
-        "fields": {"thinking": THINKING, "content": {"content": "text"}},
-    },
-}
+TEMPLATES: dict[str, dict[str, Any]] = json.loads(
+    pathlib.Path(__file__).with_name("response_templates.json").read_text()
+)
 ELSEWISE = (
     "never ends",
     "no JSON",

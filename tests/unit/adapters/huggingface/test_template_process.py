@@ -19,7 +19,7 @@ from nanoserve.adapters.huggingface.template_process import TemplateProcess, Tem
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.tool_calls import Tool
-from tests.unit.adapters.huggingface.conftest import CHATML_TEMPLATE
+from tests.unit.adapters.huggingface.conftest import chat_style
 from tests.unit.adapters.huggingface.oracle import oracle
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -97,14 +97,14 @@ TOOL = Tool(name="weather", description="of a place", parameters={"type": "objec
 def listed(folder: pathlib.Path) -> None:
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = [
-        {"name": "default", "template": CHATML_TEMPLATE},
+        {"name": "default", "template": chat_style("chatml")},
         {"name": "tool_use", "template": TOOL_USE},
     ]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def in_files(folder: pathlib.Path) -> None:
-    (folder / "chat_template.jinja").write_text(CHATML_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(chat_style("chatml"))
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_USE)
 
