@@ -23,9 +23,8 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     ClientSettings,
     ServeBenchSettings,
 )
-from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
+from nanoserve.entrypoints.compose.config.configuration import Configuration, sampling_settings, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
-from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.ports.parameter import Door
 
 _TEMPERATURE: Final = 0.6

@@ -22,9 +22,8 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     ClientSettings,
     GenerateSettings,
 )
-from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
+from nanoserve.entrypoints.compose.config.configuration import Configuration, sampling_settings, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
-from nanoserve.entrypoints.compose.config.sampling_settings import sampling_settings
 from nanoserve.ports.parameter import Door
 
 _SAMPLING: Final = sampling_settings(Door.CHAT)

@@ -11,8 +11,7 @@ from nanoserve.entrypoints.cli.help import Command
 from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, Panels, configured
 from nanoserve.entrypoints.cli.prompt_sources import read_sources
 from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings, TraceSettings
-from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS, Configuration, settings_of
 
 STRUCTURED: Final = ("--json-schema", "--regex", "--choice")
 _PANELS: Final[Panels] = {

@@ -15,7 +15,7 @@ from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.cli.writers import OrderedWriter, StreamWriter, Writer, render_json, render_text
 from nanoserve.entrypoints.compose.bootstrap import assemble, check_constraint, trace_format
 from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
-from nanoserve.entrypoints.compose.config.sampling_settings import override_sampling
+from nanoserve.entrypoints.compose.config.configuration import override_sampling
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.outputs import Job

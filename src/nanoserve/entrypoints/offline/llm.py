@@ -12,7 +12,7 @@ from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.compose.config import argument_settings
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
-from nanoserve.entrypoints.compose.config.sampling_settings import merge_sampling
+from nanoserve.entrypoints.compose.config.configuration import merge_sampling
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.outputs import RequestOutput

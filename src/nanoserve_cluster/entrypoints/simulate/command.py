@@ -10,8 +10,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.help import Command
 from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, configured, named
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
-from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS, Configuration, settings_of
 from nanoserve_cluster.entrypoints import HELP
 from nanoserve_cluster.entrypoints.simulate.settings import ClusterSettings, TrafficSettings
 

@@ -8,71 +8,46 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import Kind, integer, integers, number, or_none, text
+from nanoserve.entrypoints.compose.config.kinds import (
+    Kind,
+    integer,
+    integers,
+    number,
+    or_none,
+    pattern,
+    several,
+    text,
+)
 from nanoserve.entrypoints.compose.config.setting import setting
 
 _SECONDS: Final = r"(\d+(?:\.\d+)?)"
 
 
-def _words(metavar: str) -> Kind:
-    """Words separated by commas; in TOML a list."""
-
-    def check(value: Any) -> tuple[str, ...]:
-        if (
-            not isinstance(value, (list, tuple))
-            or not value
-            or not all(isinstance(each, str) for each in value)
-        ):
-            raise ValueError(f"takes words separated by commas, got {value!r}")
-        return tuple(each.strip() for each in value)
-
-    return Kind(metavar, check, convert=lambda written: written.split(","))
-
-
-def _pattern(metavar: str, pattern: str, example: str, make: Callable[[re.Match[str]], Any]) -> Kind:
+def _form(metavar: str, form: str, example: str, make: Callable[[re.Match[str]], Any]) -> Kind:
     """A text of a form, such as `120+60`."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(pattern, value) if isinstance(value, str) else None
-        if found is None:
-            raise ValueError(f"must be written {metavar}, such as {example}, got {value!r}")
-        return make(found)
-
-    return Kind(metavar, check)
-
-
-def _several(kind: Kind) -> Kind:
-    """Any number of values separated by commas; in TOML a list."""
-
-    def check(value: Any) -> tuple[Any, ...]:
-        each = value.split(",") if isinstance(value, str) else value
-        return tuple(kind.check(part) for part in each)
-
-    return Kind(f"{kind.metavar},...", check)
+    return pattern(metavar, form, f"written {metavar}, such as {example}", make)
 
 
 def _failure(found: re.Match[str]) -> tuple[str, int, float, float]:
     return found[1] or "replica", int(found[2]), float(found[3]), float(found[4])
 
 
-FAILURE: Final = _pattern(
+FAILURE: Final = _form(
     "[zone]N@AT+SECONDS", rf"(zone)?(\d+)@{_SECONDS}\+{_SECONDS}", "3@120+60 or zone1@120+60", _failure
 )
-ROLLING: Final = _pattern(
+ROLLING: Final = _form(
     "AT+SECONDS[xN]",
     rf"{_SECONDS}\+{_SECONDS}(?:x([1-9]\d*))?",
     "120+30 or 120+30x4",
     lambda found: (float(found[1]), float(found[2]), int(found[3] or 1)),
 )
-SCALING: Final = _pattern(
+SCALING: Final = _form(
     "AT:REPLICAS",
     rf"{_SECONDS}:([1-9]\d*)",
     "300:4",
     lambda found: (float(found[1]), int(found[2])),
 )
-HOT: Final = _pattern(
+HOT: Final = _form(
     "SHARE@AT",
     rf"(0\.\d+|1|1\.0)@{_SECONDS}",
     "0.5@200",
@@ -126,7 +101,7 @@ class ClusterSettings:
     )
     routing: tuple[str, ...] = setting(
         ("round-robin", "least-running", "lmetric"),
-        _words("POLICY,..."),
+        several(text("POLICY"), "words separated by commas", least=1),
         "Router policies to compare: round-robin, least-running, bounded-hash, longest-prefix, lmetric, or all.",
     )
     gpu: str = setting("h100", text("NAME"), "The GPU that a replica runs on, by its data sheet.")
@@ -145,7 +120,7 @@ class ClusterSettings:
     )
     zones: int = setting(1, integer(low=1), "Replica N is in zone N modulo this.")
     fail: tuple[tuple[str, int, float, float], ...] = setting(
-        (), _several(FAILURE), "A replica or a zone dies at AT and is back after SECONDS, its cache empty."
+        (), several(FAILURE), "A replica or a zone dies at AT and is back after SECONDS, its cache empty."
     )
     rolling_restart: tuple[float, float, int] | None = setting(
         None,
@@ -153,5 +128,5 @@ class ClusterSettings:
         "From AT on all replicas are drained and restarted, N at a time; each is away for SECONDS.",
     )
     scale_up: tuple[tuple[float, int], ...] = setting(
-        (), _several(SCALING), "So many more replicas, with empty caches, from AT seconds on."
+        (), several(SCALING), "So many more replicas, with empty caches, from AT seconds on."
     )

@@ -14,9 +14,12 @@ from nanoserve.entrypoints.compose.config import (
     argument_settings,
     read_configuration,
 )
-from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, unknown_variables
+from nanoserve.entrypoints.compose.config.configuration import (
+    ALL_SETTINGS,
+    SAMPLING_SETTINGS,
+    unknown_variables,
+)
 from nanoserve.entrypoints.compose.config.kinds import origins, size
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from nanoserve.entrypoints.compose.config.kinds import (
-    Kind,
     boolean,
     integer,
     integers,
@@ -17,7 +15,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     numbers,
     one_of,
     or_none,
-    split_pairs,
+    pairs,
     text,
 )
 from nanoserve.entrypoints.compose.config.setting import setting
@@ -140,24 +138,12 @@ LATENCIES: Final = ("ttft", "itl", "tpot", "e2e")
 """Time to the first token, between two pieces, per further token, and of the whole request."""
 
 
-def _objectives() -> Kind:
-    """Bounds by latency, written `ttft:500,itl:50` in milliseconds; in TOML a table."""
-    wanted = f"takes pairs written NAME:MILLISECONDS, the names being {', '.join(LATENCIES)}"
-
-    def check(value: Any) -> tuple[tuple[str, float], ...]:
-        try:
-            pairs = [
-                (name.strip().lower(), float(bound))
-                for name, bound in (value.items() if isinstance(value, Mapping) else value)
-            ]
-        except (TypeError, ValueError, AttributeError):
-            raise ValueError(f"{wanted}, got {value!r}") from None
-        fits = all(name in LATENCIES and 0 < bound < math.inf for name, bound in pairs)
-        if not fits or len(dict(pairs)) < len(pairs):
-            raise ValueError(f"{wanted}, got {value!r}")
-        return tuple(pairs)
-
-    return Kind("NAME:MS,...", check, convert=split_pairs)
+_OBJECTIVES: Final = pairs(
+    "NAME:MS,...",
+    f"pairs written NAME:MILLISECONDS, the names being {', '.join(LATENCIES)}",
+    lambda name: name.strip().lower(),
+    lambda name, bound: name in LATENCIES and 0 < bound < math.inf,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -181,7 +167,7 @@ class ServeBenchSettings:
         "8 if neither this nor --request-rate is given.",
     )
     slo: tuple[tuple[str, float], ...] = setting(
-        (), _objectives(), "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."
+        (), _OBJECTIVES, "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."
     )
     warmup_requests: int = setting(4, integer(low=1), "Requests sent before, and not counted.")
     client_timeout: float = setting(600.0, number(above=0.0), "Seconds after which a request is given up.")

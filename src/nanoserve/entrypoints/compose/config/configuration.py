@@ -20,7 +20,16 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS, merge_sampling
+from nanoserve.entrypoints.compose.config.kinds import (
+    Kind,
+    boolean,
+    integer,
+    number,
+    or_none,
+    texts,
+    token_biases,
+    token_ids,
+)
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
@@ -29,8 +38,9 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, load_extensions, read_toml
+from nanoserve.ports import parameter
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by
 
 CONFIG_VARIABLE: Final = "NANOSERVE_CONFIG"
 TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
@@ -62,6 +72,38 @@ def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
     )
 
 
+DEFAULT_MAX_TOKENS: Final = 256
+"""The command line's own default: people who type a prompt want to read more than 16 tokens."""
+
+_KINDS: Final[Mapping[parameter.Kind, Kind]] = {
+    parameter.Kind.NUMBER: number(),
+    parameter.Kind.INTEGER: integer(),
+    parameter.Kind.SWITCH: boolean(),
+    parameter.Kind.TEXTS: texts(),
+    parameter.Kind.TOKEN_IDS: token_ids(),
+    parameter.Kind.BIASES: token_biases(),
+}
+
+
+def _setting(declared: parameter.Parameter) -> Setting:
+    kind = _KINDS[declared.kind]
+    return Setting(
+        name=declared.name,
+        table="sampling",
+        kind=or_none(kind, "none") if declared.optional else kind,
+        default=DEFAULT_MAX_TOKENS if declared.name == "max_tokens" else declared.default,
+        summary=f"{declared.meaning}{' Repeatable.' if declared.kind is parameter.Kind.TEXTS else ''}",
+    )
+
+
+SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(map(_setting, PARAMETERS.values()))
+
+
+def sampling_settings(door: parameter.Door) -> tuple[Setting, ...]:
+    """The sampling parameters that a command offers."""
+    return tuple(each for each in SAMPLING_SETTINGS if each.name in set_by(door))
+
+
 def _all_settings() -> tuple[Setting, ...]:
     own = map(settings_of, TABLES)
     added = load_extensions(EXTENSIONS, lambda _, declared: settings_of(declared))
@@ -69,6 +111,7 @@ def _all_settings() -> tuple[Setting, ...]:
 
 
 ALL_SETTINGS: Final = _all_settings()
+_BY_NAME: Final = {each.name: each for each in ALL_SETTINGS}
 SettingsT = TypeVar("SettingsT")
 
 
@@ -104,11 +147,10 @@ class Configuration:
 
     def with_model_defaults(self, defaults: Mapping[str, Any], origin: str) -> Configuration:
         """Let the model's own sampling defaults replace ours, and nothing that a source set."""
-        ours = {each.name: each for each in SAMPLING_SETTINGS}
         replaced = {
-            name: ours[name].read(value, origin, text=False)
+            name: _BY_NAME[name].read(value, origin, text=False)
             for name, value in defaults.items()
-            if name in ours and self.values[name].origin == "default"
+            if name in PARAMETERS and self.values[name].origin == "default"
         }
         return Configuration({**self.values, **replaced})
 
@@ -116,8 +158,7 @@ class Configuration:
         """Let an argument of the command stand for a setting's flag; None changes nothing."""
         if value is None:
             return self
-        setting = next(each for each in ALL_SETTINGS if each.name == name)
-        read = setting.read(value, f"the argument {name.upper()}", text=True)
+        read = _BY_NAME[name].read(value, f"the argument {name.upper()}", text=True)
         return Configuration({**self.values, name: read})
 
     @property
@@ -133,7 +174,7 @@ class Configuration:
     @property
     def sampling(self) -> SamplingParams:
         """The sampling part; raises `BadValueError` with the origin of a value out of range."""
-        return merge_sampling({each.name: self.values[each.name] for each in SAMPLING_SETTINGS})
+        return merge_sampling({name: self.values[name] for name in PARAMETERS})
 
     def part(self, declared: type[SettingsT]) -> SettingsT:
         """The values of one class of settings."""
@@ -157,6 +198,24 @@ def read_configuration(
     return Configuration(values)
 
 
+def merge_sampling(values: Mapping[str, Sourced]) -> SamplingParams:
+    """Build `SamplingParams`; a bad value raises `BadValueError` that also names its origin."""
+    try:
+        return SamplingParams(**{name: sourced.value for name, sourced in values.items()})
+    except BadValueError as error:
+        if error.parameter not in values:
+            raise
+        message = str(error).removeprefix(f"{error.parameter}: ")
+        raise BadValueError(error.parameter, f"{message} (from {values[error.parameter].origin})") from None
+
+
+def override_sampling(sampling: SamplingParams, fields: Mapping[str, Any], origin: str) -> SamplingParams:
+    """`sampling` with some fields replaced by values from `origin`, such as one line of a file."""
+    read = {name: _BY_NAME[name].read(value, origin, text=False) for name, value in fields.items()}
+    kept = {name: Sourced(getattr(sampling, name), "the command") for name in PARAMETERS.keys() - read.keys()}
+    return merge_sampling(kept | read)
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Variables that look like ours and name no setting."""
     known = {variable for each in ALL_SETTINGS for variable in each.variables} | {CONFIG_VARIABLE}
@@ -165,12 +224,12 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
 def argument_settings(arguments: Mapping[str, Any]) -> EngineSettings:
     """Engine settings from Python arguments; None leaves the default."""
-    known = {each.name: each for each in settings_of(EngineSettings)}
+    known = [field.name for field in attrs.fields(EngineSettings)]
     checked = {}
     for name, value in arguments.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise BadValueError(name, f"is not a setting{f'; did you mean {near[0]}?' if near else ''}")
         if value is not None:
-            checked[name] = known[name].read(value, f"the argument {name}", text=False).value
+            checked[name] = _BY_NAME[name].read(value, f"the argument {name}", text=False).value
     return EngineSettings(**checked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,30 +16,11 @@ import attrs
 
 from nanoserve.entrypoints.compose.host_names import host_name
 
-_SWITCH: Final[Mapping[str, bool]] = {
-    "true": True,
-    "false": False,
-    "1": True,
-    "0": False,
-    "yes": True,
-    "no": False,
-    "on": True,
-    "off": False,
-}
-_UNITS: Final = {
-    "": 1,
-    "b": 1,
-    "k": 2**10,
-    "m": 2**20,
-    "g": 2**30,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-}
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
+_WORDS: Final = ("true", "false", "1", "0", "yes", "no", "on", "off")
+_SWITCH: Final = {word: place % 2 == 0 for place, word in enumerate(_WORDS)}
+_BINARY: Final = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS: Final = _BINARY | {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_ORIGIN: Final = r"(?ai)\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?"
 _CLASS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]\d{0,8})?)?)?")
 
 
@@ -95,23 +77,12 @@ def or_none(kind: Kind, word: str = "auto") -> Kind:
 
 def text(metavar: str = "TEXT") -> Kind:
     """Any text that is not empty."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"must be a text that is not empty, got {value!r}")
-        return value
-
-    return Kind(metavar, check)
+    return Kind(metavar, _checked(lambda value: isinstance(value, str) and value, "a text that is not empty"))
 
 
 def one_of(*words: str) -> Kind:
     """One of a few words."""
-
-    def check(value: Any) -> str:
-        if value not in words:
-            raise ValueError(f"must be one of {', '.join(words)}, got {value!r}")
-        return str(value)
-
+    check = _checked(lambda value: value in words, f"one of {', '.join(words)}")
     return Kind(f"[{'|'.join(words)}]", check, words=words)
 
 
@@ -119,76 +90,144 @@ def boolean() -> Kind:
     """Yes or no."""
 
     def check(value: Any) -> bool:
-        if isinstance(value, str):
-            raise ValueError(f"must be one of {', '.join(_SWITCH)}, got {value!r}")  # noqa: TRY004 - one error type for all kinds
         if not isinstance(value, bool):
-            raise ValueError(f"must be true or false, got {value!r}")  # noqa: TRY004 - as above
+            wanted = f"one of {', '.join(_WORDS)}" if isinstance(value, str) else "true or false"
+            raise ValueError(f"must be {wanted}, got {value!r}")  # noqa: TRY004 - one error type for all kinds
         return value
 
-    def convert(written: str) -> bool | str:
-        return _SWITCH.get(written.strip().lower(), written)
-
-    return Kind("", check, convert=convert, is_switch=True)
+    return Kind(
+        "", check, convert=lambda written: _SWITCH.get(written.strip().lower(), written), is_switch=True
+    )
 
 
 def integer(low: int | None = None, high: int | None = None) -> Kind:
     """A whole number within bounds."""
-
-    def check(value: Any) -> int:
-        if type(value) is not int:
-            raise ValueError(f"must be an integer, got {value!r}")
-        return int(_bounded(value, low, high))
-
-    return Kind("INTEGER", check, convert=int)
+    check = _checked(lambda value: type(value) is int, "an integer")
+    return Kind("INTEGER", lambda value: _bounded(check(value), low, high), convert=int)
 
 
 def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> Kind:
     """A finite real number within bounds; `above` itself is excluded."""
+    is_number = _checked(
+        lambda each: type(each) in (int, float) and abs(each) <= sys.float_info.max, "a finite number"
+    )
 
     def check(value: Any) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"must be a finite number, got {value!r}")
-        if above is not None and value == above:
+        if is_number(value) == above:
             raise ValueError(f"must be above {above:g}, got {value:g}")
         return float(_bounded(value, low if above is None else above, high))
 
     return Kind("NUMBER", check, convert=float)
 
 
+def several(
+    one: Kind, wanted: str = "", *, least: int = 0, repeats: bool = False, is_shown: bool = True
+) -> Kind:
+    """Any number of values of a kind, but at least so many; one alone is a list of one.
+
+    As text they are separated by commas. Those of a flag that `repeats` are in the environment one text or a JSON array.
+    Without `wanted`, a complaint is that of the value; what is refused `is_shown`, unless it is secret.
+    """
+
+    def check(value: Any) -> tuple[Any, ...]:
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        try:
+            if len(items) >= least:
+                return tuple(map(one.check, items))
+        except ValueError:
+            if not wanted:
+                raise
+        raise ValueError(f"takes {wanted}{f', got {value!r}' if is_shown else ''}")
+
+    def convert(written: str) -> Any:
+        if repeats:
+            return json.loads(written) if written.startswith("[") else written
+        return [one.convert(part.strip()) for part in written.split(",")]
+
+    return Kind(one.metavar + ",..." * (not repeats), check, convert=convert, repeats=repeats)
+
+
+def pattern(metavar: str, form: str, wanted: str, make: Callable[[re.Match[str]], Any]) -> Kind:
+    """What is made of a text of a form."""
+
+    def check(value: Any) -> Any:
+        found = re.fullmatch(form, value) if isinstance(value, str) else None
+        if found is None:
+            raise ValueError(f"must be {wanted}, got {value!r}")
+        return make(found)
+
+    return Kind(metavar, check)
+
+
 def texts(metavar: str = "TEXT") -> Kind:
-    """Texts that are not empty. As a flag it is repeated; in the environment it is one text or a JSON array."""
-    check = _list_check("texts that are not empty", lambda each: isinstance(each, str) and each)
-    return Kind(metavar, check, convert=_one_or_json, repeats=True)
+    """Texts that are not empty."""
+    return several(text(metavar), "texts that are not empty", repeats=True)
 
 
 def integers(low: int) -> Kind:
-    """Whole numbers from `low`, at least one; as text they are separated by commas."""
-    return _numbers("INTEGER,...", f"integers from {low}", int, lambda each: each >= low)
+    """Whole numbers from `low`, at least one."""
+    return several(integer(low), f"integers from {low}", least=1)
 
 
 def numbers() -> Kind:
-    """Finite numbers above 0, at least one; as text they are separated by commas."""
-    return _numbers("NUMBER,...", "finite numbers above 0", float, lambda each: 0 < each < math.inf)
+    """Finite numbers above 0, at least one."""
+    return several(number(above=0.0), "finite numbers above 0", least=1)
 
 
 def token_ids() -> Kind:
-    """Token ids; as text they are separated by commas."""
-    return _numbers("ID,...", "token ids from 0", int, lambda each: each >= 0, least=0)
+    """Token ids."""
+    return several(attrs.evolve(integer(low=0), metavar="ID"), "token ids from 0")
+
+
+def secrets() -> Kind:
+    """API keys, kept out of every message and table."""
+    key = pattern("KEY", r"[\x21-\x7e]{1,512}", "a key", lambda found: Secret(found[0]))
+    wanted = "keys: printable ASCII without spaces, at most 512 characters"
+    return several(key, wanted, repeats=True, is_shown=False)
+
+
+def host_names() -> Kind:
+    """Names of hosts or IP addresses, as a Host header has them in front of its port; IPv6 in brackets."""
+
+    def check(value: Any) -> str:
+        name = host_name(f"{value}:0") if isinstance(value, str) else None
+        if not name:
+            raise ValueError
+        return name
+
+    return several(Kind("NAME", check), "names of hosts without scheme and port", repeats=True)
+
+
+def origins() -> Kind:
+    """Web origins, as browsers write them in an Origin header, or `*`."""
+    wanted = "origins such as https://page.example:8080, without a path, or *"
+    one = pattern("ORIGIN", _ORIGIN, wanted, lambda found: found[0].lower())
+    return several(one, wanted, repeats=True)
+
+
+def pairs(
+    metavar: str, wanted: str, name: Callable[[Any], Any], fits: Callable[[Any, float], bool] | None = None
+) -> Kind:
+    """Numbers by name, written `NAME:NUMBER,...`; in TOML and JSON a table. With `fits`, each name comes once and is checked with its number."""
+
+    def check(value: Any) -> tuple[tuple[Any, float], ...]:
+        try:
+            given = value.items() if isinstance(value, Mapping) else value
+            found = tuple((name(each), float(amount)) for each, amount in given)
+        except (TypeError, ValueError, AttributeError):
+            found = None
+        if found is None or (
+            fits is not None and not (all(fits(*each) for each in found) and len(dict(found)) == len(found))
+        ):
+            raise ValueError(f"takes {wanted}, got {value!r}")
+        return found
+
+    return Kind(metavar, check, convert=lambda written: [each.split(":") for each in written.split(",")])
 
 
 def token_biases() -> Kind:
-    """Token ids with what is added to their logits, written `ID:BIAS,...`; in TOML and JSON a table."""
-
-    def check(value: Any) -> tuple[tuple[int, float], ...]:
-        try:
-            pairs = value.items() if isinstance(value, Mapping) else value
-            return tuple((int(token), float(bias)) for token, bias in pairs)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"takes a table of token ids and numbers, or ID:BIAS,..., got {value!r}"
-            ) from None
-
-    return Kind("ID:BIAS,...", check, convert=split_pairs)
+    """Token ids with what is added to their logits."""
+    return pairs("ID:BIAS,...", "a table of token ids and numbers, or ID:BIAS,...", int)
 
 
 def memory() -> Kind:
@@ -210,57 +249,12 @@ def size(low: int = 1) -> Kind:
     """So many bytes: an int, at least `low`; as text `256M`, `4GiB` or `1048576`."""
 
     def check(value: Any) -> int:
-        try:
-            amount = memory().check(value)
-        except ValueError:
-            amount = None
-        if not isinstance(amount, int) or amount < low:
+        amount = _amount(value) if isinstance(value, str) else value
+        if type(amount) is not int or amount < low:
             raise ValueError(f"must be bytes such as 256M, at least {low}, got {value!r}")
         return amount
 
     return Kind("BYTES", check)
-
-
-def secrets() -> Kind:
-    """API keys, kept out of every message and table."""
-
-    def check(value: Any) -> tuple[Secret, ...]:
-        items = [value] if isinstance(value, str) else value
-        if not isinstance(items, list | tuple) or not all(
-            isinstance(each, str) and re.fullmatch(r"[\x21-\x7e]{1,512}", each) for each in items
-        ):
-            raise ValueError("takes keys: printable ASCII without spaces, at most 512 characters")
-        return tuple(map(Secret, items))
-
-    return Kind("KEY", check, convert=_one_or_json, repeats=True)
-
-
-def host_names() -> Kind:
-    """Names of hosts or IP addresses, as a Host header has them in front of its port; IPv6 in brackets."""
-    check_texts = texts().check
-
-    def check(value: Any) -> tuple[str, ...]:
-        names = [host_name(f"{each}:0") for each in check_texts(value)]
-        if not all(names):
-            raise ValueError(f"takes names of hosts without scheme and port, got {value!r}")
-        return tuple(filter(None, names))
-
-    return Kind("NAME", check, convert=_one_or_json, repeats=True)
-
-
-def origins() -> Kind:
-    """Web origins, as browsers write them in an Origin header, or `*`."""
-    check_texts = texts().check
-
-    def check(value: Any) -> tuple[str, ...]:
-        given = tuple(each.lower() for each in check_texts(value))
-        if not all(each == "*" or _ORIGIN.fullmatch(each) for each in given):
-            raise ValueError(
-                f"takes origins such as https://page.example:8080, without a path, or *, got {value!r}"
-            )
-        return given
-
-    return Kind("ORIGIN", check, convert=_one_or_json, repeats=True)
 
 
 def request_classes() -> Kind:
@@ -278,26 +272,15 @@ def request_classes() -> Kind:
     return Kind(metavar, check)
 
 
-def _list_check(wanted: str, fits: Callable[[Any], object], *, least: int = 0) -> Callable[[Any], Any]:
-    """A check for several values that all fit; one alone is a list of one."""
+def _checked(fits: Callable[[Any], object], wanted: str) -> Callable[[Any], Any]:
+    """A check that returns what fits as it is."""
 
-    def check(value: Any) -> tuple[Any, ...]:
-        items = value if isinstance(value, (list, tuple)) else (value,)
-        if len(items) < least or not all(map(fits, items)):
-            raise ValueError(f"takes {wanted}, got {value!r}")
-        return tuple(items)
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"must be {wanted}, got {value!r}")
+        return value
 
     return check
-
-
-def split_pairs(written: str) -> list[list[str]]:
-    """The parts of `NAME:VALUE,...`."""
-    return [pair.split(":") for pair in written.split(",")]
-
-
-def _one_or_json(written: str) -> Any:
-    """One text, or a JSON array of texts."""
-    return json.loads(written) if written.startswith("[") else written
 
 
 def _amount(written: str) -> int | float | None:
@@ -308,19 +291,6 @@ def _amount(written: str) -> int | float | None:
         return None
     is_fraction = not match[2] and "." in match[1]
     return float(match[1]) if is_fraction else int(float(match[1]) * unit)
-
-
-def _numbers(
-    metavar: str, wanted: str, convert: type[int | float], fits: Callable[[Any], bool], *, least: int = 1
-) -> Kind:
-    """Numbers of one type; as text they are separated by commas."""
-    types = {int, convert}
-    check_list = _list_check(wanted, lambda each: type(each) in types and fits(each), least=least)
-
-    def check(value: Any) -> tuple[int | float, ...]:
-        return tuple(map(convert, check_list(value)))
-
-    return Kind(metavar, check, convert=lambda written: [convert(part) for part in written.split(",")])
 
 
 def _bounded(value: Any, low: float | None, high: float | None) -> Any:

@@ -42,26 +42,30 @@ class Setting:
     former: str = ""
 
     @property
-    def flag(self) -> str:
-        """Its name on the command line."""
-        return "--" + self.name.replace("_", "-")
+    def names(self) -> tuple[str, ...]:
+        """Its name, and what it was called."""
+        return (self.name, self.former.rpartition(".")[2]) if self.former else (self.name,)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The same, and what it was called."""
-        former = self.former.rpartition(".")[2]
-        return (self.flag, "--" + former.replace("_", "-")) if former else (self.flag,)
+        """Its names on the command line."""
+        return tuple("--" + each.replace("_", "-") for each in self.names)
 
     @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return "NANOSERVE_" + self.name.upper()
+    def flag(self) -> str:
+        """The first of them."""
+        return self.flags[0]
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What it was called, and the same."""
-        former = self.former.rpartition(".")[2]
-        return (f"NANOSERVE_{former.upper()}", self.variable) if former else (self.variable,)
+        """Its names in the environment; the last one wins."""
+        return tuple("NANOSERVE_" + each.upper() for each in reversed(self.names))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Its dotted names in TOML."""
+        own = f"{self.table}.{self.name}" if self.table else self.name
+        return (own, self.former) if self.former else (own,)
 
     def read(self, value: Any, origin: str, *, text: bool) -> Sourced:
         """The checked value; raises `BadValueError` with the setting's name and the origin."""
@@ -78,18 +82,16 @@ def setting(default: Any, kind: Kind, summary: str, *, former: str = "") -> Any:
 
 def read_toml(path: str, settings: Sequence[Setting]) -> dict[str, Sourced]:
     """The values a file sets, by setting name, each checked; `settings` are all that it may name."""
-    document = _parse(path)
-    known = {(each.table, each.name): each for each in settings}
-    known |= {
-        (home, name): each for each in settings for home, _, name in [each.former.rpartition(".")] if name
-    }
+    known = {key: each for each in settings for key in each.keys}
     found: dict[str, Sourced] = {}
-    for table, name, value in _entries(document, {table for table, _ in known if table}):
-        if (table, name) not in known:
-            raise BadValueError("config", _unknown(path, table, name, known))
-        origin = f"{path} [{table}]" if table else path
-        named = known[table, name]
-        found[named.name] = named.read(value, origin, text=False)
+    for key, value in _entries(_parse(path), {key.rpartition(".")[0] for key in known}):
+        if key not in known:
+            homes = [each for each in sorted(known) if each.rpartition(".")[2] == key.rpartition(".")[2]]
+            near = homes or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise BadValueError("config", f"{path} sets {key!r}, which is not a setting{hint}")
+        table = key.rpartition(".")[0]
+        found[known[key].name] = known[key].read(value, f"{path} [{table}]" if table else path, text=False)
     return found
 
 
@@ -98,27 +100,17 @@ def _parse(path: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadValueError("config", f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise BadValueError("config", f"{path} is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of the text, or of its encoding
         raise BadValueError("config", f"{path} is not valid TOML: {error}") from None
 
 
-def _entries(document: Mapping[str, Any], tables: set[str]) -> Iterable[tuple[str, str, Any]]:
+def _entries(document: Mapping[str, Any], tables: set[str]) -> Iterable[tuple[str, Any]]:
+    """Dotted keys with their values."""
     for name, value in document.items():
         if name in tables and isinstance(value, dict):
-            yield from ((name, inner, each) for inner, each in value.items())
+            yield from ((f"{name}.{inner}", each) for inner, each in value.items())
         else:
-            yield "", name, value
-
-
-def _unknown(path: str, table: str, name: str, known: Mapping[tuple[str, str], Setting]) -> str:
-    written = f"{table}.{name}" if table else name
-    names = {f"{each.table}.{each.name}" if each.table else each.name for each in known.values()}
-    homes = [each for each in sorted(names) if each.rpartition(".")[2] == name]
-    near = homes or difflib.get_close_matches(written, sorted(names), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{path} sets {written!r}, which is not a setting{hint}"
+            yield name, value
 
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.compose.config.sampling_settings import SAMPLING_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS
 from nanoserve.entrypoints.server.protocols.openai.reading import chat_sampling, completion_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.ports.parameter import Door
