@@ -15,9 +15,9 @@ from nanoserve.domain.text.dialects.tokenized import (
     choose_dialect,
     json_schema_of,
 )
+from nanoserve.entrypoints.app.admission import Reservation
 from nanoserve.entrypoints.app.measurements import Meter
 from nanoserve.entrypoints.app.orders import CURRENT, Order
-from nanoserve.entrypoints.app.reservations import Reservation
 from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import BadValueError, DeadlineError, RequestRefusedError, StepFailedError

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
+
+import attrs
 
 from nanoserve.domain.text.dialects.schema import closed
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
 
 _OPTIONS: Final = frozenset({"disable_any_whitespace"})
+_MEMBERS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 def constraint_of(*, structured_outputs: object = None, response_format: object = None) -> Constraint | None:
@@ -37,16 +40,16 @@ def _of_structured_outputs(value: object) -> Constraint | None:
     given = {
         name: each for name, each in fields.items() if name not in _OPTIONS and each not in (None, False)
     }
-    if unknown := given.keys() - _READERS.keys():
+    if unknown := given.keys() - set(_MEMBERS):
         raise BadValueError(
-            f"structured_outputs.{min(unknown)}", f"is not known; there are {', '.join(_READERS)}"
+            f"structured_outputs.{min(unknown)}", f"is not known; there are {', '.join(_MEMBERS)}"
         )
     if len(given) > 1:
         raise BadValueError("structured_outputs", f"may hold one of {', '.join(sorted(given))}")
     for name, each in given.items():
-        kind, text = _READERS[name](f"structured_outputs.{name}", each)
         is_compact = bool(fields.get("disable_any_whitespace"))
-        return Constraint(kind, text, whitespace="" if is_compact else BOUNDED_WHITESPACE)
+        constraint = _constraint(name, f"structured_outputs.{name}", each)
+        return attrs.evolve(constraint, whitespace="" if is_compact else BOUNDED_WHITESPACE)
     return None
 
 
@@ -67,50 +70,27 @@ def _of_response_format(value: object) -> Constraint | None:
                 return Constraint(ConstraintKind.JSON_OBJECT, "")
             if body.get("strict") is True and isinstance(schema, Mapping):
                 schema = closed(schema)
-            return Constraint(*_schema("response_format.json_schema.schema", schema))
+            return _constraint("json", "response_format.json_schema.schema", schema)
         case "structural_tag":
-            return Constraint(*_tag("response_format", fields))
+            return _constraint("structural_tag", "response_format", fields)
     message = f"must be text, json_object, json_schema or structural_tag, got {fields.get('type')!r:.40}"
     raise BadValueError("response_format.type", message)
 
 
-def _schema(name: str, value: Any) -> tuple[ConstraintKind, str]:
-    """A schema as an object, or written as text."""
-    if isinstance(value, str):
-        return ConstraintKind.JSON_SCHEMA, value
-    return ConstraintKind.JSON_SCHEMA, _written(name, value)
-
-
-def _regex(name: str, value: Any) -> tuple[ConstraintKind, str]:
-    return ConstraintKind.REGEX, _text(name, value)
-
-
-def _choice(name: str, value: Any) -> tuple[ConstraintKind, str]:
-    return ConstraintKind.CHOICE, _written(name, value)
-
-
-def _grammar(name: str, value: Any) -> tuple[ConstraintKind, str]:
-    """GBNF has another sign between a name and what it stands for than Lark."""
-    text = _text(name, value)
-    return (ConstraintKind.GBNF if "::=" in text else ConstraintKind.LARK), text
-
-
-def _any_object(_name: str, _value: Any) -> tuple[ConstraintKind, str]:
-    return ConstraintKind.JSON_OBJECT, ""
-
-
-def _tag(name: str, value: Any) -> tuple[ConstraintKind, str]:
-    return ConstraintKind.STRUCTURAL_TAG, value if isinstance(value, str) else _written(name, value)
-
-
-_READERS: Final[Mapping[str, Callable[[str, Any], tuple[ConstraintKind, str]]]] = {
-    "json": _schema,
-    "json_object": _any_object,
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
-    "structural_tag": _tag,
-}
+def _constraint(member: str, name: str, value: Any) -> Constraint:
+    """The constraint of one member of `structured_outputs`; schemas and tags may be objects, or written as text."""
+    match member:
+        case "json_object":
+            return Constraint(ConstraintKind.JSON_OBJECT, "")
+        case "regex":
+            return Constraint(ConstraintKind.REGEX, _text(name, value))
+        case "grammar":  # GBNF has another sign between a name and what it stands for than Lark
+            is_gbnf = "::=" in _text(name, value)
+            return Constraint(ConstraintKind.GBNF if is_gbnf else ConstraintKind.LARK, value)
+        case "choice":
+            return Constraint(ConstraintKind.CHOICE, _written(name, value))
+    kind = ConstraintKind.JSON_SCHEMA if member == "json" else ConstraintKind.STRUCTURAL_TAG
+    return Constraint(kind, value if isinstance(value, str) else _written(name, value))
 
 
 def _object(name: str, value: object) -> Mapping[str, Any]:

@@ -13,11 +13,10 @@ import attrs
 
 from nanoserve.domain.text.dialects.schema import held, outline
 from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDialect
-from nanoserve.entrypoints.app.edge_checks import EdgeChecks
+from nanoserve.entrypoints.app.admission import EdgeChecks, Reservation, Reservations
 from nanoserve.entrypoints.app.generation import Generation, Reading
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, Order
-from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.tokenizing import RequestBuilder, Tokenizing
 from nanoserve.ports.checks import check_vocabulary, shown

@@ -9,6 +9,7 @@ import attrs
 
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES, Ledger
 from nanoserve.adapters.system.shared_table import SharedTable
+from nanoserve.entrypoints.app.admission import RESERVATION_NAMES
 from nanoserve.entrypoints.app.measurements import (
     EXCHANGES,
     PID,
@@ -19,7 +20,6 @@ from nanoserve.entrypoints.app.measurements import (
     Tallies,
     Timings,
 )
-from nanoserve.entrypoints.app.reservations import RESERVATION_NAMES
 from nanoserve.ports.counts import Buckets, Counts, Distribution
 
 _MAIN: Final = 0

@@ -5,9 +5,11 @@ Handlers declare nothing of the body to Litestar: `documented` puts it into the 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterable
+import typing
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,7 +19,8 @@ from litestar.exceptions import InternalServerException
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.field_support import refuse_unsupported
+from nanoserve.entrypoints.server.http.field_support import parts_of, support
+from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
 BODY_KEY: Final = "body"
@@ -235,3 +238,42 @@ def _in_english(reason: str) -> str:
 
 def _names(kinds: str) -> str:
     return " or ".join(_KINDS.get(each, each) for each in kinds.split(" | "))
+
+
+def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
+    """Raise `BadValueError` for the first field, of structs inside too, that asks for what this server cannot do."""
+    for name, found in _refusable(type(body)).items():
+        value = getattr(body, name)
+        if found is None:
+            inside = [("", value)] if isinstance(value, msgspec.Struct) else _places(value)
+            for place, each in inside:
+                refuse_unsupported(each, f"{path}{name}{place}.")
+        elif value is not None and not any(_same(value, each) for each in found):
+            allowed = " or ".join(shown(each) for each in found)
+            remedy = f"it can be {allowed}, or be left out" if found else "leave it out"
+            message = f"is not supported by this server (got {shown(value)}); {remedy}"
+            raise BadValueError(f"{path}{name}", message)
+
+
+@functools.cache
+def _refusable(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | None]:
+    """The fields that may be refused, with what they may hold; None for those with structs inside that have such fields."""
+    hints, marks = typing.get_type_hints(body), support(body)
+    fields = {name: mark for name, mark in marks.items() if isinstance(mark, tuple)}
+    inside = {name for name, hint in hints.items() if any(map(_has_refusable, parts_of(hint)))}
+    return {name: fields.get(name) for name in marks if name in fields or name in inside}
+
+
+def _has_refusable(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and bool(_refusable(kind))
+
+
+def _places(value: Any) -> list[tuple[str, msgspec.Struct]]:
+    """The structs of a list, and where in it they stand."""
+    items = value if isinstance(value, list) else ()
+    return [(f"[{place}]", each) for place, each in enumerate(items) if isinstance(each, msgspec.Struct)]
+
+
+def _same(value: Any, harmless: Any) -> bool:
+    """Equal, where JSON's 1 is not true."""
+    return bool(isinstance(value, bool) == isinstance(harmless, bool) and value == harmless)

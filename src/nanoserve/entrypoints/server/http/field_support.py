@@ -237,40 +237,6 @@ def refusing(body: type[BodyT]) -> type[BodyT]:
     return _completed(body, {})
 
 
-def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
-    """Raise `BadValueError` for the first field, of structs inside too, that asks for what this server cannot do."""
-    for name, found in _refusable(type(body)).items():
-        value = getattr(body, name)
-        if found is None:
-            inside = [("", value)] if isinstance(value, msgspec.Struct) else _places(value)
-            for place, each in inside:
-                refuse_unsupported(each, f"{path}{name}{place}.")
-        elif value is not None and not any(_same(value, each) for each in found):
-            allowed = " or ".join(shown(each) for each in found)
-            remedy = f"it can be {allowed}, or be left out" if found else "leave it out"
-            message = f"is not supported by this server (got {shown(value)}); {remedy}"
-            raise BadValueError(f"{path}{name}", message)
-
-
-@functools.cache
-def _refusable(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | None]:
-    """The fields that may be refused, with what they may hold; None for those with structs inside that have such fields."""
-    hints, marks = typing.get_type_hints(body), support(body)
-    fields = {name: mark for name, mark in marks.items() if isinstance(mark, tuple)}
-    inside = {name for name, hint in hints.items() if any(map(_has_refusable, _parts(hint)))}
-    return {name: fields.get(name) for name in marks if name in fields or name in inside}
-
-
-def _has_refusable(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and bool(_refusable(kind))
-
-
-def _places(value: Any) -> list[tuple[str, msgspec.Struct]]:
-    """The structs of a list, and where in it they stand."""
-    items = value if isinstance(value, list) else ()
-    return [(f"[{place}]", each) for place, each in enumerate(items) if isinstance(each, msgspec.Struct)]
-
-
 def renamed(error: BadValueError, parameter: str) -> BadValueError:
     """The same error about a parameter under the name that the client knows."""
     return BadValueError(parameter, str(error).removeprefix(f"{error.parameter}: "))
@@ -284,17 +250,13 @@ def support(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | str | 
 
 
 def _mark_of(annotation: Any) -> tuple[Any, ...] | str | None:
-    extras = [each.extra for each in _parts(annotation) if isinstance(each, msgspec.Meta) and each.extra]
+    extras = [each.extra for each in parts_of(annotation) if isinstance(each, msgspec.Meta) and each.extra]
     return next((each.get(_VALUES, each.get(_REASON)) for each in extras), None)
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def parts_of(annotation: Any) -> Iterator[Any]:
+    """What an annotation is made of, itself and its marks included."""
     yield from getattr(annotation, "__metadata__", ())
     yield annotation
     for each in typing.get_args(annotation):
-        yield from _parts(each)
-
-
-def _same(value: Any, harmless: Any) -> bool:
-    """Equal, where JSON's 1 is not true."""
-    return bool(isinstance(value, bool) == isinstance(harmless, bool) and value == harmless)
+        yield from parts_of(each)

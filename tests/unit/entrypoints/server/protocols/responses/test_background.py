@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from nanoserve.adapters.system.process import SystemClock
+from nanoserve.entrypoints.app.admission import Reservation, Reservations
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client, Order
-from nanoserve.entrypoints.app.reservations import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
