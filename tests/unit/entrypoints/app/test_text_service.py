@@ -1,3 +1,5 @@
+"""Orders on their way to the engine, where no protocol shows it: places, refusals, what clients' settings add up to, and time."""
+
 from __future__ import annotations
 
 import asyncio
@@ -20,18 +22,11 @@ from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import (
     BadValueError,
     DeadlineError,
-    DrainingError,
-    EngineDiedError,
-    EngineLoadingError,
-    OverloadedError,
     PromptTooLongError,
-    StepFailedError,
-    UnknownModelError,
 )
-from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
 from tests.unit.entrypoints.scripted_engine import ScriptedEngine
-from tests.unit.entrypoints.scripted_world import ColonTemplate, LetterTokenizer, alone, scripted_assembly
+from tests.unit.entrypoints.scripted_world import ColonTemplate, alone, scripted_assembly
 
 SETTINGS = ServiceSettings(model_names=("m", "other"), max_waiting_requests=4)
 SHORT = SamplingParams(max_tokens=12, seed=7)
@@ -82,41 +77,6 @@ async def text_of_all(generations: list[Generation]) -> list[str]:
     return [each.joined().text for each in answer.choices]
 
 
-@pytest.mark.parametrize("prompt", ["hello", tuple(LetterTokenizer().encode("hello"))])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_becomes_text(prompt: str | tuple[int, ...], stream: bool) -> None:
-    async with played() as (service, _engine):
-        generation = await service.open(Order(prompt=prompt, sampling=SHORT, stream=stream))
-        assert service.reservations.living == 1
-        pieces = [piece async for turn in generation.pieces() for piece in turn]
-        assert "".join(each.text for each in pieces) == alone("hello")
-        assert len(pieces) == (12 if stream else 1)
-        assert [each.finish_reason for each in pieces[:-1]] == [None] * (len(pieces) - 1)
-        assert pieces[-1].finish_reason is FinishReason.LENGTH
-        assert (pieces[-1].num_generated, generation.num_cached_tokens) == (12, 0)
-        again = await service.open(Order(prompt="hello", sampling=SHORT))
-        await text_of(again.pieces())
-        assert again.num_cached_tokens == 4
-
-
-async def test_a_conversation_is_rendered() -> None:
-    async with played() as (service, _engine):
-        talk = Conversation([{"role": "user", "content": "hi"}])
-        generation = await service.open(Order(prompt=talk, sampling=SHORT))
-        assert await text_of(generation.pieces()) == alone("user.hi.")
-        assert await service.render(talk) == generation.prompt_token_ids
-        assert await service.encode("hi") == (7, 8)
-        assert await service.decode((7, 8)) == "hi"
-
-
-async def test_token_texts_are_learned_when_they_are_needed() -> None:
-    async with played() as (service, _engine):
-        generation = await service.open(Order(prompt="a", sampling=SamplingParams(max_tokens=1, logprobs=0)))
-        assert service.tokenizing.token_text(2) == "c"
-        assert service.tokenizing.token_text(10**6) == ""
-        await text_of(generation.pieces())
-
-
 async def test_a_place_is_kept_while_the_prompt_is_tokenized() -> None:
     async with played() as (service, engine):
         opening = asyncio.ensure_future(service.open(Order(prompt="hello", sampling=SHORT)))
@@ -143,19 +103,6 @@ async def test_cancelling_frees_the_engine_at_any_moment_and_any_number_of_times
             await until(lambda: engine.is_idle)
             assert engine.turns - before <= 2
             assert service.reservations.living == 0
-
-
-async def test_closing_the_pieces_cancels() -> None:
-    async with played() as (service, engine):
-        generation = await service.open(
-            Order(prompt="hello", sampling=SamplingParams(max_tokens=100), stream=True)
-        )
-        reading = asyncio.ensure_future(text_of(generation.pieces()))
-        await until(lambda: engine.turns >= 3)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        assert service.reservations.living == 0
-        await until(lambda: engine.is_idle)
 
 
 async def test_what_is_refused_leaves_nothing_behind() -> None:
@@ -193,35 +140,6 @@ async def test_what_only_the_engine_can_refuse_is_raised_by_the_pieces() -> None
             await text_of(generation.pieces())
 
 
-async def test_overload_and_drain_and_loading() -> None:
-    async with played() as (service, engine):
-        facts = engine.facts
-        assert facts is not None
-        engine.facts = attrs.evolve(facts, max_num_seqs=0)
-        engine.allow(0)
-        order = Order(prompt="hello", sampling=SHORT)
-        waiting = [await service.open(order) for _ in range(4)]
-        with pytest.raises(OverloadedError) as caught:
-            await service.open(order)
-        assert caught.value.retry_after >= 1
-        service.begin_drain()
-        with pytest.raises(DrainingError):
-            await service.open(order)
-        engine.allow(None)
-        texts = await asyncio.gather(*(text_of(each.pieces()) for each in waiting))
-        assert texts == [alone("hello")] * 4
-        engine.facts = None
-        with pytest.raises(EngineLoadingError):
-            await service.open(order)
-
-
-async def test_models() -> None:
-    async with played() as (service, _engine):
-        assert service.check_model("other") == service.check_model(None) == "m"
-        with pytest.raises(UnknownModelError, match="m, other"):
-            service.check_model("another")
-
-
 async def test_the_bounds_of_time_are_the_requests() -> None:
     settings = attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)
     async with played(settings) as (service, engine):
@@ -250,21 +168,6 @@ async def test_priorities_of_clients_and_orders_add_up() -> None:
         assert engine.requests[0].priority == -2
 
 
-async def test_an_engine_that_dies_and_a_step_that_fails() -> None:
-    async with played(assembly=scripted_assembly(fail_at={1: StepFailedError("bad", guilty_rows=(0,))})) as (
-        service,
-        engine,
-    ):
-        with pytest.raises(StepFailedError):
-            await text_of((await service.open(Order(prompt="hello", sampling=SHORT))).pieces())
-        engine.allow(0)
-        generations = await service.open_all([Order(prompt="hello", sampling=SHORT)] * 2)
-        engine.die()
-        with pytest.raises(EngineDiedError):
-            await text_of_all(generations)
-        engine.allow(None)
-
-
 async def test_several_generations_as_one_stream() -> None:
     async with played() as (service, _engine):
         prompts = ["hello", "abc", "xyz"]
@@ -279,20 +182,6 @@ async def test_several_generations_as_one_stream() -> None:
         async with Answer(await service.open_all(orders), keep=False).reading() as turns:
             await anext(turns)
         assert service.reservations.living == 0
-
-
-async def test_a_request_that_never_started_is_an_error_and_one_that_did_is_not() -> None:
-    async with played(attrs.evolve(SETTINGS, request_timeout=0.5)) as (service, engine):
-        engine.allow(0)
-
-        async def late() -> None:
-            generation = await service.open(Order(prompt="hello", sampling=SHORT))
-            await asyncio.sleep(0.6)
-            engine.allow(None)
-            await text_of_all([generation])
-
-        with pytest.raises(DeadlineError):
-            await late()
 
 
 async def test_the_time_of_a_request_counts_while_its_template_is_filled() -> None:

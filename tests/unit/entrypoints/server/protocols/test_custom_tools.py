@@ -131,33 +131,6 @@ def test_calls_and_results_come_back(openai_client: openai.OpenAI, talker: Talke
 
 
 @pytest.mark.parametrize(
-    ("api", "fields", "param"),
-    [
-        (
-            "chat/completions",
-            {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": []}}}]},
-            "tools[0].custom.format.type",
-        ),
-        ("responses", {"tools": [{"type": [], "name": "x"}]}, "tools[0].type"),
-        (
-            "responses",
-            {"tools": [QUERY], "tool_choice": {"type": "allowed_tools", "mode": [], "tools": []}},
-            "tool_choice.mode",
-        ),
-        ("messages", {"tools": [{"type": [], "name": "x", "input_schema": {}}]}, "tools[0].type"),
-    ],
-)
-def test_a_list_where_a_word_belongs_is_refused_by_its_field(
-    talker: Talker, api: str, fields: Any, param: str
-) -> None:
-    asked = {"input": "Query?", "model": "talker"} if api == "responses" else chat("Query?", max_tokens=9)
-    with talker[0].client() as http:
-        answer = http.post(f"/v1/{api}", json={**asked, **fields})
-    assert answer.status_code == 400
-    assert param in answer.text
-
-
-@pytest.mark.parametrize(
     ("given", "param", "word"),
     [
         ({"format": {"type": "json"}}, "tools[0].format.type", "grammar"),
