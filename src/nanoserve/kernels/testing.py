@@ -56,7 +56,7 @@ class Result(NamedTuple):
         wanted: what the reference makes, NaN where nothing is written; integers are compared exactly.
         before: what it holds before the launch; poison if None. Blocks that lie apart stay as far apart.
         exact: as in `Comparison`.
-        dtype: of floats; None for that of the inputs.
+        dtype: of floats; None for that of `before`, or of the inputs.
         share: in the shape of `wanted`, how much of a difference counts; all of it if None.
         columns: how many of the last dimension the launch is given; all if None.
     """
@@ -72,8 +72,8 @@ class Result(NamedTuple):
         """What a launch finds, with one row of poison behind it unless blocks lie apart."""
         if self.before is not None and not self.before.is_contiguous():
             return copy_apart(self.before)
-        floats = inputs.dtype if self.dtype is None else self.dtype
-        dtype = floats if self.wanted.is_floating_point() else self.wanted.dtype
+        usual = inputs.dtype if self.before is None else self.before.dtype
+        dtype = (self.dtype or usual) if self.wanted.is_floating_point() else self.wanted.dtype
         whole = inputs.poisoned(len(self.wanted) + 1, *self.wanted.shape[1:], dtype=dtype)
         if self.before is not None:
             whole[:-1] = self.before
