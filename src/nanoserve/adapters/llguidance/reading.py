@@ -69,32 +69,44 @@ def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
         raise refusal(kind, str(error)) from None
 
 
-def check(constraint: Constraint) -> None:
+def check(constraint: Constraint, *, is_composed: bool = False) -> None:
     """Raises `BadValueError` for a constraint that cannot be kept, whatever the vocabulary; takes milliseconds.
 
-    What only a vocabulary can show, such as the name of a special token, is found when it is made ready. The newest verdicts are
-    kept, so that a constraint that is sent again costs no more than its digest.
+    What only a vocabulary can show, such as the name of a special token, is found when it is made ready. One that `is_composed` around
+    another that was checked is weighed and not compiled. The newest verdicts are kept, so that a constraint that is sent again
+    costs no more than its digest.
     """
     limits.check_size(constraint)
-    key = sha256(f"{constraint.kind}\0{constraint.whitespace}\0".encode())
-    key.update(constraint.text.encode(errors="surrogatepass"))
+    key = _digest(constraint, is_composed)
     with _LOCK:
-        known = _VERDICTS.pop(key.digest(), None)
-    verdict = _verdict(constraint) if known is None else known
+        known = _VERDICTS.pop(key, None)
+    verdict = _verdict(constraint, is_composed) if known is None else known
     with _LOCK:
-        _VERDICTS[key.digest()] = verdict
+        _VERDICTS[key] = verdict
         while len(_VERDICTS) > MAX_VERDICTS:
             del _VERDICTS[next(iter(_VERDICTS))]
     if verdict[0]:
         raise BadValueError(*verdict)
 
 
-def _verdict(constraint: Constraint) -> tuple[str, str]:
+def is_known(constraint: Constraint, *, is_composed: bool = False) -> bool:
+    """Whether checking it takes a digest alone."""
+    return _digest(constraint, is_composed) in _VERDICTS
+
+
+def _digest(constraint: Constraint, is_composed: bool) -> bytes:
+    key = sha256(f"{constraint.kind}\0{constraint.whitespace}\0{is_composed}\0".encode())
+    key.update(constraint.text.encode(errors="surrogatepass"))
+    return key.digest()
+
+
+def _verdict(constraint: Constraint, is_composed: bool) -> tuple[str, str]:
     """What is wrong, and why; empty where nothing is."""
     try:
-        error = rehearse(grammar_text(constraint, lambda _: False), constraint.text)
+        text = grammar_text(constraint, lambda _: False)
     except BadValueError as refused:
         return refused.parameter, str(refused).removeprefix(f"{refused.parameter}: ")
+    error = "" if is_composed else rehearse(text, constraint.text)
     if not error:
         return "", ""
     return constraint.kind, str(refusal(constraint.kind, error)).removeprefix(f"{constraint.kind}: ")

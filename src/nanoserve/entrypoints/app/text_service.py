@@ -47,7 +47,8 @@ class TextService:
         dialect: how the model writes reasoning and calls; None where that is not known.
 
     Args:
-        check_constraint: begins to look at one for a client, elsewhere, and raises `BadValueError` for one that cannot be kept.
+        check_constraint: begins to look at one for a client, elsewhere, and raises `BadValueError` for one that cannot be kept; True for
+            one that is composed around another that was looked at.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class TextService:
         reservations: Counts | None = None,
         owner: str = "",
         dialect: TokenizedDialect | None = None,
-        check_constraint: Callable[[Constraint, str], Future[None]] | None = None,
+        check_constraint: Callable[[Constraint, str, bool], Future[None]] | None = None,
     ) -> None:
         self.engine = engine
         self.measurements = measurements or Measurements(clock)
@@ -229,7 +230,7 @@ class TextService:
         if order.sampling.ignore_eos:
             raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
         if reading is None or not reading.tools:
-            await self._check(client, name, found)
+            await self._check(client, name, found, is_composed=reading is not None)
             return found
         reading = attrs.evolve(
             reading, tools=tuple([await self._held(client, tool) for tool in reading.tools])
@@ -265,11 +266,13 @@ class TextService:
             return attrs.evolve(tool, parameters=outline(tool.parameters))
         return tool
 
-    async def _check(self, client: str, name: str, constraint: Constraint, which: str = "") -> None:
+    async def _check(
+        self, client: str, name: str, constraint: Constraint, which: str = "", *, is_composed: bool = False
+    ) -> None:
         if self._check_constraint is None:
             return
         try:
-            await asyncio.wrap_future(self._check_constraint(constraint, client))
+            await asyncio.wrap_future(self._check_constraint(constraint, client, is_composed))
         except BadValueError as error:
             raise BadValueError(name, f"{which}cannot be kept: {error}") from None
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import pathlib
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_sh
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.engine_wire import EngineWire
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.sampling import SamplingDefaults
@@ -140,16 +142,37 @@ def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
     )
 
 
-def check_constraint(constraint: Constraint) -> None:
-    """Raises `BadValueError` for a constraint that no engine can keep; takes milliseconds, so that a door can refuse it at once."""
+def check_constraint(constraint: Constraint, *, is_composed: bool = False) -> None:
+    """Raises `BadValueError` for a constraint that no engine can keep; takes milliseconds, so that a door can refuse it at once.
+
+    One that `is_composed` around another that was checked is weighed alone.
+    """
     from nanoserve.adapters.llguidance.reading import check  # noqa: PLC0415 - few requests have one
 
-    check(constraint)
+    check(constraint, is_composed=is_composed)
 
 
-def begin_check(constraint: Constraint, client: str) -> Future[None]:
-    """`check_constraint` in one of the threads that do it for all clients, by turns."""
-    return _checks().submit(client, lambda: check_constraint(constraint))
+def begin_check(constraint: Constraint, client: str, is_composed: bool = False) -> Future[None]:
+    """`check_constraint` in one of the threads that do it for all clients, by turns; at once where the verdict is known."""
+    is_begun = _checks.cache_info().currsize  # else what it needs is imported, which takes long, in a thread
+    made = _checks().submit if not is_begun or not _is_known(constraint, is_composed) else _at_once
+    return made(client, lambda: check_constraint(constraint, is_composed=is_composed))
+
+
+def _is_known(constraint: Constraint, is_composed: bool) -> bool:
+    from nanoserve.adapters.llguidance.reading import is_known  # noqa: PLC0415 - few requests have one
+
+    return is_known(constraint, is_composed=is_composed)
+
+
+def _at_once(_client: str, work: Callable[[], None]) -> Future[None]:
+    made = Future[None]()
+    try:
+        work()
+        made.set_result(None)
+    except BadValueError as error:
+        made.set_exception(error)
+    return made
 
 
 @functools.cache

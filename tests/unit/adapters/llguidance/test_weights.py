@@ -20,7 +20,7 @@ from nanoserve.adapters.llguidance import reading, workers
 from nanoserve.adapters.llguidance.filling import SharedLexer
 from nanoserve.adapters.llguidance.grammars import Living
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
-from nanoserve.adapters.llguidance.reading import check
+from nanoserve.adapters.llguidance.reading import check, is_known
 from nanoserve.adapters.llguidance.workers import FairWorkers
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import AT_FAULT, Constraint
@@ -110,7 +110,10 @@ def test_a_constraint_that_comes_again_is_not_tried_out_again(monkeypatch: pytes
         with pytest.raises(BadValueError) as caught:
             check(Constraint("regex", text))
         said.append(str(caught.value))
+        assert is_known(Constraint("regex", text))
     assert tried == ["a", "b", "c", "b"]
+    check(Constraint("regex", "a"), is_composed=True)
+    assert tried == ["a", "b", "c", "b"], "what is composed is weighed alone"
     assert set(said) == {"regex: no text of this model's tokens fits"}
     assert len(reading._VERDICTS) == 2
 

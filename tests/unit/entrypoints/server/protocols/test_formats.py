@@ -304,7 +304,7 @@ def test_a_schema_that_takes_long_to_check_delays_no_neighbour(
     """While its check has not come to an end, which waits for the neighbour here, the neighbour's whole answer does."""
     begun, may_end = threading.Event(), threading.Event()
 
-    def check(constraint: Constraint) -> None:
+    def check(constraint: Constraint, *, is_composed: bool) -> None:
         if "bomb" in constraint.text:
             begun.set()
             assert may_end.wait(60)
