@@ -32,12 +32,13 @@ _PLAIN: Final = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]+") for quote in "\"'
 _WORD: Final = re.compile(r"[^,:{}\[\]\"'\n]+")
 _BLANK: Final = re.compile(r"[ \t\r\n]+")
 _ESCAPE: Final = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_OPEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_PYTHON_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}))")
+_OPEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?|U[0-9a-fA-F]{0,7})?\Z")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LOOSE_NUMBER: Final = re.compile(r"([+-]?)0*([0-9_]*)(?:\.([0-9_]*))?((?:[eE][+-]?[0-9]+)?)")
 _CUT_NUMBER: Final = re.compile(r"[-+]?[0-9]*[.eE+-]+")
 _STRUCTURE: Final = frozenset(",:{}[]\"'\n")
-_OTHER_ESCAPES: Final = {"'": "'", "\n": "\\n"}
+_OTHER_ESCAPES: Final = {"'": "'", "\n": "\\n", "0": "\\u0000"}
 
 
 class _Next(enum.Enum):
@@ -138,6 +139,9 @@ class LenientJson:
             sink.append(as_json(text[place])[1:-1])
         elif escape := _ESCAPE.match(text, place):
             sink.append(escape[0])
+            return escape.end()
+        elif self._quote == "'" and (escape := _PYTHON_ESCAPE.match(text, place)):
+            sink.append(json.dumps(chr(int(escape[1] or escape[2], 16)))[1:-1])
             return escape.end()
         elif (escaped := _OTHER_ESCAPES.get(text[place + 1])) is not None:
             sink.append(escaped)
