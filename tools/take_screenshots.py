@@ -17,7 +17,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from docs.examples.watch.experiment import EXPERIMENTS
+from docs.examples.watch import EXPERIMENTS
 from tests.browser.chromium import chromium_path, started_chromium
 from tests.browser.engine_page import NEXT_FRAMES
 from tests.process.server_process import server_process
@@ -50,10 +50,10 @@ def main() -> None:
 
 def draw_experiments() -> None:
     """The drawing of each experiment."""
-    for each in EXPERIMENTS:
-        path = IMAGES / f"watch-{each.name}.png"
+    for name in EXPERIMENTS:
+        path = IMAGES / f"watch-{name}.png"
         subprocess.run(  # noqa: S603 - our own command
-            [sys.executable, "-m", "docs.examples.watch", each.name, "--png", str(path)], check=True
+            [sys.executable, "-m", "docs.examples.watch", name, "--png", str(path)], check=True
         )
         shrink(Image.open(path), path)
 

@@ -9,9 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from docs.examples.watch.__main__ import main
-from docs.examples.watch.experiment import EXPERIMENTS
-from docs.examples.watch.history import RunHistory
+from docs.examples.watch import EXPERIMENTS, Run, main
 from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from tests.patience import PATIENCE
@@ -47,7 +45,7 @@ def test_alone_it_lists_the_experiments() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [each.name for each in EXPERIMENTS]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(EXPERIMENTS)
 
 
 def test_it_says_what_happened_and_writes_every_file(watch: Watch, tmp_path: pathlib.Path) -> None:
@@ -58,7 +56,8 @@ def test_it_says_what_happened_and_writes_every_file(watch: Watch, tmp_path: pat
     assert lines[0].startswith("cancel: a client leaves")
     assert " ".join(lines[3].split()) == "b 1 1-19 96 0 96 8 at step 20 abort, 19 tokens"
     file = TraceFile(str(trace), trace_format())
-    assert RunHistory(file.header, file).sequence("b").ended == 20
+    (gone,) = [each for each in Run(file.header, list(file)).sequences.values() if each.name == "b"]
+    assert (gone.stops, gone.returns) == ([19], [(20, 8)])
     assert b'id="trace"' in report.read_bytes()
 
 
