@@ -30,6 +30,9 @@ _REMARKS: Final = frozenset(
     | {"contentEncoding", "contentMediaType", "contentSchema", "$comment", "$schema", "$id", "id"}
     | {"$anchor", "$vocabulary"}
 )
+_LEAF: Final = frozenset({"type", "title", "description"})
+_LEAF_TYPES: Final = (*_ALL_TYPES, "integer")
+"""What most schemas have alone."""
 _PLAIN: Final = frozenset(
     {"type", "title", "description", "properties", "enum", "const", "$ref", "anyOf", "additionalProperties"}
     | {
@@ -124,7 +127,7 @@ class _Walk:
 
     def of(self, schema: Any, place: str, *, is_read: bool) -> Any:
         """The schema that stands there; `is_read` where it counts even if nothing refers to it."""
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or (schema.keys() <= _LEAF and schema.get("type") in _LEAF_TYPES):
             return schema
         schema = dict(schema)
         if not self._has_addresses and "allOf" in schema:

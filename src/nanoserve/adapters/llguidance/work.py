@@ -90,6 +90,9 @@ class _Value:
 _ANY: Final = _Value(_Kind.ANY)
 _NOTHING: Final = _Value(_Kind.NOTHING)
 _LITERAL: Final = _Value("string", work=PLAIN)
+_LEAVES: Final = {each: _Value(each) for each in ("null", "boolean", "number", "integer", "string")}
+_OF_LEAVES: Final = frozenset({"type", "title", "description", "default"})
+"""What most schemas have alone, which is looked at fast."""
 
 
 _TOO_MUCH: Final = "too much work; what allOf, anyOf, oneOf and $ref join, properties, patterns and classes of characters count together"
@@ -139,6 +142,8 @@ class _Building:
         if not schema.keys() - _REMARKS:
             return _ANY
         self._work.spend(VISIT, "schema")
+        if schema.keys() <= _OF_LEAVES and (leaf := _LEAVES.get(str(schema.get("type")))):
+            return leaf
         found = self._own(schema) if schema.keys() - _REMARKS - _JOINED else _ANY
         if "const" in schema:
             found = self._both(found, self._constant(schema["const"]))

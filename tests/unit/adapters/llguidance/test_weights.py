@@ -24,7 +24,7 @@ from nanoserve.adapters.llguidance.reading import check, is_known
 from nanoserve.adapters.llguidance.workers import FairWorkers
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import AT_FAULT, Constraint
-from tests.unit.adapters.llguidance.vocabularies import END, accepts, byte_level, compiled, grammars_of, plain
+from tests.unit.adapters.llguidance.vocabularies import accepts, compiled, grammars_of, plain
 
 TOKENIZER = plain()
 GRAMMARS = grammars_of(TOKENIZER)
@@ -160,19 +160,6 @@ def test_a_rule_may_say_what_stops_it() -> None:
     text = 'start[stop="x"]: /.*/'
     check(Constraint("lark", text))
     assert compiled(GRAMMARS, "lark", text).inner.consume_tokens(ids_of("abc"))
-
-
-def test_text_that_reads_like_a_special_token_is_text() -> None:
-    """Found by a search, as the tokenizer would keep the interpreter's lock; escapes are read too."""
-    tokenizer = byte_level()
-    grammars = grammars_of(tokenizer)
-    end, less = tokenizer.token_to_id(END), tokenizer.token_to_id("<")
-    assert end is not None
-    assert less is not None
-    for kind, text in (("choice", json.dumps([END])), ("regex", r"<\|end\|>")):
-        mask = compiled(grammars, kind, text).inner.compute_bitmask()
-        assert not mask[end >> 3] >> (end & 7) & 1
-        assert mask[less >> 3] >> (less & 7) & 1
 
 
 def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_small_ones() -> None:

@@ -142,11 +142,18 @@ def test_a_long_argument_costs_as_much_by_the_byte_as_a_short_one(name: str) -> 
     assert (longer - long) <= 1.2 * (long - short)
 
 
-def test_an_answer_full_of_beginnings_of_marks_costs_as_much_by_the_byte() -> None:
-    def operations(size: int) -> int:
-        return _lines_run(Case("qwen3-coder", "<tool_cal\n\n<func<think" * size, ()))
-
-    short, long, longer = operations(10), operations(110), operations(210)
+@pytest.mark.parametrize(
+    ("dialect", "head", "unit", "end"),
+    [
+        ("qwen3-coder", "", "<tool_cal\n\n<func<think", ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [', '"', "]"),
+    ],
+    ids=["beginnings of marks", "brackets that never close"],
+)
+def test_what_leads_nowhere_costs_as_much_by_the_byte(dialect: str, head: str, unit: str, end: str) -> None:
+    short, long, longer = (
+        _lines_run(Case(dialect, head + unit * size + end * size, ())) for size in (10, 110, 210)
+    )
     assert (longer - long) <= 1.2 * (long - short)
 
 
@@ -259,16 +266,6 @@ def test_json_passes_unchanged(value: dict[str, Any], indent: int | None) -> Non
     for is_ascii in (True, False):
         written = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
         assert LenientJson.whole(written) == written
-
-
-def test_brackets_that_never_close_cost_as_much_by_the_byte() -> None:
-    def operations(size: int) -> int:
-        return _lines_run(
-            Case("hermes", CASES[2].written.replace("Rome", "") + '{"a": ["' * size + "]" * size, ())
-        )
-
-    short, long, longer = operations(10), operations(110), operations(210)
-    assert (longer - long) <= 1.2 * (long - short)
 
 
 def test_without_tools_no_call_is_looked_for() -> None:

@@ -47,15 +47,15 @@ def test_control_tokens_are_the_dialects_marks_and_what_is_no_text() -> None:
 
 
 def test_pieces_are_split_around_their_control_tokens() -> None:
-    assert split("ab", [5, 6], CONTROL) == [("ab", 2)]
+    assert split("ab", [5, 6], CONTROL) == [("ab", [5, 6])]
     assert split("a<tool_call>b</tool_call>", [5, OPEN, 6, CLOSE], CONTROL) == [
-        ("a", 1),
+        ("a", [5]),
         ("<tool_call>", None),
-        ("b", 1),
+        ("b", [6]),
         ("</tool_call>", None),
     ]
-    assert split("bye", [5, END], CONTROL) == [("bye", 1)]
-    assert split("<tool_call>", [5, 6, 7], CONTROL) == [("<tool_call>", 3)]
+    assert split("bye", [5, END], CONTROL) == [("bye", [5])]
+    assert split("<tool_call>", [5, 6, 7], CONTROL) == [("<tool_call>", [5, 6, 7])]
 
 
 def test_a_parser_reads_pieces_with_their_tokens() -> None:

@@ -114,9 +114,18 @@ class TokenizedDialect:
         limit = self._limit(budget, prompt_tail)
         if limit is None and schema is None and (not allowed or is_free or not self.has_calls):
             return None
-        return self._answer(
-            allowed, choice, schema, whitespace=whitespace, prompt_tail=prompt_tail, limit=limit
+        after, tail = self._behind_reasoning(prompt_tail) if limit is None else ((), prompt_tail)
+        text = answer_grammar(
+            self.dialect,
+            allowed,
+            choice,
+            self._mark_ids,
+            tail,
+            schema=schema,
+            whitespace=whitespace,
+            limit=limit,
         )
+        return Constraint(ConstraintKind.LARK, text, after=after, reasoning=limit)
 
     def behind_reasoning(
         self, constraint: Constraint, *, prompt_tail: str = "", budget: int | None = None
@@ -127,44 +136,16 @@ class TokenizedDialect:
         """
         if not self.has_reasoning:
             return constraint
-        schema = json_schema_of(constraint)
+        if (schema := json_schema_of(constraint)) is not None:
+            options = {"whitespace": constraint.whitespace, "prompt_tail": prompt_tail}
+            made = self.grammar((), ToolChoice(), schema=schema, budget=budget, **options)
+            assert made is not None
+            return made
         limit = self._limit(budget, prompt_tail)
-        if schema is not None:
-            return self._answer(
-                (),
-                ToolChoice(),
-                schema,
-                whitespace=constraint.whitespace,
-                prompt_tail=prompt_tail,
-                limit=limit,
-            )
         if limit is not None and not limit.open:
             return attrs.evolve(constraint, reasoning=limit)
         after, _ = self._behind_reasoning(prompt_tail)
         return attrs.evolve(constraint, after=after)
-
-    def _answer(
-        self,
-        tools: Sequence[Tool],
-        choice: ToolChoice,
-        schema: Mapping[str, Any] | None,
-        *,
-        whitespace: str,
-        prompt_tail: str,
-        limit: ReasoningLimit | None,
-    ) -> Constraint:
-        after, tail = self._behind_reasoning(prompt_tail) if limit is None else ((), prompt_tail)
-        text = answer_grammar(
-            self.dialect,
-            tools,
-            choice,
-            self._mark_ids,
-            tail,
-            schema=schema,
-            whitespace=whitespace,
-            limit=limit,
-        )
-        return Constraint(ConstraintKind.LARK, text, after=after, reasoning=limit)
 
     def _limit(self, budget: int | None, prompt_tail: str) -> ReasoningLimit | None:
         """None without a budget, and where the prompt has decided that there is no reasoning."""
@@ -230,34 +211,30 @@ class AnswerParser:
     def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
         """The next piece: its text, and the tokens that it came from."""
         if self._control_tokens.keys().isdisjoint(token_ids):
-            return (
-                self._fed(text, len(token_ids)) if self._token_text is None else self._spelt(text, token_ids)
-            )
-        events: list[AnswerEvent] = []
-        if self._token_text is not None:
-            for part, ids in spans(text, token_ids, self._control_tokens):
-                events += self._spelt(part, ids) if ids else self._passed(part)
-            return events
-        for part, count in split(text, token_ids, self._control_tokens):
-            events += self._fed(part, count) if count is not None else self._passed(part)
-        return events
+            return self._fed(text, token_ids)
+        return [
+            event
+            for part, ids in split(text, token_ids, self._control_tokens)
+            for event in (self._passed(part) if ids is None else self._fed(part, ids))
+        ]
 
-    def _fed(self, text: str, count: int) -> list[AnswerEvent]:
-        """Plain text of so many tokens."""
+    def _fed(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
+        """Plain text of these tokens."""
+        if self._token_text is not None:
+            return self._spelt(text, token_ids, self._token_text)
         events = self._parser.feed(text)
         if events:
             self._reasons = type(events[-1]) is ReasoningDelta
         if self._reasons:
-            self._num_reasoning_tokens += count
+            self._num_reasoning_tokens += len(token_ids)
         return events
 
-    def _spelt(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
+    def _spelt(self, text: str, token_ids: Sequence[int], token_text: TokenText) -> list[AnswerEvent]:
         """Plain text whose marks are no tokens: token by token, as far as their texts show where each ends."""
-        assert self._token_text is not None
         events: list[AnswerEvent] = []
         end, last = 0, len(token_ids) - 1
         for place, token_id in enumerate(token_ids):
-            start, end = end, len(text) if place == last else end + len(self._token_text(token_id))
+            start, end = end, len(text) if place == last else end + len(token_text(token_id))
             events += self._counted(text[start:end])
         return events
 
@@ -297,34 +274,21 @@ def json_schema_of(constraint: Constraint) -> Mapping[str, Any] | None:
 
 def split(
     text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
-) -> list[tuple[str, int | None]]:
-    """A piece as plain texts and control tokens, in order, with the number of tokens of a text, and None for a control token.
+) -> list[tuple[str, Sequence[int] | None]]:
+    """A piece as plain texts with their tokens and control tokens with None, in order.
 
     Tokens that were counted but not printed are left out.
     """
-    parts: list[tuple[str, int | None]] = []
-    read = count = 0
+    parts: list[tuple[str, Sequence[int] | None]] = []
+    read, plain = 0, list[int]()
     for token_id in token_ids:
         mark = control_tokens.get(token_id)
-        start = text.find(mark, read) if mark else -1
-        if mark and start >= 0:
-            parts += [(text[read:start], count), (mark, None)]
-            read, count = start + len(mark), 0
-        elif not mark:
-            count += 1
-    return [part for part in [*parts, (text[read:], count)] if part[0]]
-
-
-def spans(
-    text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
-) -> list[tuple[str, Sequence[int]]]:
-    """Pair each text with its tokens, and none for a control token."""
-    parts: list[tuple[str, Sequence[int]]] = []
-    plain = [token_id for token_id in token_ids if token_id not in control_tokens]
-    for part, count in split(text, token_ids, control_tokens):
-        parts.append((part, plain[: count or 0]))
-        plain = plain[count or 0 :]
-    return parts
+        if mark is None:
+            plain.append(token_id)
+        elif (start := text.find(mark, read)) >= 0:
+            parts += [(text[read:start], plain), (mark, None)]
+            read, plain = start + len(mark), []
+    return [part for part in [*parts, (text[read:], plain)] if part[0]]
 
 
 def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:
