@@ -63,7 +63,7 @@ def describe(costs: list[float]) -> str:
 
 def measure_window(measurements: Measurements, seconds: float) -> tuple[float, float]:
     """Microseconds of CPU per token that clients have got, and tokens per second."""
-    tokens = measurements.timings.inter_token
+    tokens = measurements.timings["inter_token"]
     before, cpu, began = sum(tokens.counts), time.process_time(), time.perf_counter()
     time.sleep(seconds)
     count = sum(tokens.counts) - before

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -120,26 +120,7 @@ TIMINGS: Final = {
     "generated_tokens": _TOKENS,
     "step_tokens": _TOKENS,
 }
-"""The bounds of each histogram of `Timings`."""
-
-
-class Timings:
-    """Distributions over ended sequences; those of one token's wait and of one step's size over tokens and steps.
-
-    `make` gives the histogram of a name and its bounds.
-    """
-
-    def __init__(self, make: Callable[[str, Sequence[float]], Histogram] | None = None) -> None:
-        made = {name: make(name, bounds) if make else Histogram(bounds) for name, bounds in TIMINGS.items()}
-        self.first_token, self.inter_token = made["first_token"], made["inter_token"]
-        self.whole, self.queue = made["whole"], made["queue"]
-        self.prefill, self.decode = made["prefill"], made["decode"]
-        self.prompt_tokens, self.generated_tokens = made["prompt_tokens"], made["generated_tokens"]
-        self.step_tokens = made["step_tokens"]
-        self.recent_first_token = RecentValues(self.first_token)
-        self.recent_inter_token = RecentValues(self.inter_token)
-
-
+"""The bounds of each distribution over ended sequences; those of one token's wait and of one step's size over tokens and steps."""
 SERVED: Final = "served"
 DISCONNECTED: Final = "disconnected"
 EXCHANGES: Final = (SERVED, DISCONNECTED)
@@ -153,7 +134,7 @@ class Tallies:
     """Counters of requests, of one process or of all that serve together.
 
     Attributes:
-        timings: how long requests took.
+        timings: how long requests took, by the names of `TIMINGS`.
         accepted: sequences handed to the engine, by request class; `living` those that have not ended.
         rejected: requests turned away at the door, by reason.
         exchanges: HTTP requests that are being `served`, and clients that hung up before their answer was complete
@@ -162,7 +143,9 @@ class Tallies:
             another (`restarts`).
     """
 
-    timings: Timings = attrs.field(factory=Timings)
+    timings: Mapping[str, Histogram] = attrs.field(
+        factory=lambda: {name: Histogram(bounds) for name, bounds in TIMINGS.items()}
+    )
     accepted: Counts = attrs.field(factory=Counts)
     living: Counts = attrs.field(factory=Counts)
     rejected: Counts = attrs.field(factory=Counts)
@@ -174,17 +157,15 @@ class Measurements:
     """Measures requests and their answers.
 
     Attributes:
-        timings, accepted, living, rejected, exchanges, processes: those of the tallies.
+        timings: those of the tallies; `recent` are the latest values of two of them.
     """
 
     def __init__(
         self, clock: Clock, *, spans: SpanWriter | None = None, tallies: Tallies | None = None
     ) -> None:
-        tallies = tallies or Tallies()
-        self.timings = tallies.timings
-        self.accepted, self.living = tallies.accepted, tallies.living
-        self.rejected, self.exchanges = tallies.rejected, tallies.exchanges
-        self.processes = tallies.processes
+        self.tallies = tallies or Tallies()
+        self.timings = self.tallies.timings
+        self.recent = {name: RecentValues(self.timings[name]) for name in ("first_token", "inter_token")}
         self.clock = clock
         self.spans = spans
         self._seen = (0, 0)
@@ -195,14 +176,13 @@ class Measurements:
 
     def refresh(self, state: EngineState | None) -> None:
         """Read the engine's counters; the more often, the finer is what is known of its steps and of what is recent."""
-        now, timings = self.clock.now(), self.timings
-        timings.recent_first_token.mark(now)
-        timings.recent_inter_token.mark(now)
+        for recent in self.recent.values():
+            recent.mark(self.clock.now())
         if state is not None:
             steps, tokens = state.steps, state.prompt_tokens + state.generated_tokens
             new_steps, new_tokens = steps - self._seen[0], tokens - self._seen[1]
             if new_steps > 0:  # their sizes are not known one by one, so each counts with the mean
-                timings.step_tokens.observe(max(new_tokens, 0) / new_steps, new_steps)
+                self.timings["step_tokens"].observe(max(new_tokens, 0) / new_steps, new_steps)
             self._seen = (steps, tokens)
 
 
@@ -222,8 +202,8 @@ class Meter:
         self._facts.prompt_tokens += len(request.prompt_token_ids)
         if request.stream:
             self._count_generated(0, 0)
-        self._counts.accepted.add(request.request_class, len(self._living))
-        self._counts.living.add(request.request_class, len(self._living))
+        self._counts.tallies.accepted.add(request.request_class, len(self._living))
+        self._counts.tallies.living.add(request.request_class, len(self._living))
 
     def note(self, events: Sequence[EngineEvent]) -> None:
         """Count what has happened; raises nothing."""
@@ -249,14 +229,14 @@ class Meter:
             last = self._last_token.get(event.index)
             self._last_token[event.index] = now
             if last is not None:
-                self._timings.inter_token.observe((now - last) / count, count)
+                self._timings["inter_token"].observe((now - last) / count, count)
         if event.finish_reason is not None and event.index in self._living:
             self._end({event.index}, event.finish_reason.value)
             self._note_end(event)
 
     def _note_end(self, event: TokensGenerated) -> None:
-        self._timings.prompt_tokens.observe(len(self._request.prompt_token_ids))
-        self._timings.generated_tokens.observe(event.num_generated)
+        self._timings["prompt_tokens"].observe(len(self._request.prompt_token_ids))
+        self._timings["generated_tokens"].observe(event.num_generated)
         if event.times is not None:
             self._note_times(event.times, event.num_generated)
 
@@ -264,18 +244,18 @@ class Meter:
         start, scheduled, first = self._accepted, times.first_scheduled, times.first_token
         if scheduled is not None:
             self._facts.queue = max(scheduled - start, 0.0)
-            self._timings.queue.observe(self._facts.queue)
+            self._timings["queue"].observe(self._facts.queue)
             if first is not None:
                 self._facts.first_token = max(first - start, 0.0)
-                self._timings.first_token.observe(self._facts.first_token)
-                self._timings.prefill.observe(first - scheduled)
+                self._timings["first_token"].observe(self._facts.first_token)
+                self._timings["prefill"].observe(first - scheduled)
         if times.finished is not None:
-            self._timings.whole.observe(max(times.finished - start, 0.0))
+            self._timings["whole"].observe(max(times.finished - start, 0.0))
             if first is not None:
                 seconds = times.finished - first
-                self._timings.decode.observe(seconds)
+                self._timings["decode"].observe(seconds)
                 if not self._request.stream and generated > 1:
-                    self._timings.inter_token.observe(seconds / (generated - 1), generated - 1)
+                    self._timings["inter_token"].observe(seconds / (generated - 1), generated - 1)
         if self._counts.spans is not None:
             self._counts.spans(self._request, start, times)
 
@@ -286,5 +266,5 @@ class Meter:
     def _end(self, indices: Iterable[int], reason: str) -> None:
         ended = self._living.intersection(indices)
         self._living -= ended
-        self._counts.living.add(self._request.request_class, -len(ended))
+        self._counts.tallies.living.add(self._request.request_class, -len(ended))
         self._facts.finish += [reason] * len(ended)

@@ -18,7 +18,6 @@ from nanoserve.entrypoints.app.measurements import (
     TIMINGS,
     Histogram,
     Tallies,
-    Timings,
 )
 from nanoserve.ports.counts import Buckets, Counts, Distribution
 
@@ -96,7 +95,7 @@ class SharedCounting:
             return Histogram(bounds, own, others)
 
         tallies = Tallies(
-            timings=Timings(histogram),
+            timings={name: histogram(name, bounds) for name, bounds in TIMINGS.items()},
             accepted=self._counts("accepted", process),
             living=self._counts("living", process),
             rejected=self._counts("rejected", process),

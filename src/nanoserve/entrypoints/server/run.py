@@ -207,7 +207,7 @@ async def _listen(
 
     for app, sockets in apps.items():
         if sockets:
-            http = HttpServer(app, sockets, server.settings, server.measurements.rejected)
+            http = HttpServer(app, sockets, server.settings, server.measurements.tallies.rejected)
             closing.push_async_callback(stop, http)
             await http.start()
     refreshing = asyncio.create_task(_refresh(server))

@@ -112,12 +112,12 @@ class AccessLog:
     def __init__(self, app: ASGIApp, measurements: Measurements, quiet: Collection[str] = ()) -> None:
         self._app = app
         self._quiet = _QUIET_PATHS.union(quiet)
-        self._measurements = measurements
+        self._tallies = measurements.tallies
 
     @property
     def living(self) -> int:
         """Requests that are being served, in all processes and by all applications of the server."""
-        return self._measurements.exchanges[SERVED]
+        return self._tallies.exchanges[SERVED]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; any exception becomes an answer."""
@@ -126,7 +126,7 @@ class AccessLog:
             return
         exchange = _Exchange(scope, receive, send, RequestFacts(request_id=_request_id(scope["headers"])))
         token = CURRENT.set(exchange.facts)
-        self._measurements.exchanges.add(SERVED)
+        self._tallies.exchanges.add(SERVED)
         try:
             await self._app(scope, exchange.receive_and_watch, exchange.send_and_count)
         except asyncio.CancelledError:
@@ -137,16 +137,16 @@ class AccessLog:
             if exchange.status is None:
                 await send_problem(problem, scope, receive, exchange.send_and_count)
         finally:
-            self._measurements.exchanges.add(SERVED, -1)
+            self._tallies.exchanges.add(SERVED, -1)
             CURRENT.reset(token)
             self._close(exchange)
 
     def _close(self, exchange: _Exchange) -> None:
         left = (exchange.left or not exchange.complete) and not exchange.facts.is_endless
         if left:
-            self._measurements.exchanges.add(DISCONNECTED)
+            self._tallies.exchanges.add(DISCONNECTED)
         elif reason := REASONS.get(exchange.status or 0):
-            self._measurements.rejected.add(reason)
+            self._tallies.rejected.add(reason)
         log = structlog.get_logger()
         write = log.debug if exchange.scope["path"] in self._quiet else log.info
         line = {**exchange.line(), "left": left or None}

@@ -6,9 +6,20 @@ from litestar.enums import ScopeType
 from litestar.types import Scope
 
 from nanoserve.entrypoints.server.http.errors import Shapes
-from nanoserve.entrypoints.server.protocols import anthropic, ollama, openai, responses
+from nanoserve.entrypoints.server.protocols.anthropic import answer as anthropic_answer
+from nanoserve.entrypoints.server.protocols.anthropic import routes as anthropic
+from nanoserve.entrypoints.server.protocols.anthropic.threads import is_of_thread
+from nanoserve.entrypoints.server.protocols.ollama import answer as ollama_answer
+from nanoserve.entrypoints.server.protocols.ollama import routes as ollama
+from nanoserve.entrypoints.server.protocols.openai import tokenization
+from nanoserve.entrypoints.server.protocols.openai.chat import chat_completions
+from nanoserve.entrypoints.server.protocols.openai.completions import completions
+from nanoserve.entrypoints.server.protocols.responses import routes as responses
 
-ROUTES: Final = (*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES)
+ROUTES: Final = (
+    *(completions, chat_completions),
+    *(*tokenization.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
+)
 MEMBER_PATHS: Final = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
@@ -18,7 +29,7 @@ MEMBER_PATHS: Final = frozenset(
 )
 """What takes a processor's time and remembers nothing between two requests: of several processes each answers these, but threads."""
 MEMBER_ROUTES: Final = tuple(each for each in ROUTES if each.paths & MEMBER_PATHS)
-ERROR_SHAPES: Final[Shapes] = {"/v1/messages": anthropic.ErrorBody, "/api/": ollama.ErrorBody}
+ERROR_SHAPES: Final[Shapes] = {"/v1/messages": anthropic_answer.ErrorBody, "/api/": ollama_answer.ErrorBody}
 
 
 def is_for_member(scope: Scope) -> bool:
@@ -26,5 +37,5 @@ def is_for_member(scope: Scope) -> bool:
     return (
         scope["type"] == ScopeType.HTTP
         and scope["path"] in MEMBER_PATHS
-        and not anthropic.is_of_thread(scope["headers"])
+        and not is_of_thread(scope["headers"])
     )

@@ -120,7 +120,7 @@ class Live:
     def status(self) -> LiveStatus:
         """Now."""
         self.measurements.refresh(self.engine.state)
-        facts, timings = self.engine.facts, self.measurements.timings
+        facts, recent = self.engine.facts, self.measurements.recent
         total = facts.num_kv_blocks if facts else 0
         state = self.engine.state or attrs.evolve(NOTHING_YET, free_blocks=total)
         same = {name: getattr(state, name) for name in _SAME_NAMES}
@@ -132,10 +132,10 @@ class Live:
             restarts=self.engine.restarts,
             at=self.feed.now,
             finished=dict(state.finished),
-            rejected=dict(self.measurements.rejected.read()),
+            rejected=dict(self.measurements.tallies.rejected.read()),
             blocks=LiveBlocks(total, state.free_blocks, state.cached_blocks),
-            ttft=_latency(timings.recent_first_token),
-            itl=_latency(timings.recent_inter_token),
+            ttft=_latency(recent["first_token"]),
+            itl=_latency(recent["inter_token"]),
             viewers=self.viewers,
         )
 

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Histogram, Measurements
+from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Measurements
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineClient, EngineStatus
@@ -86,7 +86,7 @@ class Metrics(Collector):
                     family.add_metric((*common.values(), *labels), float(value))
                 yield family
         for name, text, field in _HISTOGRAMS:
-            histogram: Histogram = getattr(self.measurements.timings, field)
+            histogram = self.measurements.timings[field]
             bounds = [*map(repr, histogram.bounds), "+Inf"]
             buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
             for prefix in _SHARED:
@@ -95,7 +95,7 @@ class Metrics(Collector):
                 yield distribution
 
     def _server(self, facts: EngineFacts | None) -> Iterator[_Counter]:
-        counts, engine = self.measurements, self.engine
+        counts, engine = self.measurements.tallies, self.engine
         accepted, living, rejected = (
             _by(each.read()) for each in (counts.accepted, counts.living, counts.rejected)
         )
@@ -200,7 +200,7 @@ _HISTOGRAMS: Final = (
     ("request_generation_tokens", "Generated tokens of ended sequences.", "generated_tokens"),
     ("iteration_tokens_total", "Tokens of one step.", "step_tokens"),
 )
-"""Name, description, and field of `Timings`."""
+"""Name, description, and name among `TIMINGS`."""
 
 
 def _by(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:

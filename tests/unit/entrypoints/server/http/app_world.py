@@ -145,7 +145,7 @@ def app_world(
             server.open(_service(built, engine, clock, service, server.measurements, dialect=dialect))
         app = make_admin_app(server) if administers else make_app(server)
         bound = _listening()
-        http = HttpServer(app, [bound], settings, server.measurements.rejected)
+        http = HttpServer(app, [bound], settings, server.measurements.tallies.rejected)
         await engine.start()
         await http.start()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

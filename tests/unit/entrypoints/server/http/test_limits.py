@@ -275,7 +275,7 @@ def test_connections_are_bounded() -> None:
             answer = rest_of(refused)
         assert error_of(answer) == (503, "too_many_connections")
         assert b"retry-after: 1" in answer
-        assert world.call(lambda: world.server.measurements.rejected["too_many_connections"]) == 1
+        assert world.call(lambda: world.server.measurements.tallies.rejected["too_many_connections"]) == 1
         for each in held:
             assert ask(each)
             each.close()

@@ -77,7 +77,7 @@ def test_the_status_has_every_number(world: AppWorld) -> None:
     with world.client() as client, live(client, "?steps=false") as stream:
         _, status = stream.next()
     assert status["rejected"] == {}
-    world.server.live.measurements.rejected.add("unavailable")
+    world.server.live.measurements.tallies.rejected.add("unavailable")
     with world.client() as client, live(client, "?steps=false") as stream:
         assert stream.next()[1]["rejected"] == {"unavailable": 1}
     assert 0 < status["ttft"]["p50"] <= status["ttft"]["p99"]
@@ -194,7 +194,7 @@ def test_a_viewer_leaves_one_quiet_line_and_no_trace_in_the_counts(world: AppWor
     assert [(each["path"], each["status"]) for each in lines] == [("/live", 200)]
     assert "left" not in lines[0]
     assert world.call(lambda: world.engine.requests) == []
-    assert world.server.measurements.exchanges["disconnected"] == 0
+    assert world.server.measurements.tallies.exchanges["disconnected"] == 0
 
 
 def test_the_closed_feed_ends_the_streams_with_a_last_word(world: AppWorld) -> None:

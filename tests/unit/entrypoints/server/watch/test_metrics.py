@@ -229,6 +229,6 @@ def test_an_answer_that_is_never_read_ends_when_it_is_cancelled(world: AppWorld)
         )
         reply.cancel()
         reply.cancel()
-        return world.server.measurements.living["default"]
+        return world.server.measurements.tallies.living["default"]
 
     assert world.call(submit_and_cancel) == 0

@@ -58,15 +58,11 @@ async def chat_completions(
 class ChatWriter(ChunkWriter):
     """Writes the model's turns."""
 
+    _prefix = "chatcmpl"
+    _kind = "chat.completion.chunk"
+
     def __init__(self, body: ChatBody, service: TextService, sampling: SamplingParams) -> None:
-        super().__init__(
-            body,
-            service,
-            "chatcmpl",
-            "chat.completion.chunk",
-            num_logprobs=sampling.logprobs,
-            num_prompt_logprobs=sampling.prompt_logprobs,
-        )
+        super().__init__(body, service, sampling.logprobs, sampling.prompt_logprobs)
         self._token = service.tokenizing.token
         self._shows_reasoning = body.include_reasoning is not False
         self._frames: dict[tuple[type, int], TextFrames] = {}

@@ -17,7 +17,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.app.tokenizing import TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import body_format, make_order
+from nanoserve.entrypoints.server.http.fields import body_format, given_sampling, make_order
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai.answers import (
@@ -32,6 +32,7 @@ from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
 from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -93,6 +94,9 @@ def _read_one(form: str | int | Sequence[int], place: int) -> PromptInput:
 class CompletionWriter(ChunkWriter):
     """Writes texts that continue prompts; `texts` are those prompts, None where one came as ids or was cut."""
 
+    _prefix = "cmpl"
+    _kind = "text_completion"
+
     def __init__(
         self,
         body: CompletionBody,
@@ -102,14 +106,8 @@ class CompletionWriter(ChunkWriter):
         *,
         drops_output: bool,
     ) -> None:
-        super().__init__(
-            body,
-            service,
-            "cmpl",
-            "text_completion",
-            num_logprobs=body.logprobs,
-            num_prompt_logprobs=getattr(body, "prompt_logprobs"),  # noqa: B009 - as every sampling field, it is added
-        )
+        scored = given_sampling(body, Api.OPENAI).get("prompt_logprobs")
+        super().__init__(body, service, body.logprobs, None if scored is None else scored[1])
         self._service = service
         self._echo = bool(body.echo)
         self._drops_output = drops_output

@@ -102,3 +102,6 @@ async def _ids(body: TokenizeBody, service: TextService) -> tuple[int, ...]:
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
     return await service.render(read_conversation(body, service))
+
+
+ROUTES: Final = (list_models, get_model, tokenize, detokenize, tokenizer_info)

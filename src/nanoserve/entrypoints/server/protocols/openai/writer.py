@@ -6,7 +6,7 @@ import abc
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Generation, Piece
@@ -32,34 +32,30 @@ _DONE = b"data: [DONE]\n\n"
 class ChunkWriter(abc.ABC):
     """Writes an answer as a stream of chunks or whole (`Writer`).
 
-    Its name is the client's `request_id`, or one of its own. Where `num_logprobs` or
-    `num_prompt_logprobs` is None, no log-probabilities are reported of the answer, or of the prompt.
+    Its name is the client's `request_id`, or one of its own. Log-probabilities are reported with `num_logprobs` alternatives of
+    the answer, and with `num_scored` of the prompt; None for none.
     """
 
     keeps_pieces = False
     media_type = EVENTS
     ping = PING
 
+    _prefix: ClassVar[str]
+    _kind: ClassVar[str]
+
     def __init__(
-        self,
-        body: GenerationBody,
-        service: TextService,
-        prefix: str,
-        kind: str,
-        *,
-        num_logprobs: int | None,
-        num_prompt_logprobs: int | None,
+        self, body: GenerationBody, service: TextService, num_logprobs: int | None, num_scored: int | None
     ) -> None:
         options = body.stream_options or StreamOptions()
         self._head: dict[str, Any] = {
-            "id": f"{prefix}-{body.request_id or uuid.uuid4().hex}",
-            "object": kind,
+            "id": f"{self._prefix}-{body.request_id or uuid.uuid4().hex}",
+            "object": self._kind,
             "created": int(time.time()),
             "model": service.check_model(body.model),
         }
         self._num_logprobs = num_logprobs
         self._token_text = service.tokenizing.token_text
-        self._num_prompt_logprobs = num_prompt_logprobs
+        self._num_scored = num_scored
         self._return_token_ids = bool(body.return_token_ids)
         self._return_timings = bool(body.return_timings)
         self._ends_with_usage = bool(options.include_usage)
@@ -126,7 +122,7 @@ class ChunkWriter(abc.ABC):
     def _prompt_fields(self, generation: Generation) -> dict[str, Any]:
         """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
         fields: dict[str, Any] = {}
-        count, scores = self._num_prompt_logprobs, generation.prompt_logprobs
+        count, scores = self._num_scored, generation.prompt_logprobs
         if count is not None and scores is not None:
             fields["prompt_logprobs"] = [_position(each, count, self._token_text) for each in scores]
         if self._return_token_ids:
