@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from typing import Any
 
 import attrs
@@ -18,12 +19,14 @@ VIEW = "document.querySelector('#engine-view').view"
 LOG_END = f"{VIEW}.player.log.end"
 NEXT_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 WAITING, RUNNING = "Waiting", "Running"
-REMEMBER_STATES = """() => {
-  const line = document.querySelector(".engine-state");
-  window.states = [line.textContent];
-  const note = () => window.states.at(-1) === line.textContent || window.states.push(line.textContent);
-  new MutationObserver(note).observe(line, {subtree: true, childList: true, characterData: true});
-}"""
+
+
+def script(name: str) -> str:
+    """A file of `scripts/`: JavaScript for the page, or what its accessibility tree must be."""
+    return (pathlib.Path(__file__).with_name("scripts") / name).read_text()
+
+
+REMEMBER_STATES = script("remember_states.js")
 """Keeps every text of the banner, from now on, in `window.states`."""
 
 

@@ -12,7 +12,6 @@ from nanoserve.domain.invariants import audit
 from nanoserve.ports.step import SINK_BLOCK
 from tests.browser.engine_page import (
     LOG_END,
-    RUNNING,
     WAITING,
     assert_same_books,
     block_facts,
@@ -21,7 +20,6 @@ from tests.browser.engine_page import (
     open_engine,
     shown_books,
     table,
-    wait_for_step,
 )
 from tests.browser.sending import Sender
 from tests.browser.stepped_server import SteppedServer, stepped_server
@@ -148,24 +146,6 @@ def test_a_prompt_is_computed_in_chunks_beside_those_who_decode(
     assert [each[first] for each in seen] == ["decode"] * 3
     assert [each[long] for each in seen] == ["prefill [0, 15)", "prefill [15, 30)", "prefill [30, 31)"]
     expect(page.locator("#engine-step-facts")).to_contain_text("2 of at most 16 tokens: 1 prefill + 1 decode")
-
-
-def test_a_request_joins_and_leaves_in_the_middle(page: Page, held: SteppedServer, sending: Sender) -> None:
-    sending.send(PROMPT[:8], max_tokens=30)
-    stays = held.wait_for_living(1)
-    held.turn(4)
-    assert_same_books(page, held)
-    expect(count(page, RUNNING)).to_have_text("1")
-    sending.send(PROMPT[:5], max_tokens=3)
-    guest = held.wait_for_living(2)
-    held.turn()
-    wait_for_step(page, held.engine.scheduler.step)
-    expect(count(page, RUNNING)).to_have_text("2")
-    assert {stays, guest} == set(block_tables(page))
-    held.turn(4)
-    wait_for_step(page, held.engine.scheduler.step)
-    expect(count(page, RUNNING)).to_have_text("1")
-    assert {stays} == set(block_tables(page))
 
 
 def test_a_preemption_appears_and_the_sequence_comes_back(

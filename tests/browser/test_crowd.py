@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.engine_page import NEXT_FRAMES, VIEW, open_engine
+from tests.browser.engine_page import NEXT_FRAMES, VIEW, open_engine, script
 from tests.browser.sending import sender
 from tests.browser.stepped_server import SteppedServer, stepped_server
 from tests.browser.test_accessibility import SCREENS, grave_faults, too_wide
@@ -16,13 +16,7 @@ from tests.browser.visits import Visits, unfolded
 
 FEW, MANY = 64, 256
 FOLLOWED = f"() => {VIEW}.player.log.history.rows.get({VIEW}.selected)?.id ?? null"
-PIXELS = """([column, places]) => {
-  const { canvas, scale } = document.querySelector("#engine-view").view.timeline;
-  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
-  copy.drawImage(canvas, 0, 0);
-  const x = (scale.start(column) + scale.stop(column + 1)) / 2;
-  return places.map((y) => [...copy.getImageData(x, y, 1, 1).data.slice(0, 3)]);
-}"""
+PIXELS = script("pixels.js")
 MOST_NODES = 4000
 
 

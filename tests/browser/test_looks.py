@@ -8,36 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.engine_page import VIEW, block_tables, open_engine
+from tests.browser.engine_page import VIEW, block_tables, open_engine, script
 from tests.browser.sending import sender
 from tests.browser.stepped_server import SteppedServer, stepped_server
 from tests.browser.visits import Visits
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_SEQUENCES = 8, 640, 27
-CELLS = """blocks => {
-  const canvas = document.querySelector("[aria-roledescription='block map']");
-  const { layout } = document.querySelector("#engine-view").view.blocks.maps[0];
-  const side = Math.min(12, layout.cell - 5);
-  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
-  copy.drawImage(canvas, 0, 0);
-  return blocks.map((block) => {
-    const { x, y } = layout.corner(block - 1);
-    const { data } = copy.getImageData(x + 4, y + (layout.cell > 24 ? 14 : 3), side, side);
-    return Array.from({ length: data.length / 4 }, (_, pixel) => [...data.slice(4 * pixel, 4 * pixel + 3)]);
-  });
-}"""
+CELLS = script("cells.js")
 """The pixels inside of the cells of some blocks, below the number that large ones have."""
-COLOURS = """() => {
-  const probe = document.body.appendChild(document.createElement("span"));
-  return Array.from({ length: 12 }, (_, index) => {
-    probe.style.color = `var(--owner-${index})`;
-    return getComputedStyle(probe).color.match(/\\d+/g).map(Number);
-  });
-}"""
-SWATCHES = """() => [...document.querySelectorAll(".engine-queue .engine-swatch")].map((each) => {
-  const { backgroundColor, backgroundImage } = getComputedStyle(each);
-  return `${backgroundColor} ${backgroundImage}`;
-})"""
+COLOURS = script("colours.js")
+SWATCHES = script("swatches.js")
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.engine_page import script
 from tests.browser.playground import (
     QUESTION,
     ask,
@@ -26,13 +27,7 @@ from tests.browser.visits import Visits
 from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess
 
-WATCH_GROWTH = """() => {
-  window.growth = [];
-  new MutationObserver(() => {
-    const text = document.querySelector(".answer-text")?.textContent;
-    if (text && text !== window.growth.at(-1)) window.growth.push(text);
-  }).observe(document.querySelector("#transcript"), {subtree: true, childList: true, characterData: true});
-}"""
+WATCH_GROWTH = script("watch_growth.js")
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.8,
     "top_p": 0.9,

@@ -4,74 +4,16 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from tests.browser.engine_page import VIEW, open_engine
+from tests.browser.engine_page import VIEW, open_engine, script
 from tests.browser.playground import ask, finished, open_playground, set_parameters
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
 from tests.process.server_process import ServerProcess
 
-LISTEN = """() => {
-  window.heard = [];
-  const live = "[aria-live=polite], [aria-live=assertive], [role=status], [role=alert]";
-  new MutationObserver((changes) => {
-    for (const { target } of changes) {
-      const region = (target.nodeType === Node.TEXT_NODE ? target.parentElement : target)?.closest(live);
-      if (region?.textContent) window.heard.push(region.textContent);
-    }
-  }).observe(document.body, { subtree: true, childList: true, characterData: true });
-}"""
+LISTEN = script("listen.js")
 """Keeps what every live region says from now on in `window.heard`."""
-ENGINE = """
-- tabpanel "Engine":
-  - status: Ready
-  - paragraph: /built-in on cpu/
-  - group: What am I looking at?
-  - group "Player":
-    - button "To the start"
-    - button "One turn back"
-    - button "Resume, and catch up"
-    - button "One turn on"
-    - button "To the end"
-  - slider "Position in the log"
-  - paragraph: /step \\d+/
-  - status: /Step \\d+/
-  - region "Numbers":
-    - term: Throughput
-    - definition: /tok\\/s/
-    - term: Step latency
-  - region "Timeline":
-    - heading "Timeline" [level=2]
-    - group "Timeline"
-    - list "Legend"
-    - application /Timeline of steps/
-    - paragraph
-    - paragraph: /Step \\d+/
-    - paragraph: /of at most [\\d,]+ tokens/
-  - region "KV blocks":
-    - heading "KV blocks" [level=2]
-    - list "Legend"
-    - paragraph: /\\d+ held/
-    - application /Block map of cache group 0/
-    - paragraph: /Point at a block/
-  - region "Sequences":
-    - heading /Running \\d+/ [level=2]
-    - list
-    - heading /Waiting \\d+/ [level=2]
-"""
-ANSWER = """
-- article "Answer":
-  - heading "built-in" [level=2]
-  - text: /\\S/
-  - term: queue
-  - definition: /ms|s/
-  - term: prefill
-  - term: decode
-  - term: TTFT
-  - term: ended by
-  - definition: length
-  - button "Copy text"
-  - button "Try again"
-"""
+ENGINE = script("engine.aria.yaml")
+ANSWER = script("answer.aria.yaml")
 
 
 def heard(page: Page) -> list[str]:

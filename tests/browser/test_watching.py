@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from playwright.sync_api import Route, expect
 
-from tests.browser.engine_page import LOG_END, NEXT_FRAMES, VIEW, open_engine
-from tests.browser.playground import open_playground
+from tests.browser.engine_page import LOG_END, NEXT_FRAMES, VIEW, open_engine, script
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
 from tests.process.server_process import ServerProcess
 
-COUNT_CHANGES = """() => {
-  window.changes = 0;
-  const everything = { subtree: true, childList: true, characterData: true, attributes: true };
-  new MutationObserver((all) => (window.changes += all.length)).observe(document.querySelector("#engine-view"), everything);
-}"""
+COUNT_CHANGES = script("count_changes.js")
 
 
 def test_a_view_behind_the_other_tab_goes_on_and_draws_nothing(visits: Visits, server: ServerProcess) -> None:
@@ -34,19 +27,6 @@ def test_a_view_behind_the_other_tab_goes_on_and_draws_nothing(visits: Visits, s
     page.wait_for_function("() => window.changes > 0")
     step = page.evaluate(f"() => {VIEW}.replay.step")
     expect(page.locator("#engine-step-facts")).to_contain_text(f"Step {step}")
-
-
-def test_what_ran_while_the_playground_was_shown_is_there(visits: Visits, server: ServerProcess) -> None:
-    page = open_playground(visits, server.url)
-    page.wait_for_function(f"() => {LOG_END} > 0")
-    with sender(server.url) as sending:
-        sending.send([5, 6, 7], max_tokens=12)
-    page.wait_for_function(f"() => {VIEW}.player.log.head.finished.get('length') > 0")
-    page.get_by_role("tab", name="Engine").click()
-    expect(page.locator("#engine-step-facts")).to_contain_text("tokens: 0 prefill + 1 decode")
-    expect(page.locator(".engine-tile", has_text="Step latency").locator(".engine-number")).to_have_text(
-        re.compile(r"^[\d.,]+ m?s$")
-    )
 
 
 def test_an_idle_engine_is_given_eight_requests(visits: Visits, server: ServerProcess) -> None:

@@ -108,9 +108,3 @@ def test_a_corrupt_checkpoint_is_one_clear_line(broken_folder: pathlib.Path) -> 
     done = run("generate", "--model", str(broken_folder), "hello")
     assert done.returncode == 1
     assert "model.safetensors" in error_line(done)
-
-
-def test_a_missing_model_is_one_clear_line() -> None:
-    done = run("generate", "--model", "./no/such/folder", "hello")
-    assert done.returncode == 1
-    assert error_line(done).startswith("./no/such/folder: no such folder")

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from nanoserve.adapters.embedded import model_folder
@@ -119,13 +117,6 @@ def test_special_tokens_agree_between_model_and_tokenizer(
     assert (settings_of.do_sample, settings_of.temperature, settings_of.top_p) == (True, 0.7, 0.9)
 
 
-@given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_unicode_text_round_trips(text: str) -> None:
-    tokenizer = _load_tokenizer()
-    ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    assert tokenizer.decode(ids) == text
-
-
 @pytest.mark.parametrize("content", _UNICODE)
 def test_the_template_renders_any_content_with_one_bos(
     tokenizer: PreTrainedTokenizerFast, content: str
@@ -138,19 +129,6 @@ def test_the_template_renders_any_content_with_one_bos(
     assert ids.count(tokenizer.bos_token_id) == 1
     tokenized: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     assert tokenized["input_ids"] == ids
-
-
-def test_plain_text_gets_one_bos(tokenizer: PreTrainedTokenizerFast) -> None:
-    ids = tokenizer.encode("Once upon a time")
-    assert ids[0] == tokenizer.bos_token_id
-    assert ids.count(tokenizer.bos_token_id) == 1
-
-
-def test_content_parts_are_joined(tokenizer: PreTrainedTokenizerFast) -> None:
-    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    messages: Any = [{"role": "user", "content": parts}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert text == "<|bos|><|user|>Hello<|end|>"
 
 
 def test_what_users_and_tools_say_has_no_mark_of_the_models_language(
@@ -175,11 +153,6 @@ def test_what_users_and_tools_say_has_no_mark_of_the_models_language(
     assert [mark for mark in marks if mark in asked] == []
     assert asked.replace("< t", "<t").replace("</ t", "</t") == said
     assert asked.startswith("a < b, <b>c</b>, <thin")
-
-
-def test_an_unknown_role_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(Exception, match="unknown role narrator"):
-        _render(tokenizer, [{"role": "narrator", "content": "Once"}])
 
 
 def test_a_greedy_story_is_whole_words_and_ends(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -227,9 +200,3 @@ def test_a_described_record_comes_back_as_json(model: Any, tokenizer: PreTrained
     ask = "Make a JSON record for a person named Rosa who is 34 years old and lives in Lisbon."
     answer = _answer(model, tokenizer, [_question(ask)])
     assert json.loads(answer) == {"name": "Rosa", "age": 34, "city": "Lisbon"}
-
-
-def test_an_asked_for_story_has_its_hero_and_thing(model: Any, tokenizer: PreTrainedTokenizerFast) -> None:
-    story = _answer(model, tokenizer, [_question("Tell me a story about a fox and a lamp.")])
-    assert "fox" in story
-    assert "lamp" in story

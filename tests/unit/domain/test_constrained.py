@@ -16,7 +16,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Masks, Matcher, Pending, new_block
+from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Masks, Matcher, Pending
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
@@ -539,18 +539,3 @@ class ConstrainedMachine(RuleBasedStateMachine):
 
 
 TestConstrainedMachine = ConstrainedMachine.TestCase
-
-
-def test_a_matcher_goes_through_its_language() -> None:
-    matcher = FiniteGrammar(language_of("1 2|1 4 5")).matcher()
-    assert not matcher.may_end()
-    assert matcher.consume(1)
-    other = matcher.copy()
-    assert not matcher.consume(9)
-    assert matcher.consume(2)
-    assert matcher.may_end()
-    assert other.consume(4)
-    assert not other.may_end()
-    block = new_block(VOCAB, 2)
-    assert GRAMMARS.fill([matcher, other], block)() == Filled(empty={0})
-    assert [bytes(block.mask(number)) for number in (0, 1)] == [bytes(4), (1 << 5).to_bytes(4, "little")]

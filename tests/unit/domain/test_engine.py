@@ -94,17 +94,6 @@ def test_tokens_computed_after_a_stop_are_dropped() -> None:
     assert worlds[1].runner.num_steps == 6
 
 
-def test_sequences_of_one_request_share_the_prompt_and_differ_by_seed() -> None:
-    for caching in (True, False):
-        world = World(prefix_caching=caching, num_blocks=64)
-        world.add("a", range(21), n=5, seed=3, max_tokens=6)
-        world.run()
-        for index in range(5):
-            assert world.answer("a", index).token_ids == oracle(range(21), 6, seed=3, index=index)
-        admitted = [entry for plan in world.runner.plans for entry in plan.admitted]
-        assert [entry.num_computed_tokens for entry in admitted] == [0, 20, 20, 20, 20]
-
-
 def test_a_freed_row_is_taken_again_in_the_same_step() -> None:
     world = World(max_num_seqs=2)
     for number in range(6):

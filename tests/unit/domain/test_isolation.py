@@ -148,15 +148,6 @@ def test_a_trial_costs_one_recomputation() -> None:
     assert world.runner.num_tokens - start == 5 + 5 * 12
 
 
-def test_the_sequences_of_one_request_are_tried_one_at_a_time() -> None:
-    world = World()
-    for number in range(3):
-        world.add(f"r{number}", prompt_of(number, 9, ()), seed=number, max_tokens=8, n=3)
-    world.runner.fail(Fault.COLLECT_LATE)
-    world.run()
-    assert_only_the_poisoned_ended(world, ())
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("end", ["abort", "deadline"])
 def test_suspects_that_end_meanwhile_drop_out(end: str, depth: int) -> None:
@@ -199,19 +190,6 @@ def test_a_fault_that_needs_several_rows_comes_to_an_end() -> None:
     fill(world, (), length=20)
     world.run()
     assert_only_the_poisoned_ended(world, (), length=20)
-
-
-def test_an_interrupt_during_a_trial_changes_no_answer() -> None:
-    world = World(depth=2)
-    fill(world, ())
-    world.runner.fail(Fault.COLLECT_LATE)
-    world.turn()
-    world.runner.fail(Fault.COLLECT_LOST, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        world.run()
-    audit(world.scheduler)
-    world.run()
-    assert_only_the_poisoned_ended(world, ())
 
 
 def test_the_audit_sees_other_rows_in_a_trial() -> None:

@@ -8,7 +8,6 @@ from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.prefix_hash import HashFunction, chain_root, fast_hash, strong_hash
-from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
@@ -134,17 +133,6 @@ def test_forgotten_prefixes_are_not_found() -> None:
     world.scheduler.cache.forget_prefixes()
     world.add("a", range(20), max_tokens=2)
     assert world.admissions("a") == [0]
-
-
-def test_forgetting_while_sequences_run_loses_no_block() -> None:
-    world = World()
-    world.add("a", range(20), max_tokens=20)
-    for _ in range(5):
-        world.turn()
-    world.scheduler.cache.forget_prefixes()
-    world.run()
-    assert world.answer("a").token_ids == oracle(range(20), 20)
-    assert world.free_blocks == [64]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -337,13 +325,3 @@ def test_names_are_the_same_in_every_process() -> None:
 def test_roots_never_meet_however_salts_are_spelt(isolated: bool) -> None:
     salts = [("salt", ""), ("salt", "a"), ("salt", "', 'a"), ("request", ""), ("salt", "\ud800"), ("salta",)]
     assert len({chain_root(*salt, isolated=isolated) for salt in salts}) == len(salts)
-
-
-def test_hashing_goes_on_where_it_stopped() -> None:
-    world = World()
-    request = world.add("a", range(23), max_tokens=9)
-    cache = world.scheduler.cache
-    (sequence,) = world.scheduler.table.requests[request.request_id]
-    assert isinstance(sequence, Sequence)
-    assert len(cache.hashes(sequence, 3)) == 3
-    assert cache.hashes(sequence, 5)[:3] == cache.hashes(sequence, 3)

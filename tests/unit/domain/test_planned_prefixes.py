@@ -96,14 +96,6 @@ def test_the_answers_of_one_request_share_its_prompt_at_once(kind: str, caching:
     assert computed(world) == 40 + 4
 
 
-def test_prompts_of_one_beginning_start_in_one_step() -> None:
-    world = World(num_blocks=300, max_num_batched_tokens=512)
-    crowd(world)
-    world.turn()
-    (plan,) = world.runner.plans
-    assert [chunk.start for chunk in plan.chunks] == [0, *[40] * 7]
-
-
 def test_salts_keep_prompts_apart_in_one_step_too() -> None:
     world = World(num_blocks=300, max_num_batched_tokens=512)
     for number in range(4):
@@ -171,22 +163,6 @@ def test_blocks_of_a_giver_that_is_aborted_in_flight_are_written_all_the_same(ki
     assert_right(world, [1, 2], min((each.window for each in KINDS[kind] if each.window), default=None))
 
 
-def test_what_an_aborted_giver_planned_is_found() -> None:
-    world = World(num_blocks=300, depth=2)
-    world.add("0", prompt_of(0), seed=0)
-    plan = world.scheduler.plan()
-    assert plan is not None
-    world.engine.abort("0")
-    world.add("1", prompt_of(1), seed=1)
-    following = world.scheduler.plan()
-    assert following is not None
-    assert following.admitted[0].num_computed_tokens == 32
-    for each in (plan, following):
-        world.scheduler.commit(world.runner.collect(world.runner.submit(each)))
-    assert not pool_of(world).promised
-    world.scheduler.preempt_all()
-
-
 class BreakingRunner(RecordingRunner):
     """In its first step the logits of the rows `breaks` are not finite."""
 
@@ -226,21 +202,6 @@ def test_a_broken_row_that_gave_nothing_ends_alone_and_its_blocks_are_not_found(
     assert world.answer("3").reason is FinishReason.ERROR
     assert_right(world, [0, 1, 2])
     assert computed(world) == once(4)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_events_tell_of_no_block_before_it_is_written(depth: int) -> None:
-    reader = KVEventReader(4)
-    world = World(num_blocks=300, max_num_batched_tokens=24, depth=depth, kv_events=reader)
-    crowd(world, 3)
-    world.scheduler.plan()
-    assert world.scheduler.cache.events is not None
-    assert world.scheduler.cache.events.take() is None
-    world.scheduler.preempt_all()
-    world.turn()
-    assert len(reader.held(0)) == 24 // 4
-    world.run()
-    check_reader(reader, world.scheduler.cache)
 
 
 def test_only_blocks_that_are_written_are_carried_out() -> None:

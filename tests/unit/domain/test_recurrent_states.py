@@ -189,18 +189,6 @@ def test_a_preempted_row_goes_on_from_its_newest_snapshot() -> None:
     assert world.answer("young").token_ids == oracle(range(50, 62), 12)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_the_answers_of_one_request_go_on_from_one_snapshot(depth: int) -> None:
-    world = world_of(FULL, STATE, depth=depth)
-    world.add("a", range(18), max_tokens=5, n=3)
-    world.run()
-    restores = [each for plan in world.runner.plans for each in plan.copies if plan.admitted]
-    assert len({each.source for each in restores}) == 1
-    assert len(restores) == 2
-    for index in range(3):
-        assert world.answer("a", index).token_ids == oracle(range(18), 5, index=index)
-
-
 def test_where_prompts_part_a_snapshot_is_kept_for_the_third() -> None:
     world = world_of(FULL, RARE)
     shared = list(range(30))

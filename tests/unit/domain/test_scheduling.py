@@ -121,15 +121,6 @@ def test_a_place_in_a_class_is_free_again_after_every_way_to_end() -> None:
     assert running(world) == ["b2", "b3"]
 
 
-def test_aborting_the_first_of_a_family_leaves_no_one_behind() -> None:
-    world = World()
-    world.add("a", range(9), n=4, max_tokens=5)
-    world.engine.abort("a")
-    assert len(world.scheduler.table.waiting) == 0
-    world.run()
-    assert {answer.reason for answer in world.answers.values()} == {FinishReason.ABORT}
-
-
 def test_siblings_wait_until_the_prompt_is_computed_and_then_share_it() -> None:
     world = World(max_num_batched_tokens=8)
     world.add("a", range(24), n=3, max_tokens=4)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,24 +117,6 @@ def test_nothing_is_held_back_but_half_characters_and_possible_stops(
         so_far += piece
         arrived = b"".join(pieces[:number]).decode(errors="ignore")
         assert len(so_far) == len(arrived) - held_back(arrived, stops)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stops", "text", "ids"),
-    [
-        (["hel", "lo S", "TO", "P now"], ["STOP"], "hello ", [1, 2]),
-        (["hello STOP now", "x"], ["STOP"], "hello ", [1]),
-        (["STOP"], ["STOP"], "", []),
-        (["a", "S", "T", "x", "S", "TOP"], ["STOP"], "aSTx", [1, 2, 3, 4]),
-        (["a", "ST", "ST", "OP"], ["STOP"], "aST", [1, 2]),
-        (["ab", "c", "d"], ["abcd", "bc"], "a", [1]),
-        (["ab"], ["abc", "ab"], "", []),
-        (["S", "T", "O"], ["STOP"], "STO", [1, 2, 3]),
-    ],
-)
-def test_cases_by_hand(pieces: list[str], stops: list[str], text: str, ids: list[int]) -> None:
-    shown = run([piece.encode() for piece in pieces], stop=stops)
-    assert (shown.text, shown.token_ids, shown.logprobs) == (text, ids, ids)
 
 
 def test_a_token_that_ends_one_character_and_begins_the_next_waits_for_it() -> None:

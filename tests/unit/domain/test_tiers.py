@@ -268,29 +268,6 @@ def test_a_slot_that_a_lost_step_may_still_write_is_not_used_before_the_runner_h
     assert world.answer("b").token_ids == oracle(PROMPT, 8)
 
 
-def test_a_slot_is_kept_until_it_is_written_to_the_directory() -> None:
-    will = Will(0)
-    made: list[LateDirectory] = []
-
-    def directory(runner: RecordingRunner) -> BlockDirectory:
-        made.append(LateDirectory(runner, will))
-        return made[-1]
-
-    will.value = 0.5  # writes are accepted, and wait
-    world = small_world(directory=directory, host_slots=10)
-    world.add("a", PROMPT)
-    world.run()
-    displace(world)
-    assert counts(world).refused == 26
-    will.value = 0.0
-    displace(world, "more")
-    assert len(made[0].blocks) > 10
-    world.add("again", PROMPT)
-    world.run()
-    assert world.answer("again").token_ids == oracle(PROMPT, 8)
-    assert made[0].num_read + counts(world).loaded > 0
-
-
 def test_salted_prompts_share_no_slots() -> None:
     world = small_world()
     world.add("a", PROMPT, cache_salt="mine")

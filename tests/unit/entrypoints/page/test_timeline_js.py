@@ -1,30 +1,13 @@
-"""Which steps the timeline shows, and the round numbers on its axes."""
+"""The timeline: which steps it shows, the round numbers on its axes, and a crowd of which every row is in one strip that leads to its sequences."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.entrypoints.page.node import run_node
-
-WINDOW = """
-import { readFileSync } from "node:fs";
-import { TimelineWindow } from "./timeline_window.js";
-const shown = new TimelineWindow(40);
-for (const [name, ...values] of JSON.parse(readFileSync(0, "utf8"))) {
-  const result = shown[name](...values);
-  if (name === "range") console.log(JSON.stringify([result.from, result.to]));
-}
-"""
-TICKS = """
-import { readFileSync } from "node:fs";
-import { roundTicks, roundUp } from "./ticks.js";
-const [from, to, most] = JSON.parse(readFileSync(0, "utf8"));
-console.log(JSON.stringify([roundTicks(from, to, most).map(({ text }) => text), roundUp(to)]));
-"""
 
 
 def place(now: int, end: int = 500, *, first: int = 0, follows: bool = False) -> list[Any]:
@@ -53,9 +36,9 @@ def place(now: int, end: int = 500, *, first: int = 0, follows: bool = False) ->
     ],
 )
 def test_the_window_stays_in_the_log_and_finds_the_present_again(
-    moves: list[list[Any]], shown: list[int], tmp_path: Path
+    moves: list[list[Any]], shown: list[int]
 ) -> None:
-    assert run_node(WINDOW, [json.dumps(moves).encode()], tmp_path)[-1] == shown
+    assert run_node("timeline_window", lines=[json.dumps(moves).encode()])[-1] == shown
 
 
 @pytest.mark.parametrize(
@@ -68,8 +51,38 @@ def test_the_window_stays_in_the_log_and_finds_the_present_again(
         ((5, 5, 3), ["5.000000000"]),
     ],
 )
-def test_ticks_are_round(range_: tuple[float, float, int], texts: list[str], tmp_path: Path) -> None:
-    [[found, up]] = run_node(TICKS, [json.dumps(range_).encode()], tmp_path)
+def test_ticks_are_round(range_: tuple[float, float, int], texts: list[str]) -> None:
+    [[found, up]] = run_node("ticks", lines=[json.dumps(range_).encode()])
     assert found == texts
     assert up >= range_[1]
     assert f"{up:e}"[0] in "125"
+
+
+HEIGHT = 300
+
+
+def arrange(seats: int) -> Any:
+    [crowd] = run_node("timeline_crowd", str(seats), "10")
+    return crowd
+
+
+@pytest.mark.parametrize("seats", [3, 24, 25, 48, 64, 100, 256, 1000])
+def test_every_row_is_in_one_strip_that_leads_to_its_sequence_at_each_step(seats: int) -> None:
+    crowd = arrange(seats)
+    strips = crowd["strips"]
+    assert [seat for each in strips for seat in range(each["first"], each["end"])] == list(range(seats))
+    for each in strips:
+        inside = range(each["first"], each["end"])
+        assert each["early"] == [f"first {seat}" for seat in inside]
+        assert each["late"] == [f"second {seat}" for seat in inside]
+        last = each["end"] - 1
+        assert each["name"] == (f"row {last}" if len(inside) == 1 else f"rows {each['first']}\u2013{last}")
+    assert crowd["all"] == [f"second {seat}" for seat in range(seats)], "the keyboard goes from row to row"
+
+
+@pytest.mark.parametrize(("seats", "per_strip"), [(24, 1), (64, 1), (100, 8), (256, 16), (1000, 64)])
+def test_strips_stay_high_enough_to_be_seen_and_named(seats: int, per_strip: int) -> None:
+    crowd = arrange(seats)
+    assert crowd["strips"][0]["end"] == per_strip
+    assert crowd["lane"] >= 12
+    assert crowd["height"] <= HEIGHT + 80

@@ -1,0 +1,4 @@
+() => [...document.querySelectorAll(".engine-queue .engine-swatch")].map((each) => {
+  const { backgroundColor, backgroundImage } = getComputedStyle(each);
+  return `${backgroundColor} ${backgroundImage}`;
+})
