@@ -31,7 +31,6 @@ _REMARKS: Final = frozenset(
     | {"$anchor", "$vocabulary"}
 )
 _LEAF: Final = frozenset({"type", "title", "description"})
-_LEAF_TYPES: Final = (*_ALL_TYPES, "integer")
 """What most schemas have alone."""
 _PLAIN: Final = frozenset(
     {"type", "title", "description", "properties", "enum", "const", "$ref", "anyOf", "additionalProperties"}
@@ -109,9 +108,9 @@ def in_known_words(kind: str, schema: Any, whitespace: str) -> dict[str, Any]:
     if found is False:
         raise BadValueError(kind, "#: no value fits false, or a `not` of what anything fits")
     if not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
-        options |= {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-    grouped: dict[str, Any] = found | {"x-guidance": options}
-    return grouped
+        white = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+        options = {**options, **white}
+    return {**found, "x-guidance": options}
 
 
 class _Walk:
@@ -127,12 +126,13 @@ class _Walk:
 
     def of(self, schema: Any, place: str, *, is_read: bool) -> Any:
         """The schema that stands there; `is_read` where it counts even if nothing refers to it."""
-        if not isinstance(schema, dict) or (schema.keys() <= _LEAF and schema.get("type") in _LEAF_TYPES):
+        is_odd = isinstance(schema, dict) and "any" in str(schema.get("type"))
+        if not isinstance(schema, dict) or (schema.keys() <= _LEAF and not is_odd):
             return schema
         schema = dict(schema)
         if not self._has_addresses and "allOf" in schema:
             self._say_once(schema)
-        if not schema.keys() <= _PLAIN or "any" in str(schema.get("type")):
+        if is_odd or not schema.keys() <= _PLAIN:
             for change in (_core, _values, _strings, _members, _items, _conditions, _negation):
                 change(schema)
         if _is_none(schema):
@@ -179,11 +179,7 @@ class _Walk:
     def _say_once(self, schema: dict[str, Any]) -> None:
         """Where of two maps that are joined only one says what the members are, the library does not join them with themselves."""
         joined = schema["allOf"]
-        if (
-            not isinstance(joined, list)
-            or len(joined) != 2
-            or not all(isinstance(each, dict) for each in joined)
-        ):
+        if not isinstance(joined, list) or [type(each) for each in joined] != [dict, dict]:
             return
         first, second = joined
         reference = str(first["$ref"]).removeprefix("#") if first.keys() == {"$ref"} else None
