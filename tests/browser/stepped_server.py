@@ -25,7 +25,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, L
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server import run
-from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.signals import Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets

@@ -22,8 +22,15 @@ from nanoserve.entrypoints.page.files import INDEX, Page, read_page
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
-from nanoserve.entrypoints.server.http.keys import Key, KeyRing
-from nanoserve.entrypoints.server.http.security import ANONYMOUS, Cors, Gate, RateLimits, client_of
+from nanoserve.entrypoints.server.http.security import (
+    ANONYMOUS,
+    Cors,
+    Gate,
+    Key,
+    KeyRing,
+    RateLimits,
+    client_of,
+)
 from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_ROUTES, ROUTES, is_for_member
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from nanoserve.entrypoints.server.watch.health import Health

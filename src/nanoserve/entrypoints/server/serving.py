@@ -20,9 +20,8 @@ from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings
 from nanoserve.entrypoints.compose.counting import Counting, SharedCounting
 from nanoserve.entrypoints.server.app import Server
 from nanoserve.entrypoints.server.http.access_log import REASONS
-from nanoserve.entrypoints.server.http.keys import KeyRing
 from nanoserve.entrypoints.server.http.limits import REFUSALS
-from nanoserve.entrypoints.server.http.security import ANONYMOUS
+from nanoserve.entrypoints.server.http.security import ANONYMOUS, KeyRing
 from nanoserve.entrypoints.server.sockets import host_names, model_names
 from nanoserve.entrypoints.server.watch.tracing import start_tracing
 from nanoserve.ports.driving import EngineClient

@@ -15,7 +15,7 @@ import pytest
 
 from nanoserve.adapters.engine_process import launching
 from nanoserve.adapters.engine_process.ranks.leader import Rank
-from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.start_errors import StartError
 from nanoserve.entrypoints.server.workers.pool import Workers
 from nanoserve.ports.driving import EngineStatus

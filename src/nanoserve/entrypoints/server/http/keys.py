@@ -1,4 +1,4 @@
-"""API keys: their clients, and what those may do. Kept as SHA-256 digests; the keys themselves are forgotten.
+"""API keys as flags and files have them: their clients, and what those may do.
 
 A file of keys holds one key per line (`#` begins a comment), or, where its name ends in `.toml`:
 
@@ -13,12 +13,11 @@ A file of keys holds one key per line (`#` begins a comment), or, where its name
 from __future__ import annotations
 
 import hashlib
-import hmac
 import pathlib
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -27,6 +26,7 @@ import structlog
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.compose.config.kinds import Kind, integer, number, secrets, text
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from nanoserve.entrypoints.server.http.security import Key, KeyRing
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import DEFAULT_CLASS
 
@@ -39,42 +39,6 @@ _FIELDS: Final[Mapping[str, Kind]] = {
     "priority": integer(-(2**31), 2**31),
     "rate_limit": number(above=0.0),
 }
-
-
-@attrs.frozen(kw_only=True)
-class Key:
-    """One key; `rate_limit` is in requests per minute, None is unlimited."""
-
-    digest: bytes = attrs.field(repr=False)
-    client: Client
-    rate_limit: float | None = None
-
-
-class KeyRing:
-    """All keys. Empty, it lets all requests in as one anonymous client."""
-
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = tuple(keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._keys)
-
-    @property
-    def digests(self) -> list[bytes]:
-        """Of all keys."""
-        return [key.digest for key in self._keys]
-
-    def find(self, presented: str) -> Key | None:
-        """The key that was presented. Every key is compared, each in constant time, so that time tells nothing."""
-        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
-        found = None
-        for key in self._keys:
-            if hmac.compare_digest(digest, key.digest):
-                found = key
-        return found
 
 
 def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,)) -> KeyRing:

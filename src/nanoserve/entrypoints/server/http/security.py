@@ -8,8 +8,10 @@ key, and refusals need the headers as well.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
@@ -22,7 +24,6 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from nanoserve.entrypoints.app.orders import CURRENT, Client
 from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
 from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
-from nanoserve.entrypoints.server.http.keys import Key, KeyRing
 from nanoserve.ports.checks import shown
 from nanoserve.ports.counts import Buckets, Lock
 
@@ -62,6 +63,42 @@ class Cors:
             await send(message)
 
         await self._app(scope, receive, marked)
+
+
+@attrs.frozen(kw_only=True)
+class Key:
+    """One key, of which the digest alone is kept; `rate_limit` is in requests per minute, None is unlimited."""
+
+    digest: bytes = attrs.field(repr=False)
+    client: Client
+    rate_limit: float | None = None
+
+
+class KeyRing:
+    """All keys. Empty, it lets all requests in as one anonymous client."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys)
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of all keys."""
+        return [key.digest for key in self._keys]
+
+    def find(self, presented: str) -> Key | None:
+        """The key that was presented. Every key is compared, each in constant time, so that time tells nothing."""
+        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        return found
 
 
 ANONYMOUS: Final = b""

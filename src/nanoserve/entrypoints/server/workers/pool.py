@@ -18,7 +18,7 @@ import structlog
 from nanoserve.entrypoints.app.measurements import RESTARTS
 from nanoserve.entrypoints.compose.counting import SharedCounting
 from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine, own_program, start_program
-from nanoserve.entrypoints.server.http.keys import KeyRing
+from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.start_errors import StartError
 from nanoserve.entrypoints.server.workers.program import WorkerStart, encode_start

@@ -273,6 +273,9 @@ def test_the_document_shows_every_route_its_body_and_its_errors(document: dict[s
     assert {"200", "400", "401", "404", "413", "415", "429", "500", "503"} <= set(chat["responses"])
     assert chat["security"]
     assert "security" not in document["paths"]["/livez"]["get"]
+    live = document["paths"]["/live"]["get"]
+    assert ([each["name"] for each in live["parameters"]], bool(live["security"])) == (["steps"], True)
+    assert "text/event-stream" in live["responses"]["200"]["content"]
     body = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     assert "messages" in document["components"]["schemas"][body]["properties"]
     error = document["paths"]["/v1/messages"]["post"]["responses"]["401"]["content"]["application/json"]

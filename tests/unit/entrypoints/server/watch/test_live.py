@@ -214,19 +214,3 @@ def test_the_closed_feed_ends_the_streams_with_a_last_word(world: AppWorld) -> N
         for each in (steps, plain):
             assert each.rest()[-1][0] == "status"
             assert each.of("status")[-1]["draining"] is True
-
-
-@pytest.mark.usefixtures("short_period")
-def test_silence_is_broken_by_the_status_so_that_proxies_stay(world: AppWorld) -> None:
-    with world.client() as client, live(client) as stream:
-        stream.until(is_trace)
-        assert [stream.next()[0] for _ in range(3)] == ["status"] * 3
-
-
-def test_it_is_in_the_document(world: AppWorld) -> None:
-    with world.client() as client:
-        operation = client.get("/openapi.json").json()["paths"]["/live"]["get"]
-    assert [each["name"] for each in operation["parameters"]] == ["steps"]
-    assert operation["security"]
-    assert {"200", "400", "401", "503"} <= set(operation["responses"])
-    assert "text/event-stream" in operation["responses"]["200"]["content"]
