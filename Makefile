@@ -104,7 +104,7 @@ format: $(STAMP) ## rewrite the sources in the house's format
 
 bench: $(STAMP) ## measure the control plane, and generation beside transformers
 	$(BIN)/python -m benchmarks.control_plane
-	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.offline built-in shape:llama-3.2-1b --vs hf --device cpu --dtype bfloat16 --temperature 0 --loads single b8 --input-len 128 --output-len 64
 
 chart: ## draw the README's chart of speed from the table in docs/performance.md
 	$(PYTHON) -m tools.speed_chart

@@ -3,22 +3,30 @@
     python -m benchmarks.crowds asking URL STREAMS PROTOCOL INPUT_LEN OUTPUT_LEN
     python -m benchmarks.crowds watching URL COUNT
 
-Says `SETTLED` once all are connected and have got something. Imports nothing that takes long.
+Says `SETTLED` once all are connected and have got something.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import attrs
+
+from nanoserve.entrypoints.bench.serving.client import OK, Answer, Connections
+from nanoserve.entrypoints.bench.serving.load import run_loop
+from nanoserve.entrypoints.client.server import read_address
+
 SETTLED: Final = "settled"
+MOST_SECONDS: Final = 3600.0
 LIVE: Final = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 PATHS: Final = {
     "completions": "/v1/completions",
@@ -44,16 +52,32 @@ def crowd(*arguments: str | int) -> Iterator[None]:
             clients.kill()
 
 
-async def _connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+@attrs.define(kw_only=True)
+class UnreadAnswer(Answer):
+    """The bytes of an answer, of which nothing but the end is looked at; `begun` is called when the first ones come."""
+
+    begun: Callable[[], object]
+    tail: bytes = b""
+
+    def feed(self, piece: bytes, now: float) -> None:
+        """Read a piece as it comes."""
+        self.tail = (self.tail + piece)[-64:]
+        if not self.arrivals:
+            self.arrivals.append(now)
+            self.begun()
+
+    def close(self) -> None:
+        """Whole is what ends as its protocol says."""
+        self._is_whole = any(end in self.tail for end in ENDS)
+        super().close()
+
+
+async def _watch(url: str, begun: Callable[[], object]) -> None:
     address = urllib.parse.urlsplit(url)
-    return await asyncio.open_connection(address.hostname, address.port, limit=2**24)
-
-
-async def _watch(url: str, begun: asyncio.Barrier) -> None:
-    reader, writer = await _connect(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=2**24)
     writer.write(LIVE)
     await reader.readuntil(b"event: trace")
-    await begun.wait()
+    begun()
     while await reader.read(2**16):
         pass
     raise SystemExit("the server has sent a viewer home")
@@ -69,37 +93,33 @@ def _request(draw: random.Random, protocol: str, *lengths: str) -> bytes:
         words = draw.choices("abcdefgh", k=input_len // 2)
         asked["messages"] = [{"role": "user", "content": " ".join(words)}]
     body = json.dumps(asked).encode()
-    head = f"POST {PATHS[protocol]} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST {PATHS[protocol]} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     return f"{head}content-type: application/json\r\n\r\n".encode() + body
 
 
-async def _ask(url: str, begun: asyncio.Barrier, draw: random.Random, asked: Sequence[str]) -> None:
-    first = True
+async def _ask(connections: Connections, begun: Callable[[], object], asked: list[str]) -> None:
+    draw, first = random.Random(), begun
     while True:
-        reader, writer = await _connect(url)
-        writer.write(_request(draw, *asked))
-        tail = b""
-        while data := await reader.read(2**16):
-            tail = (tail + data)[-64:]
-            if first:
-                first = False
-                await begun.wait()
-        writer.close()
-        if not any(end in tail for end in ENDS):
-            raise SystemExit(f"an answer broke off: {tail!r}")
+        answer = UnreadAnswer(scheduled=0.0, begun=first)
+        await connections.ask(_request(draw, *asked), answer, MOST_SECONDS)
+        if answer.result != OK:
+            raise SystemExit(f"an answer failed: {answer.result} {answer.message} {answer.tail!r}")
+        first = int  # does nothing
 
 
-async def _run(arguments: list[str]) -> None:
-    role, url, count, *asked = arguments
-    begun = asyncio.Barrier(int(count) + 1)
+async def _run(role: str, url: str, count: str, *asked: str) -> None:
+    connections, left = Connections(read_address(url)), itertools.count(int(count) - 1, -1)
+
+    def begun() -> None:
+        if next(left) == 0:
+            print(SETTLED, flush=True)
+
     async with asyncio.TaskGroup() as group:
         for _ in range(int(count)):
             group.create_task(
-                _watch(url, begun) if role == "watching" else _ask(url, begun, random.Random(), asked)
+                _watch(url, begun) if role == "watching" else _ask(connections, begun, list(asked))
             )
-        await begun.wait()
-        print(SETTLED, flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(sys.argv[1:]))
+    run_loop(_run(*sys.argv[1:]))

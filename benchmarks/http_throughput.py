@@ -12,26 +12,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
-import re
-import sys
 import time
-import urllib.parse
 
+import httpx
 import psutil
 
 from benchmarks.crowds import PATHS, crowd
-from benchmarks.http_overhead import NANOSERVE, serving
-
-GENERATED = re.compile(r"^nanoserve:generation_tokens_total\S* (\S+)$", re.MULTILINE)
-
-
-def generated(url: str) -> float:
-    """Tokens that the server has generated so far."""
-    client = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=60)
-    client.request("GET", "/metrics")
-    (count,) = GENERATED.findall(client.getresponse().read().decode())
-    return float(count)
+from benchmarks.paced_engine import command as paced_command
+from benchmarks.servers import NANOSERVE, metric, serving
 
 
 def main() -> None:
@@ -50,19 +38,19 @@ def main() -> None:
     given = parser.parse_args()
     lengths = (given.protocol, given.input_len, given.output_len)
     with contextlib.ExitStack() as stack:
-        paced = (sys.executable, "-m", "benchmarks.paced_server", given.period)
-        command = NANOSERVE if given.period is None else paced
-        url = stack.enter_context(serving([given.model] if given.model else [], given.server, command))
+        command = NANOSERVE if given.period is None else paced_command(given.period)
+        url = stack.enter_context(serving(given.model, given.server, command))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
         for number in range(given.clients):
             count = (given.streams + number) // given.clients
             stack.enter_context(crowd("asking", url, count, *lengths))
         processes = {each.pid: each for each in psutil.Process().children(recursive=True)}
         for _ in range(given.windows):
-            before, began = generated(url), time.perf_counter()
+            before, began = metric(client, "generation_tokens_total"), time.perf_counter()
             for each in processes.values():
                 each.cpu_percent()
             time.sleep(given.seconds)
-            rate = (generated(url) - before) / (time.perf_counter() - began)
+            rate = (metric(client, "generation_tokens_total") - before) / (time.perf_counter() - began)
             busy = {_name(each): each.cpu_percent() for each in processes.values()}
             shares = ", ".join(f"{name} {share:.0f}%" for name, share in busy.items() if share >= 1)
             print(f"{rate:,.0f} tok/s; processor: {shares}", flush=True)
@@ -72,11 +60,10 @@ def _name(process: psutil.Process) -> str:
     command = " ".join(process.cmdline())
     roles = {
         "engine_host": "engine",
-        "paced_engine": "engine",
+        "paced_engine": "main" if "serve" in command else "engine",
         "benchmarks.crowds": "clients",
         "workers.program": "HTTP",
         "nanoserve serve": "main",
-        "paced_server": "main",
     }
     return f"{next((role for part, role in roles.items() if part in command), 'other')} {process.pid}"
 

@@ -15,13 +15,13 @@ import functools
 import os
 import signal
 import statistics
-import sys
 import threading
 import time
 from typing import Final
 from unittest import mock
 
 from benchmarks.crowds import PATHS, crowd
+from benchmarks.paced_engine import command as paced_command
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import (
@@ -92,8 +92,7 @@ def main() -> None:
         ),
         log=log,
     )
-    command = (sys.executable, "-m", "benchmarks.paced_engine", str(given.streams / given.rate))
-    engine = functools.partial(remote_engine, command=command)
+    engine = functools.partial(remote_engine, command=paced_command(given.streams / given.rate))
 
     def announce(started: Started) -> None:
         threading.Thread(target=measure, args=(started, given)).start()

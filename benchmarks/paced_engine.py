@@ -1,6 +1,7 @@
-"""An engine's process without a model: tokens at the pace that was asked for, whoever reads them.
+"""An engine's process without a model, and `nanoserve` over it: tokens at the pace that was asked for, whoever reads them.
 
     python -m benchmarks.paced_engine PERIOD FILE_DESCRIPTOR
+    python -m benchmarks.paced_engine PERIOD serve ...
 
 Every running sequence gets one token in each period of so many seconds. All tokens have a text of their own.
 """
@@ -10,15 +11,18 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from unittest import mock
 
 import attrs
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
+from nanoserve.entrypoints.cli import main as run_command_line
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.choices import make_limits
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Tokenizer
@@ -67,5 +71,15 @@ def build(settings: EngineSettings, watch: Stopwatch, *, period: float) -> Assem
     return attrs.evolve(assembly, engine=engine)
 
 
+def command(period: float | str) -> tuple[str, ...]:
+    """What starts such an engine, or `nanoserve` over it."""
+    return (sys.executable, "-m", "benchmarks.paced_engine", str(period))
+
+
 if __name__ == "__main__":
-    sys.exit(main(functools.partial(build, period=float(sys.argv.pop(1)))))
+    pace = float(sys.argv.pop(1))
+    if sys.argv[1].isdigit():
+        sys.exit(main(functools.partial(build, period=pace)))
+    paced = functools.partial(remote_engine, command=command(pace))
+    with mock.patch("nanoserve.entrypoints.server.run.remote_engine", paced):
+        run_command_line()

@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import gc
 import random
-import re
 import socket
 import statistics
 import time
@@ -35,12 +34,11 @@ from rich.table import Table
 from benchmarks.control_plane import build_engine
 from benchmarks.control_plane import measure_turns as turns_of
 from benchmarks.crowds import LIVE, crowd
-from benchmarks.http_overhead import serving
+from benchmarks.servers import metric, serving
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 
 BATCH: Final = 20
 """Turns that are measured and written out together, as many as ten parts of a log per second hold of fast ones."""
-GENERATED: Final = re.compile(r"^nanoserve:generation_tokens_total\S* (\S+)", re.MULTILINE)
 
 
 @attrs.frozen
@@ -93,9 +91,9 @@ def count_tokens(client: httpx.Client) -> tuple[float, int]:
     """The moment at which the server's count of generated tokens moves on, and what it is then."""
     before = None
     while True:
-        [found] = GENERATED.findall(client.get("/metrics").text)
+        found = metric(client, "generation_tokens_total")
         if before not in {None, found}:
-            return time.perf_counter(), int(float(found))
+            return time.perf_counter(), int(found)
         before = found
         time.sleep(0.005)
 
@@ -184,7 +182,7 @@ def main() -> None:
     given = parser.parse_args()
     console = Console(width=132)
     console.print(turns_table(given.steps))
-    with serving([] if given.model is None else [given.model], given.engine) as url:
+    with serving(given.model, ["--no-spare", *given.engine]) as url:
         console.print(server_table(measure_server(url, given)))
 
 
