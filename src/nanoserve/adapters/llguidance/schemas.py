@@ -1,10 +1,10 @@
 """JSON schemas in the words that llguidance has, by one walk: the same values are valid before and after it.
 
-Keywords that the library lacks are said by others, left out where they constrain nothing by the specification (JSON Schema 2020-12 and the
-drafts before it), or refused with where they stand. What it takes too widely says more: the library knows how many days each month has, but
-the 29 February of any year, leap seconds at any time of day, and hostnames of any length and with any Punycode. Its white space is Unicode's,
-and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085. What it makes dearly of is said cheaply: two maps that are
-joined say once what their members are, and optional properties of one schema share an expression where an object has many.
+Keywords that the library lacks are said by others, left out, or refused with where they stand. What it takes too widely says more: the library
+knows how many days each month has, but the 29 February of any year, leap seconds at any time of day, and hostnames of any length and with any
+Punycode. Its white space is Unicode's, and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085. What is dear to it is
+said cheaply: two maps that are joined say once what their members are, and in a wide object optional properties of one schema share
+an expression.
 """
 
 from __future__ import annotations
@@ -16,38 +16,19 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nanoserve.adapters.llguidance.keywords import also, is_none, say_otherwise
 from nanoserve.adapters.llguidance.limits import MAX_REFERENCES
 from nanoserve.adapters.llguidance.work import at_pointer
 from nanoserve.ports.errors import BadValueError
 
-_ALL_TYPES: Final = ("null", "boolean", "object", "array", "number", "string")
-_FORMATS: Final = frozenset(
-    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-)
-"""Those that the library keeps; any other is an annotation."""
-_REMARKS: Final = frozenset(
-    {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"}
-    | {"contentEncoding", "contentMediaType", "contentSchema", "$comment", "$schema", "$id", "id"}
-    | {"$anchor", "$vocabulary"}
-)
 _LEAF: Final = frozenset({"type", "title", "description"})
 """What most schemas have alone."""
-_PLAIN: Final = frozenset(
-    {"type", "title", "description", "properties", "enum", "const", "$ref", "anyOf", "additionalProperties"}
-    | {
-        "items",
-        "minLength",
-        "maxLength",
-        "minItems",
-        "maxItems",
-        "minimum",
-        "maximum",
-        "$defs",
-        "definitions",
-    }
+_PLAIN: Final = (
+    _LEAF
+    | {"properties", "additionalProperties", "items", "anyOf", "$ref", "$defs", "definitions"}
+    | {"enum", "const", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"}
 )
 """Keywords that the library has as they are."""
-_IN_PLACE: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
 _ADVICE: Final = {
     "not": "say what is allowed instead",
     "if": "write anyOf of the cases",
@@ -61,8 +42,6 @@ _ADVICE: Final = {
     "unevaluatedItems": "use items",
 }
 _LOOK_AROUND: Final = re.compile(r"\(\?<?[=!]")
-_LEADING: Final = re.compile(r"\^\(\?([=!])((?:[^()\\\[\]]|\\.|\[(?:[^\]\\]|\\.)*\])*)\)")
-"""A look-ahead without groups in it, at the beginning."""
 _LEAP_YEAR: Final = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY: Final = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
 _TIME: Final = "[0-9]{2}:[0-9]{2}:[0-5]"
@@ -92,6 +71,10 @@ WIDE: Final = 100
 as there are others, 5 ms for every member that is written where there are a thousand."""
 ALIKE: Final = 32
 """Properties of the same schema that make a group."""
+MAX_GROUPS: Final = 16
+"""Of an object, the largest ones; the library holds the names of each against those of all others."""
+MAX_UNLIKE: Final = 500
+"""Optional properties of an object that are in no group."""
 
 
 def in_known_words(kind: str, schema: Any, whitespace: str) -> dict[str, Any]:
@@ -133,9 +116,8 @@ class _Walk:
         if not self._has_addresses and "allOf" in schema:
             self._say_once(schema)
         if is_odd or not schema.keys() <= _PLAIN:
-            for change in (_core, _values, _strings, _members, _items, _conditions, _negation):
-                change(schema)
-        if _is_none(schema):
+            say_otherwise(schema)
+        if is_none(schema):
             return False
         if is_read:
             self._refuse(schema, place)
@@ -144,7 +126,17 @@ class _Walk:
         for word, value in schema.items():
             schema[word] = self._within(word, value, f"{place}/{word}", is_read=is_read)
         _say_exactly(schema)
-        return schema if self._joins else _grouped(schema)
+        schema = schema if self._joins else _grouped(schema)
+        named, required = schema.get("properties"), schema.get("required", ())
+        unlike = (
+            len(named) - len(required)
+            if isinstance(named, dict) and isinstance(required, list | tuple)
+            else 0
+        )
+        if unlike > MAX_UNLIKE:
+            message = f"{MAX_UNLIKE} optional ones may have schemas of their own, got {unlike}"
+            raise BadValueError(self._kind, f"{place}/properties: {message}")
+        return schema
 
     def _within(self, word: str, value: Any, place: str, *, is_read: bool) -> Any:
         if word in _DATA or not isinstance(value, dict | list):
@@ -211,7 +203,7 @@ def _grouped(schema: dict[str, Any]) -> dict[str, Any]:
     for name, each in properties.items():
         if isinstance(each, dict) and name not in required and name.isprintable():
             alike[json.dumps(each)].append(name)
-    groups = [names for names in alike.values() if len(names) >= ALIKE]
+    groups = [names for names in sorted(alike.values(), key=len)[-MAX_GROUPS:] if len(names) >= ALIKE]
     moved = {name for names in groups for name in names}
     patterns = {f"^(?:{'|'.join(map(_escaped, names))})$": properties[names[0]] for names in groups}
     kept = {name: each for name, each in properties.items() if name not in moved}
@@ -227,172 +219,4 @@ def _say_exactly(schema: dict[str, Any]) -> None:
         schema["pattern"] = _ESCAPE.sub(lambda found: _BLANKS.get(found[0], found[0]), pattern)
     form = schema.get("format")
     if isinstance(form, str) and form in _BESIDE:
-        _also(schema, _BESIDE[form])
-
-
-def _is_any(schema: Any) -> bool:
-    """Whether anything fits."""
-    return schema is True or (isinstance(schema, dict) and schema.keys() <= _REMARKS)
-
-
-def _is_none(schema: Any) -> bool:
-    """Whether nothing fits."""
-    return schema is False or (isinstance(schema, dict) and "not" in schema and _is_any(schema["not"]))
-
-
-def _also(schema: dict[str, Any], *others: Any) -> None:
-    """These must fit, too."""
-    if others and isinstance(joined := schema.get("allOf", []), list):
-        schema["allOf"] = [*joined, *others]
-
-
-def _core(schema: dict[str, Any]) -> None:
-    for old, new in (("$dynamicRef", "$ref"), ("$recursiveRef", "$ref"), ("$dynamicAnchor", "$anchor")):
-        if isinstance(schema.get(old), str):
-            schema.setdefault(new, schema.pop(old))
-    for word in ("$recursiveAnchor", "$vocabulary"):
-        schema.pop(word, None)
-    if "json-schema.org" not in str(schema.get("$schema", "json-schema.org")):
-        del schema["$schema"]
-    if "any" in (schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]):
-        del schema["type"]
-
-
-def _values(schema: dict[str, Any]) -> None:
-    """Draft 4 says by a boolean that a limit itself is excluded."""
-    for word, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if isinstance(excluded := schema.get(word), bool):
-            del schema[word]
-            if excluded and limit in schema:
-                schema[word] = schema.pop(limit)
-
-
-def _strings(schema: dict[str, Any]) -> None:
-    """Look-aheads at the beginning of a pattern are patterns beside it; what zod forbids there, the format `email` forbids too."""
-    form, pattern = schema.get("format"), schema.get("pattern")
-    if isinstance(form, str) and form not in _FORMATS:
-        del schema["format"]
-    if not isinstance(pattern, str):
-        return
-    beside = []
-    while found := _LEADING.match(pattern):
-        if found[1] == "!" and form != "email":
-            return
-        if found[1] == "=":
-            beside.append({"pattern": f"^(?:{found[2]})"})
-        pattern = "^" + pattern[found.end() :]
-    schema["pattern"] = pattern
-    _also(schema, *beside)
-
-
-def _members(schema: dict[str, Any]) -> None:
-    if isinstance(schema.get("required"), bool):
-        del schema["required"]
-    required = schema.get("required", [])
-    names = schema.get("propertyNames")
-    if _is_any(names) or (
-        isinstance(names, dict) and names.keys() - _REMARKS == {"type"} and names["type"] == "string"
-    ):
-        del schema["propertyNames"]
-    elif isinstance(names, dict) and not {"properties", "patternProperties"} & schema.keys():
-        _name_members(schema, names)
-    if isinstance(least := schema.get("minProperties"), int) and least <= len(required):
-        del schema["minProperties"]
-    rest = schema.get("unevaluatedProperties")
-    if _is_any(rest) or (rest is not None and "additionalProperties" in schema):
-        del schema["unevaluatedProperties"]
-    elif rest is not None and not _IN_PLACE & schema.keys():
-        schema["additionalProperties"] = schema.pop("unevaluatedProperties")
-
-
-def _name_members(schema: dict[str, Any], names: Mapping[str, Any]) -> None:
-    """A map whose names are of a list, or of a pattern or a length."""
-    words = names.keys() - _REMARKS - {"type"}
-    each = schema.get("additionalProperties", True)
-    if words == {"enum"}:
-        schema["properties"] = {name: each for name in names["enum"] if isinstance(name, str)}
-    elif words == {"const"}:
-        schema["properties"] = {str(names["const"]): each}
-    elif words == {"pattern"}:
-        schema["patternProperties"] = {names["pattern"]: each}
-    elif words and words <= {"minLength", "maxLength"}:
-        bounds = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
-        schema["patternProperties"] = {f"^(?s:.){{{bounds}}}$": each}
-    else:
-        return
-    del schema["propertyNames"]
-    schema["additionalProperties"] = False
-
-
-def _items(schema: dict[str, Any]) -> None:
-    unique, most = schema.get("uniqueItems"), schema.get("maxItems")
-    if unique is False or (unique is True and isinstance(most, int) and most <= 1):
-        del schema["uniqueItems"]
-    if not isinstance(schema.get("items"), list):
-        schema.pop("additionalItems", None)
-    least = schema.get("minContains", 1)
-    is_over = "contains" not in schema or (least == 0 and "maxContains" not in schema)
-    if not is_over and _is_any(schema["contains"]):
-        schema["minItems"] = max(schema.get("minItems", 0), least)
-        bounds = [schema[word] for word in ("maxItems", "maxContains") if word in schema]
-        schema |= {"maxItems": min(bounds)} if bounds else {}
-        is_over = True
-    for word in ("contains", "minContains", "maxContains") if is_over else ():
-        schema.pop(word, None)
-    rest = schema.get("unevaluatedItems")
-    if _is_any(rest) or (rest is not None and isinstance(schema.get("items"), dict | bool)):
-        del schema["unevaluatedItems"]
-    elif rest is not None and not {*_IN_PLACE, "contains", "items"} & schema.keys():
-        schema["items"] = schema.pop("unevaluatedItems")
-
-
-def _conditions(schema: dict[str, Any]) -> None:
-    then, otherwise = schema.get("then", True), schema.get("else", True)
-    condition = schema.get("if")
-    if condition is None or (_is_any(then) and _is_any(otherwise)):
-        chosen = [True]
-    elif _is_any(condition) or _is_none(condition):
-        chosen = [then if _is_any(condition) else otherwise]
-    else:
-        chosen = []
-    if chosen:
-        for word in ("if", "then", "else"):
-            schema.pop(word, None)
-        _also(schema, *(each for each in chosen if not _is_any(each)))
-    for word in ("dependentRequired", "dependentSchemas", "dependencies"):
-        if isinstance(given := schema.get(word), dict):
-            del schema[word]
-            _depend(schema, given)
-
-
-def _depend(schema: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Each says what must be so where a member is there: it is not there, or that is so."""
-    for name, then in given.items():
-        needed = {"required": then} if isinstance(then, list) else then
-        if _is_any(needed) or needed == {"required": []}:
-            continue
-        absent = {"properties": {name: False}}
-        _also(schema, needed if name in schema.get("required", []) else {"anyOf": [absent, needed]})
-
-
-def _negation(schema: dict[str, Any]) -> None:
-    if "not" not in schema:
-        return
-    negated = schema["not"]
-    words = negated.keys() - _REMARKS if isinstance(negated, dict) else set[str]()
-    own = schema.get("type", _ALL_TYPES)
-    if _is_none(negated):
-        del schema["not"]
-    elif words == {"type"}:
-        types = negated["type"] if isinstance(negated["type"], list) else [negated["type"]]
-        left = [each for each in ([own] if isinstance(own, str) else own) if each not in types]
-        if "integer" not in types or "number" in types:
-            del schema["not"]
-            schema["type"] = [each for each in left if each != "integer" or "number" not in types]
-    elif words in ({"enum"}, {"const"}) and isinstance(schema.get("enum"), list):
-        excluded = negated.get("enum", [negated.get("const")])
-        schema["enum"] = [each for each in schema["enum"] if each not in excluded]
-        del schema["not"]
-    elif words == {"required"} and len(negated["required"]) == 1 and own == "object":
-        del schema["not"]
-        schema["properties"] = {**schema.get("properties", {}), negated["required"][0]: False}
+        also(schema, _BESIDE[form])

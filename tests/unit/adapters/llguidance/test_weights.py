@@ -44,10 +44,17 @@ def unlike(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": named}
 
 
+def alike(count: int, schemas: int) -> dict[str, Any]:
+    """Optional properties of so many schemas in all."""
+    named = {f"p{number}": {"type": "string", "maxLength": number % schemas} for number in range(count)}
+    return {"type": "object", "properties": named}
+
+
 def json_schema(schema: object) -> tuple[str, str]:
     return "json_schema", json.dumps(schema)
 
 
+CROWD = {"anyOf": [unlike(250), unlike(251), unlike(252)]}
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}, "required": ["a"]}
 REFUSED: list[tuple[tuple[str, str], str]] = [
     (("choice", json.dumps(["x" * 200_000])), "choice: a text may have"),
@@ -59,9 +66,10 @@ REFUSED: list[tuple[tuple[str, str], str]] = [
     (("gbnf", f'root ::= "{"x" * 9000}"'), "a text may have"),
     (("lark", "start: T\nT: /(.|\\n)*a.{40}/"), "counted repetitions"),
     (json_schema({"type": "string", "pattern": "^.*a.{40}$"}), "counted repetitions"),
-    (json_schema(unlike(600)), "500 optional properties"),
+    (json_schema(unlike(600)), "#/properties: 500 optional ones"),
+    (json_schema(alike(1000, 33)), "#/properties: 500 optional ones"),
     (json_schema(optional(4000)), "properties: may have 2000"),
-    (json_schema({"anyOf": [unlike(250), unlike(251), unlike(252)]}), "500 optional properties"),
+    (json_schema(CROWD), "500 optional properties"),
     (json_schema({"$ref": "#"}), "no text"),
     (json_schema(ENDLESS | {"$defs": {"x": {"$ref": "#/$defs/x"}}}), "no text"),
     (("structural_tag", '{"triggers": 5, "structures": []}'), "must be array, got int"),
@@ -85,6 +93,7 @@ def test_what_is_too_heavy_or_fits_nothing_is_refused_at_the_door(
         json_schema({"const": "x" * MAX_LITERAL}),
         ("choice", json.dumps([f"{number}{'x' * 8000}" for number in range(24)])),
         json_schema(optional(480) | {"description": "d" * 100_000}),
+        json_schema(alike(1000, 31)),
         json_schema({"type": "string", "pattern": "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"}),
         json_schema({"type": "string", "pattern": r"^(\w+ ){10,40}\w+$"}),
         json_schema({"type": "string", "minLength": 10, "maxLength": 2000}),
@@ -261,7 +270,7 @@ def test_grammars_count_what_lives_and_a_full_lexer_in_full() -> None:
 @pytest.mark.parametrize(
     ("constraint", "text", "said"),
     [
-        (("lark", f'start: "a" %json {json.dumps(unlike(600))}'), "a{", "too much may come next"),
+        (("lark", f'start: "a" %json {json.dumps(CROWD)}'), "a{", "too much may come next"),
         (("regex", "(?s:.*)[ab][^q]{200}"), "", "an expression has too many states"),
     ],
 )
