@@ -38,7 +38,7 @@ class DeltaHeads(NamedTuple):
 
     @property
     def width(self) -> int:
-        """A token's projections: the channels, each value head's gate, then per value head its strength, then its decay."""
+        """A token's projections: the channels, each value head's gate, then b of each value head, then a (see `delta_rule`)."""
         return self.channels + self.inner + 2 * self.num_value_heads
 
 
@@ -47,8 +47,8 @@ class DeltaWeights(NamedTuple):
 
     Attributes:
         convolution: [channels, taps], the newest token's tap last.
-        decay_log: float32 [num_value_heads], logarithm of how fast a state decays.
-        decay_bias: float32 [num_value_heads], added to a token's decay before its softplus.
+        decay_log: float32 [num_value_heads], A_log of checkpoints: the logarithm of how fast a state decays.
+        decay_bias: float32 [num_value_heads], dt_bias of checkpoints: added to a before its softplus.
         norm: [value_dim], weight of the norm of each value head's result.
         eps: of that norm.
     """

@@ -78,7 +78,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "decode_attention": (paged_attention, ("out", "cache.keys", "cache.values")),
     "write_latents": (rope_and_cache, ("rotated", "cache.entries")),
     "head_linear": (latent_attention, ("out",)),
-    "expanded_attention": (latent_attention, ("out", "sums.totals")),
+    "expanded_attention": (latent_attention, ("out", "sums.accs")),
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
     "sigmoid_mul_into": (pointwise, ("x",)),

@@ -1,4 +1,4 @@
-"""Runs of every kind, over a target of random numbers."""
+"""Runs of every kind, pools of a few pages, and tokens of short rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's packing of runs and the launch that puts them where they belong."""
+"""The host's packing of runs, and the launches of copies."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def scatter_runs(target: Tensor, upload: Tensor, segments: int) -> None:
     if target.numel() > 2**31:
         raise ValueError(f"a destination of 32 bits cannot reach all of {target.numel()} places")
     if segments:
-        scatter_segments[(segments,)](target, upload, SEGMENT=SEGMENT, num_warps=4)
+        scatter_segments[(segments,)](
+            target_ptr=target, upload_ptr=upload, SEGMENT=SEGMENT, num_warps=4,
+        )  # fmt: skip
 
 
 def _write(packed: bytearray, start: int, values: Sequence[int]) -> None:
@@ -105,7 +107,10 @@ def copy_pages_into(pool: Tensor, pairs: Tensor) -> None:
     num_layers, pages = pool.shape[:2]
     page = pool[0, 0].numel()
     grid = (len(pairs), triton.cdiv(page, _BLOCK), num_layers)
-    copy_pages_kernel[grid](pool, pairs, pages, PAGE=page, BLOCK=_BLOCK, num_warps=8)
+    copy_pages_kernel[grid](
+        pool_ptr=pool, pairs_ptr=pairs, pages=pages,
+        PAGE=page, BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
 
 
 def embed_tokens(
@@ -134,7 +139,8 @@ def embed_tokens(
     size = weight.shape[1]
     block = triton.next_power_of_2(size)
     embed_kernel[(len(token_rows),)](
-        tokens, token_rows, positions, weight, out, tokens.stride(0), scale,
-        NEWEST=newest, K=size, BLOCK=block, PDL=pdl, num_warps=min(8, max(1, block // 256)),
-        **launch_options(pdl),
+        tokens_ptr=tokens, rows_ptr=token_rows, positions_ptr=positions, weight_ptr=weight, out_ptr=out,
+        tokens_width=tokens.stride(0), scale=scale,
+        K=size, BLOCK=block,
+        NEWEST=newest, PDL=pdl, num_warps=min(8, max(1, block // 256)), **launch_options(pdl),
     )  # fmt: skip

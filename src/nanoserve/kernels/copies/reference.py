@@ -1,4 +1,4 @@
-"""Scattering of runs, one after the other."""
+"""Copies one after the other."""
 
 from __future__ import annotations
 

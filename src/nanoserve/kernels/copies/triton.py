@@ -1,4 +1,4 @@
-"""The device side of scattered runs: one program per segment of at most SEGMENT values."""
+"""Copies on the device, of a segment of a run, a piece of a page or the vector of a token per program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 
 @triton.jit(do_not_specialize=["target_ptr", "upload_ptr"])
 def scatter_segments(target_ptr, upload_ptr, SEGMENT: tl.constexpr):
-    """Write one segment: descriptor i of the upload is (destination in the target, length, source in the upload)."""
+    """Program i: segment i, up to SEGMENT integers; its descriptor in the upload is (destination in the target, length, source)."""
     # Neither pointer is specialised on: whether it is a multiple of 16 bytes changes, and would be compiled anew.
     descriptor_ptr = upload_ptr + tl.program_id(0) * 3
     destination = tl.load(descriptor_ptr).to(tl.int64)
@@ -24,7 +24,7 @@ def scatter_segments(target_ptr, upload_ptr, SEGMENT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["pages"])
 def copy_pages_kernel(pool_ptr, pairs_ptr, pages, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (pair, piece, layer): BLOCK of a page's PAGE elements."""
+    """Program (pair, piece, layer): BLOCK of a page's PAGE elements; pool [layers, pages, PAGE], pairs [N, 2] of source and target."""
     source = tl.load(pairs_ptr + tl.program_id(0) * 2).to(tl.int64)
     target = tl.load(pairs_ptr + tl.program_id(0) * 2 + 1).to(tl.int64)
     elements = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -38,7 +38,7 @@ def embed_kernel(
     tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width, scale,
     NEWEST: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Copy the vector of one token, times `scale`; the product is rounded once.
+    """Program t: out[t] = scale weight[tokens[rows[t], positions[t]]], rounded once; a vector is [BLOCK] with its padding.
 
     With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens.
     """

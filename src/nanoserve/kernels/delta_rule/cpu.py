@@ -26,15 +26,15 @@ class Tokens(NamedTuple):
     Attributes:
         query, key: [..., tokens, key_dim], of length one, queries scaled.
         value: [..., tokens, value_dim].
-        decay: [..., tokens], logarithm of what is left of a state.
-        strength: [..., tokens].
+        g: [..., tokens], the logarithm of alpha.
+        beta: [..., tokens].
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    decay: Tensor
-    strength: Tensor
+    g: Tensor
+    beta: Tensor
 
     def of(self, tokens: slice) -> Tokens:
         """Some of the tokens, where heads come first."""
@@ -125,7 +125,7 @@ def _convolve(
 
 
 def _prepare(mixed: Tensor, projected: Tensor, weights: DeltaWeights, heads: DeltaHeads) -> Tokens:
-    """Heads of unit length, decays and strengths of T tokens, value heads first."""
+    """Heads of unit length, g and beta of T tokens, value heads first."""
     keys, num_tokens = heads.num_key_heads * heads.key_dim, len(mixed)
     query, key, value = torch.split(mixed, [keys, keys, heads.inner], dim=1)
     group = heads.num_value_heads // heads.num_key_heads
@@ -135,14 +135,13 @@ def _prepare(mixed: Tensor, projected: Tensor, weights: DeltaWeights, heads: Del
         x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
         return x.repeat_interleave(group, 1).transpose(0, 1)
 
-    strength, decay = projected[:, heads.channels + heads.inner :].float().T.chunk(2)
-    rate = weights.decay_log.exp()[:, None] * F.softplus(decay + weights.decay_bias[:, None])
+    b, a = projected[:, heads.channels + heads.inner :].float().T.chunk(2)
     return Tokens(
         query=unit(query) * heads.key_dim**-0.5,
         key=unit(key),
         value=value.reshape(num_tokens, -1, heads.value_dim).transpose(0, 1),
-        decay=-rate,
-        strength=strength.sigmoid(),
+        g=-weights.decay_log.exp()[:, None] * F.softplus(a + weights.decay_bias[:, None]),
+        beta=b.sigmoid(),
     )
 
 
@@ -155,26 +154,27 @@ def _finish(results: Tensor, projected: Tensor, weights: DeltaWeights, heads: De
 
 def _advance(tokens: Tokens, states: Tensor) -> tuple[Tensor, Tensor]:
     """One token for each of B states [B, heads, key_dim, value_dim]: results [heads, B, value_dim], and the states after."""
-    query, key, value = (each.transpose(0, 1)[:, :, None] for each in tokens[:3])
-    decay, strength = (each.T[:, :, None, None] for each in tokens[3:])
-    states = states * decay.exp()
-    change = strength * (value - key @ states)
-    states = states + key.transpose(2, 3) * change
-    return (query @ states)[:, :, 0].transpose(0, 1), states
+    q, k, v = (each.transpose(0, 1)[:, :, None] for each in tokens[:3])
+    g, beta = (each.T[:, :, None, None] for each in tokens[3:])
+    states = states * g.exp()
+    states = states + k.transpose(2, 3) * (beta * (v - k @ states))
+    return (q @ states)[:, :, 0].transpose(0, 1), states
 
 
 def _advance_tile(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Up to 64 tokens of one row: results [heads, tokens, value_dim], and the state after [heads, key_dim, value_dim]."""
-    query, key, value, decay, strength = tokens
-    total = decay.cumsum(1)
-    left = total.exp()[:, :, None]
-    future = torch.ones(total.shape[1], total.shape[1], dtype=torch.bool).triu(1)
-    between = (total[:, :, None] - total[:, None, :]).masked_fill(future, -torch.inf).exp()
-    weighted = key * strength[:, :, None]
-    system = weighted @ key.transpose(1, 2) * between
-    sides = torch.cat((value * strength[:, :, None], weighted * left), dim=2)
+    """Up to 64 tokens of one row: results [heads, tokens, value_dim], and the state after [heads, key_dim, value_dim].
+
+    The u of all tokens follow from one triangular system, see `triton_tiles`.
+    """
+    q, k, v, g, beta = tokens
+    g = g.cumsum(1)  # since the beginning of the tile
+    decay, beta = g.exp()[:, :, None], beta[:, :, None]
+    future = torch.ones(g.shape[1], g.shape[1], dtype=torch.bool).triu(1)
+    between = (g[:, :, None] - g[:, None, :]).masked_fill(future, -torch.inf).exp()
+    system = (k * beta) @ k.transpose(1, 2) * between
+    sides = torch.cat((v * beta, k * beta * decay), dim=2)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    change = solved[:, :, : value.shape[2]] - solved[:, :, value.shape[2] :] @ state
-    results = (query * left) @ state + (query @ key.transpose(1, 2) * between) @ change
-    remaining = (total[:, -1:] - total).exp()[:, :, None]
-    return results, state * left[:, -1:] + (key * remaining).transpose(1, 2) @ change
+    u = solved[:, :, : v.shape[2]] - solved[:, :, v.shape[2] :] @ state
+    results = (q * decay) @ state + (q @ k.transpose(1, 2) * between) @ u
+    remaining = (g[:, -1:] - g).exp()[:, :, None]
+    return results, state * decay[:, -1:] + (k * remaining).transpose(1, 2) @ u

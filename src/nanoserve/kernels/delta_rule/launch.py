@@ -91,16 +91,19 @@ def delta_rule_newest(
         pdl: see `nanoserve.kernels.device.pdl`. Everything but `projected` and what the convolution keeps is read
             before the wait. With `invariant` it changes nothing.
     """
-    rows = (batch_rows, lengths, tables)
     if invariant:
-        _launch_token_by_token(projected, states, weights, heads, out, rows=rows, newest=True)
+        what = projected, states, weights, heads, out
+        _launch_token_by_token(*what, rows=batch_rows, lengths=lengths, tables=tables, newest=True)
         return
     sizes, value = _token_sizes(heads), triton.next_power_of_2(heads.value_dim)
     columns = min(NEWEST_COLUMNS, value)
     newest_token_kernel[(len(batch_rows), heads.num_value_heads)](
-        projected, out, *states, weights.convolution, weights.decay_log, weights.decay_bias, weights.norm,
-        *rows, tables.stride(0), weights.eps, heads.key_dim**-0.5,
-        **sizes, COLUMNS=columns, PDL=pdl, num_warps=_warps(sizes["PADDED_KEY"] * columns), **launch_options(pdl),
+        projected_ptr=projected, out_ptr=out, sums_ptr=states.sums, recent_ptr=states.recent,
+        conv_ptr=weights.convolution, decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias,
+        norm_ptr=weights.norm, rows_ptr=batch_rows, lengths_ptr=lengths, tables_ptr=tables,
+        table_stride=tables.stride(0), eps=weights.eps, scale=heads.key_dim**-0.5,
+        **sizes, COLUMNS=columns,
+        PDL=pdl, num_warps=_warps(sizes["PADDED_KEY"] * columns), **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -126,8 +129,8 @@ def delta_rule_chunks(
             first. A chunk at position 0 has no state before it. No two chunks are of one row, except for padding.
         tables: int32 [rows, ...], the slot of each row in the first column.
     """
-    rows = (spans, spans, tables)
-    _launch_token_by_token(projected, states, weights, heads, out, rows=rows, newest=False)
+    what = projected, states, weights, heads, out
+    _launch_token_by_token(*what, rows=spans, lengths=spans, tables=tables, newest=False)
     _keep_recent(projected, states, heads, spans, tables)
 
 
@@ -169,25 +172,33 @@ def delta_rule_tiles(
         room = shared_memory(projected.device)
         advance = choose_advance(heads, len(spans), projected.dtype, room)
     tiles = most_tiles(len(projected), len(spans))
-    slots, precision = (tables, tables.stride(0)), "tf32x3" if projected.dtype == torch.float32 else "tf32"
+    precision = "tf32x3" if projected.dtype == torch.float32 else "tf32"
     convolve_tiles_kernel[(tiles * (TILE // CONVOLVED), 2 * heads.num_key_heads + heads.num_value_heads)](
-        projected, space.heads, out, states.recent, weights.convolution, spans, len(spans), *slots, heads.key_dim**-0.5,
+        projected_ptr=projected, heads_ptr=space.heads, values_ptr=out, recent_ptr=states.recent,
+        conv_ptr=weights.convolution, spans_ptr=spans, tables_ptr=tables,
+        num_spans=len(spans), table_stride=tables.stride(0), scale=heads.key_dim**-0.5,
         **sizes, TAPS=heads.taps, PADDED_VALUE=padded_value, PART=CONVOLVED, num_warps=4,
     )  # fmt: skip
     solve_tiles_kernel[(tiles, heads.num_value_heads)](
-        space.heads, projected, space.systems, space.decays, weights.decay_log, weights.decay_bias, spans, len(spans),
-        **sizes, LEVELS=TILE.bit_length() - 1, PRECISION=precision, num_warps=4,
+        heads_ptr=space.heads, projected_ptr=projected, systems_ptr=space.systems, g_ptr=space.decays,
+        decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias, spans_ptr=spans,
+        num_spans=len(spans),
+        **sizes, LEVELS=TILE.bit_length() - 1,
+        PRECISION=precision, num_warps=4,
     )  # fmt: skip
     whole = advance.columns >= heads.value_dim
     advance_rows_kernel[(len(spans), heads.num_value_heads, triton.cdiv(heads.value_dim, advance.columns))](
-        space.heads, space.systems, space.decays, projected, weights.norm, out, states.sums, spans, *slots, weights.eps,
-        **sizes, COLUMNS=advance.columns, WHOLE=whole, PRECISION=precision, STAGES=advance.stages,
-        num_warps=advance.warps,
+        heads_ptr=space.heads, systems_ptr=space.systems, g_ptr=space.decays, projected_ptr=projected,
+        norm_ptr=weights.norm, out_ptr=out, sums_ptr=states.sums, spans_ptr=spans, tables_ptr=tables,
+        table_stride=tables.stride(0), eps=weights.eps,
+        **sizes, COLUMNS=advance.columns, STAGES=advance.stages,
+        WHOLE=whole, PRECISION=precision, num_warps=advance.warps,
     )  # fmt: skip
     if not whole:
         results = len(projected) * heads.num_value_heads
         norm_and_gate_kernel[(triton.cdiv(results, RESULTS_PER_PROGRAM),)](
-            projected, weights.norm, out, len(projected), weights.eps,
+            projected_ptr=projected, norm_ptr=weights.norm, out_ptr=out,
+            num_tokens=len(projected), eps=weights.eps,
             VALUE_HEADS=heads.num_value_heads, VALUE_DIM=heads.value_dim, WIDTH=heads.width,
             PADDED_VALUE=padded_value, BLOCK=RESULTS_PER_PROGRAM, num_warps=4,
         )  # fmt: skip
@@ -199,7 +210,8 @@ def _keep_recent(
 ) -> None:
     blocks = triton.cdiv(heads.channels, CHANNELS_PER_PROGRAM)
     keep_recent_kernel[(len(spans), blocks)](
-        projected, states.recent, spans, tables, tables.stride(0),
+        projected_ptr=projected, recent_ptr=states.recent, spans_ptr=spans, tables_ptr=tables,
+        table_stride=tables.stride(0),
         WIDTH=heads.width, CHANNELS=heads.channels, TAPS=heads.taps, BLOCK=CHANNELS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip
 
@@ -224,15 +236,20 @@ def _launch_token_by_token(
     heads: DeltaHeads,
     out: Tensor,
     *,
-    rows: tuple[Tensor, Tensor, Tensor],
+    rows: Tensor,
+    lengths: Tensor,
+    tables: Tensor,
     newest: bool,
 ) -> None:
     sizes = _token_sizes(heads)
     # The compiler may copy the loop's body, and must not round products and sums together in each copy's own way.
-    delta_rule_kernel[(len(rows[0]), heads.num_value_heads)](
-        projected, out, *states, weights.convolution, weights.decay_log, weights.decay_bias, weights.norm,
-        *rows, rows[2].stride(0), int(newest), weights.eps, heads.key_dim**-0.5,
-        **sizes, num_warps=_warps(sizes["PADDED_KEY"] * sizes["PADDED_VALUE"]), enable_fp_fusion=False,
+    delta_rule_kernel[(len(rows), heads.num_value_heads)](
+        projected_ptr=projected, out_ptr=out, sums_ptr=states.sums, recent_ptr=states.recent,
+        conv_ptr=weights.convolution, decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias,
+        norm_ptr=weights.norm, rows_ptr=rows, lengths_ptr=lengths, tables_ptr=tables,
+        table_stride=tables.stride(0), newest=int(newest), eps=weights.eps, scale=heads.key_dim**-0.5,
+        **sizes,
+        num_warps=_warps(sizes["PADDED_KEY"] * sizes["PADDED_VALUE"]), enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -58,15 +58,14 @@ def _step(
     keys = heads.num_key_heads * heads.key_dim
     query, key, value = torch.split(mixed, [keys, keys, heads.inner])
     sizes = [heads.inner, heads.num_value_heads, heads.num_value_heads]
-    gate, strength, decay = torch.split(token[heads.channels :], sizes)
+    gate, b, a = torch.split(token[heads.channels :], sizes)
     group = heads.num_value_heads // heads.num_key_heads
     query, key = (each.view(-1, heads.key_dim).repeat_interleave(group, 0) for each in (query, key))
     query, key = (each * (each.square().sum(-1, keepdim=True) + L2_EPS).rsqrt() for each in (query, key))
-    rate = weights.decay_log.double().exp() * F.softplus(decay + weights.decay_bias.double())
-    state = state * (-rate).exp()[:, None, None]
-    seen = torch.einsum("hkv,hk->hv", state, key)
-    change = strength.sigmoid()[:, None] * (value.view(-1, heads.value_dim) - seen)
-    state = state + key[:, :, None] * change[:, None, :]
+    g = -weights.decay_log.double().exp() * F.softplus(a + weights.decay_bias.double())
+    state = state * g.exp()[:, None, None]
+    u = value.view(-1, heads.value_dim) - torch.einsum("hkv,hk->hv", state, key)
+    state = state + key[:, :, None] * (b.sigmoid()[:, None] * u)[:, None, :]
     query = query * heads.key_dim**-0.5
     result = torch.einsum("hkv,hk->hv", state, query)
     size = (result.square().mean(-1, keepdim=True) + weights.eps).sqrt()

@@ -73,6 +73,10 @@ def delta_rule_kernel(
 ):  # fmt: skip
     """Program (n, h): value head h of the newest token of place n, or of every token of chunk n, its state in registers.
 
+    State [PADDED_KEY, PADDED_VALUE], q and k [PADDED_KEY], v, u and o [PADDED_VALUE]:
+
+        S <- alpha S,  u = beta (v - S^T k),  S <- S + k u^T,  o = S^T q
+
     With `newest` `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
     Both are one compiled kernel, wherever their tokens lie: variants of it would be free to take sums in orders of their own.
     """
@@ -109,30 +113,29 @@ def delta_rule_kernel(
     for step in range(count):
         position = start + step
         token_ptr = projected_ptr + (first + step) * WIDTH
-        query = _convolved(
+        q = _convolved(
             token_ptr, recent_ptr, q_taps, q_channels, in_key, step, position, WIDTH, CHANNELS, TAPS, PADDED_TAPS
         )  # fmt: skip
-        key = _convolved(
+        k = _convolved(
             token_ptr, recent_ptr, k_taps, k_channels, in_key, step, position, WIDTH, CHANNELS, TAPS, PADDED_TAPS
         )  # fmt: skip
-        value = _convolved(
+        v = _convolved(
             token_ptr, recent_ptr, v_taps, v_channels, in_value, step, position, WIDTH, CHANNELS, TAPS, PADDED_TAPS
         )  # fmt: skip
-        query, key = _unit(query) * scale, _unit(key)
-        strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
-        decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
-        decay = softplus(decay)
-        state *= tl.exp(-rate * decay)
-        change = (value - tl.sum(state * key[:, None], 0)) / (1.0 + tl.exp(-strength))
-        state += key[:, None] * change[None, :]
-        result = tl.sum(state * query[:, None], 0)
-        result = result * tl.rsqrt(tl.sum(result * result, 0) / VALUE_DIM + eps) * norm
+        q, k = _unit(q) * scale, _unit(k)
+        b = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
+        a = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
+        state *= tl.exp(-rate * softplus(a))  # alpha
+        u = (v - tl.sum(state * k[:, None], 0)) / (1.0 + tl.exp(-b))
+        state += k[:, None] * u[None, :]
+        o = tl.sum(state * q[:, None], 0)
+        o = o * tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + eps) * norm
         gate = tl.load(token_ptr + CHANNELS + head * VALUE_DIM + values, mask=in_value, other=0.0).to(
             tl.float32
         )
-        result = result * gate / (1.0 + tl.exp(-gate))
+        o = o * gate / (1.0 + tl.exp(-gate))
         out_ptrs = out_ptr + (first + step) * INNER + head * VALUE_DIM + values
-        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=in_value)
+        tl.store(out_ptrs, o.to(out_ptr.dtype.element_ty), mask=in_value)
     tl.store(state_ptrs, state, mask=in_state)
     if newest:
         token_ptr = projected_ptr + first * WIDTH
@@ -168,8 +171,10 @@ def newest_token_kernel(
     """Program (n, h): value head h of the newest token of place n.
 
     Columns of a state have nothing to do with one another but for the norm of the result, so COLUMNS of them at a time are
-    in registers, and several programs fit beside each other. What the state before says of key and of query is summed
-    together: the result follows from both without another sum over the state.
+    in registers, and several programs fit beside each other. S^T k and S^T q of the state before are summed together: the
+    result follows from both without another sum over the state.
+
+        u = beta (v - alpha S^T k),  o = alpha S^T q + (k q) u,  S <- alpha S + k u^T
     """
     let_next_start(PDL)
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -197,19 +202,17 @@ def newest_token_kernel(
     bias = tl.load(decay_bias_ptr + head)
     recent_ptr += slot * (TAPS * CHANNELS)
     wait_for_last(PDL)
-    query = _convolved(
+    q = _convolved(
         token_ptr, recent_ptr, q_taps, q_channels, in_key, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
     )  # fmt: skip
-    key = _convolved(
+    k = _convolved(
         token_ptr, recent_ptr, k_taps, k_channels, in_key, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
     )  # fmt: skip
-    query, key = _unit(query) * scale, _unit(key)
-    key_query = tl.sum(query * key, 0)
-    strength = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
-    strength = sigmoid(strength)
-    decay = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
-    decay = softplus(decay)
-    left = tl.exp(-rate * decay)
+    q, k = _unit(q) * scale, _unit(k)
+    kq = tl.sum(q * k, 0)
+    beta = sigmoid(tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32))
+    a = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
+    alpha = tl.exp(-rate * softplus(a))
     results = ()
     squares = 0.0
     for part in tl.static_range(PARTS):
@@ -222,15 +225,15 @@ def newest_token_kernel(
             state = tl.load(state_ptrs + part * COLUMNS, mask=in_state & (start > 0), other=0.0)
         channels = 2 * KEYS + head * VALUE_DIM + values
         taps = _taps(conv_ptr, channels, in_value, TAPS, PADDED_TAPS)
-        value = _convolved(
+        v = _convolved(
             token_ptr, recent_ptr, taps, channels, in_value, 0, start, WIDTH, CHANNELS, TAPS, PADDED_TAPS
         )  # fmt: skip
-        seen, asked = tl.sum(state * key[:, None], 0), tl.sum(state * query[:, None], 0)
-        change = strength * (value - left * seen)
-        result = left * asked + key_query * change
-        tl.store(state_ptrs + part * COLUMNS, left * state + key[:, None] * change[None, :], mask=in_state)
-        squares += tl.sum(result * result, 0)
-        results = results + (result,)  # type: ignore[assignment]  # noqa: RUF005 - Triton unpacks no tuples
+        state_k, state_q = tl.sum(state * k[:, None], 0), tl.sum(state * q[:, None], 0)  # S^T k, S^T q
+        u = beta * (v - alpha * state_k)
+        o = alpha * state_q + kq * u
+        tl.store(state_ptrs + part * COLUMNS, alpha * state + k[:, None] * u[None, :], mask=in_state)
+        squares += tl.sum(o * o, 0)
+        results = results + (o,)  # type: ignore[assignment]  # noqa: RUF005 - Triton unpacks no tuples
     length = tl.rsqrt(squares / VALUE_DIM + eps)
     for part in tl.static_range(PARTS):
         values = part * COLUMNS + columns
@@ -238,9 +241,9 @@ def newest_token_kernel(
         norm = tl.load(norm_ptr + values, mask=in_value, other=0.0).to(tl.float32)
         at = head * VALUE_DIM + values
         gate = tl.load(token_ptr + CHANNELS + at, mask=in_value, other=0.0).to(tl.float32)
-        result = results[part] * length * norm * gate / (1.0 + tl.exp(-gate))
+        o = results[part] * length * norm * gate / (1.0 + tl.exp(-gate))
         out_ptrs = out_ptr + tl.program_id(0).to(tl.int64) * INNER + at
-        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=in_value)
+        tl.store(out_ptrs, o.to(out_ptr.dtype.element_ty), mask=in_value)
         _keep(token_ptr, recent_ptr, 2 * KEYS + at, in_value, start, CHANNELS, TAPS)
     if head % GROUP == 0:
         _keep(token_ptr, recent_ptr, q_channels, in_key, start, CHANNELS, TAPS)

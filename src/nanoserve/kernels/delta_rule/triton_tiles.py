@@ -1,13 +1,15 @@
 """Chunks of the gated delta rule in Triton, as matrix products over tiles of up to 64 tokens (the WY form of Yang et al. 2024).
 
 Tiles lie at multiples of 64 of a row's positions, so a row that is cut there computes what it would have computed whole. In a
-tile, with k the keys, v the values, g the logarithm of what decay has left since its beginning and S the state before it,
-the changes c that its tokens make to the state follow from one triangular system:
+tile, with g summed up since its beginning and S the state before it, the u of its tokens, which write k u^T to the state, follow from
+one triangular system:
 
-    (1 + A) c = strength (v - exp(g) k S),    A = strength (k k^T) exp(g - g^T) below the diagonal
+    (1 + A) u = beta (v - exp(g) k S),    A = beta (k k^T) exp(g - g^T) below the diagonal
+    o = exp(g) q S + (q k^T exp(g - g^T)) u,    with the diagonal
+    S <- exp(g_last) S + (k exp(g_last - g))^T u
 
 What does not need S is made of all tiles at once: keys, queries and values by `convolve_tiles_kernel`, the matrices
-(1 + A)^-1 strength and q k^T exp(g - g^T) by `solve_tiles_kernel`. `advance_rows_kernel` then takes the states through their
+(1 + A)^-1 beta and q k^T exp(g - g^T) by `solve_tiles_kernel`. `advance_rows_kernel` then takes the states through their
 tiles in order.
 States, decays and sums are float32; what is multiplied is rounded to the dtype of the model.
 """
@@ -79,7 +81,7 @@ def convolve_tiles_kernel(
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Program (p, h): head h of a part of a tile, of all query heads, then key heads, then value heads."""
+    """Program (p, h): head h of a part of a tile, of all q heads, then k heads, then v heads."""
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     CHANNELS: tl.constexpr = 2 * KEYS + INNER
@@ -97,31 +99,31 @@ def convolve_tiles_kernel(
     if head < 2 * KEY_HEADS:
         keys = tl.arange(0, PADDED_KEY)
         in_key, key_channels = keys < KEY_DIM, head * KEY_DIM + keys
-        key = _convolved(
+        k = _convolved(
             token_ptr, recent_ptr, conv_ptr, key_channels, in_key, steps, valid, start, near_start, WIDTH, CHANNELS, TAPS
         )  # fmt: skip
-        length = tl.rsqrt(tl.sum(key * key, 1) + L2_EPS) * tl.where(head < KEY_HEADS, scale, 1.0)
+        length = tl.rsqrt(tl.sum(k * k, 1) + L2_EPS) * tl.where(head < KEY_HEADS, scale, 1.0)
         key_ptrs = heads_ptr + first * (2 * KEYS) + (steps[:, None] * (2 * KEYS) + key_channels[None, :])
-        key = (key * length[:, None]).to(heads_ptr.dtype.element_ty)
-        tl.store(key_ptrs, key, mask=valid[:, None] & in_key[None, :])
+        k = (k * length[:, None]).to(heads_ptr.dtype.element_ty)
+        tl.store(key_ptrs, k, mask=valid[:, None] & in_key[None, :])
     else:
         values = tl.arange(0, PADDED_VALUE)
         in_value, value_channels = values < VALUE_DIM, (head - 2 * KEY_HEADS) * VALUE_DIM + values
-        value = _convolved(
+        v = _convolved(
             token_ptr, recent_ptr, conv_ptr, 2 * KEYS + value_channels, in_value, steps, valid, start, near_start,
             WIDTH, CHANNELS, TAPS,
         )  # fmt: skip
         value_ptrs = values_ptr + first * INNER + (steps[:, None] * INNER + value_channels[None, :])
-        tl.store(value_ptrs, value.to(values_ptr.dtype.element_ty), mask=valid[:, None] & in_value[None, :])
+        tl.store(value_ptrs, v.to(values_ptr.dtype.element_ty), mask=valid[:, None] & in_value[None, :])
 
 
 @triton.jit(do_not_specialize=["num_spans"])
 def solve_tiles_kernel(
-    heads_ptr, projected_ptr, systems_ptr, decays_ptr, decay_log_ptr, decay_bias_ptr, spans_ptr, num_spans,
+    heads_ptr, projected_ptr, systems_ptr, g_ptr, decay_log_ptr, decay_bias_ptr, spans_ptr, num_spans,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     PADDED_KEY: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, h): the two matrices and the decays of value head h in tile t."""
+    """Program (t, h): the two matrices [TILE, TILE] and the g [TILE] of value head h in tile t."""
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
     WIDTH: tl.constexpr = 2 * KEYS + 2 * INNER + 2 * VALUE_HEADS
@@ -136,29 +138,29 @@ def solve_tiles_kernel(
     query_ptrs = heads_ptr + first * (2 * KEYS) + head // (VALUE_HEADS // KEY_HEADS) * KEY_DIM
     query_ptrs = query_ptrs + (steps[:, None] * (2 * KEYS) + keys[None, :])
     shown = valid[:, None] & (keys < KEY_DIM)[None, :]
-    key, query = tl.load(query_ptrs + KEYS, mask=shown, other=0.0), tl.load(query_ptrs, mask=shown, other=0.0)
-    rate_ptrs = projected_ptr + first * WIDTH + (WIDTH - 2 * VALUE_HEADS + head) + steps * WIDTH
-    strength = sigmoid(tl.load(rate_ptrs, mask=valid, other=0.0).to(tl.float32))
-    decay = tl.load(rate_ptrs + VALUE_HEADS, mask=valid, other=0.0).to(tl.float32)
-    decay += tl.load(decay_bias_ptr + head)
-    decay = softplus(decay)
-    decay = tl.cumsum(tl.where(valid, -tl.exp(tl.load(decay_log_ptr + head)) * decay, 0.0), 0)
-    tl.store(decays_ptr + (first + steps) * VALUE_HEADS + head, decay, mask=valid)
+    k, q = tl.load(query_ptrs + KEYS, mask=shown, other=0.0), tl.load(query_ptrs, mask=shown, other=0.0)
+    b_ptrs = projected_ptr + first * WIDTH + (WIDTH - 2 * VALUE_HEADS + head) + steps * WIDTH
+    beta = sigmoid(tl.load(b_ptrs, mask=valid, other=0.0).to(tl.float32))
+    a = tl.load(b_ptrs + VALUE_HEADS, mask=valid, other=0.0).to(tl.float32)
+    a += tl.load(decay_bias_ptr + head)
+    a = softplus(a)
+    g = tl.cumsum(tl.where(valid, -tl.exp(tl.load(decay_log_ptr + head)) * a, 0.0), 0)
+    tl.store(g_ptr + (first + steps) * VALUE_HEADS + head, g, mask=valid)
     before = index[:, None] >= index[None, :]
-    left = tl.exp(tl.where(before, decay[:, None] - decay[None, :], 0.0))
+    between = tl.exp(tl.where(before, g[:, None] - g[None, :], 0.0))
     system_ptrs = systems_ptr + (first * VALUE_HEADS + head) * (2 * TILE)
     system_ptrs = system_ptrs + (steps[:, None] * (VALUE_HEADS * 2 * TILE) + index[None, :])
-    scores = tl.where(before, tl.dot(query, tl.trans(key), input_precision=PRECISION) * left, 0.0)
+    scores = tl.where(before, tl.dot(q, tl.trans(k), input_precision=PRECISION) * between, 0.0)
     tl.store(system_ptrs + TILE, scores.to(systems_ptr.dtype.element_ty), mask=valid[:, None])
-    system = tl.dot(key, tl.trans(key), input_precision=PRECISION) * left
-    system = tl.where(index[:, None] > index[None, :], system, 0.0) * strength[:, None]
-    inverse = _inverse(system, TILE, LEVELS, PRECISION) * strength[None, :]
+    system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+    system = tl.where(index[:, None] > index[None, :], system, 0.0) * beta[:, None]
+    inverse = _inverse(system, TILE, LEVELS, PRECISION) * beta[None, :]
     tl.store(system_ptrs, inverse.to(systems_ptr.dtype.element_ty), mask=valid[:, None])
 
 
 @triton.jit(do_not_specialize=["table_stride"])
 def advance_rows_kernel(
-    heads_ptr, systems_ptr, decays_ptr, projected_ptr, norm_ptr, out_ptr, sums_ptr,
+    heads_ptr, systems_ptr, g_ptr, projected_ptr, norm_ptr, out_ptr, sums_ptr,
     spans_ptr, tables_ptr, table_stride, eps,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     PADDED_KEY: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
@@ -184,7 +186,7 @@ def advance_rows_kernel(
     state = tl.load(state_ptrs, mask=in_state & (start > 0), other=0.0)
     heads_ptr += first * (2 * KEYS) + (head // GROUP) * KEY_DIM
     systems_ptr += (first * VALUE_HEADS + head) * (2 * TILE)
-    decays_ptr += first * VALUE_HEADS + head
+    g_ptr += first * VALUE_HEADS + head
     out_ptr += first * INNER + head * VALUE_DIM
     dtype = out_ptr.dtype.element_ty
     for begin in tl.range(-(start % TILE), count, TILE, num_stages=STAGES):
@@ -192,23 +194,23 @@ def advance_rows_kernel(
         valid = (steps >= 0) & (steps < count)
         query_ptrs = heads_ptr + steps[:, None] * (2 * KEYS) + keys[None, :]
         shown = valid[:, None] & in_key[None, :]
-        key = tl.load(query_ptrs + KEYS, mask=shown, other=0.0)
-        query = tl.load(query_ptrs, mask=shown, other=0.0)
+        k = tl.load(query_ptrs + KEYS, mask=shown, other=0.0)
+        q = tl.load(query_ptrs, mask=shown, other=0.0)
         system_ptrs = systems_ptr + steps[:, None] * (VALUE_HEADS * 2 * TILE) + index[None, :]
         inverse = tl.load(system_ptrs, mask=valid[:, None], other=0.0)
         scores = tl.load(system_ptrs + TILE, mask=valid[:, None], other=0.0)
-        decay = tl.load(decays_ptr + steps * VALUE_HEADS, mask=valid, other=0.0)
+        g = tl.load(g_ptr + steps * VALUE_HEADS, mask=valid, other=0.0)
         out_ptrs = out_ptr + steps[:, None] * INNER + columns[None, :]
         in_out = valid[:, None] & in_value[None, :]
-        value = tl.load(out_ptrs, mask=in_out, other=0.0).to(tl.float32)
-        left, total = tl.exp(decay)[:, None], tl.min(decay, 0)
+        v = tl.load(out_ptrs, mask=in_out, other=0.0).to(tl.float32)
+        decay, last = tl.exp(g)[:, None], tl.min(g, 0)
         rounded = state.to(dtype)
-        seen = tl.dot(key, rounded, input_precision=PRECISION) * left
-        change = tl.dot(inverse, (value - seen).to(dtype), input_precision=PRECISION)
-        result = tl.dot(query, rounded, input_precision=PRECISION) * left
-        result = tl.dot(scores, change.to(dtype), result, input_precision=PRECISION)
-        change *= tl.exp(total - decay)[:, None]
-        state = tl.dot(tl.trans(key), change.to(dtype), state * tl.exp(total), input_precision=PRECISION)
+        held = tl.dot(k, rounded, input_precision=PRECISION) * decay  # exp(g) k S
+        u = tl.dot(inverse, (v - held).to(dtype), input_precision=PRECISION)
+        o = tl.dot(q, rounded, input_precision=PRECISION) * decay
+        o = tl.dot(scores, u.to(dtype), o, input_precision=PRECISION)
+        u *= tl.exp(last - g)[:, None]
+        state = tl.dot(tl.trans(k), u.to(dtype), state * tl.exp(last), input_precision=PRECISION)
         if WHOLE:
             norm = tl.load(norm_ptr + columns, mask=in_value, other=0.0).to(tl.float32)
             gate_ptrs = (
@@ -217,9 +219,9 @@ def advance_rows_kernel(
                 + (2 * KEYS + INNER + head * VALUE_DIM + columns)[None, :]
             )
             gate = tl.load(gate_ptrs, mask=in_out, other=0.0).to(tl.float32)
-            result *= tl.rsqrt(tl.sum(result * result, 1) / VALUE_DIM + eps)[:, None]
-            result = result * norm[None, :] * silu(gate)
-        tl.store(out_ptrs, result.to(dtype), mask=in_out)
+            o *= tl.rsqrt(tl.sum(o * o, 1) / VALUE_DIM + eps)[:, None]
+            o = o * norm[None, :] * silu(gate)
+        tl.store(out_ptrs, o.to(dtype), mask=in_out)
     tl.store(state_ptrs, state, mask=in_state)
 
 
@@ -241,9 +243,9 @@ def norm_and_gate_kernel(
         + (token * WIDTH + (WIDTH - INNER - 2 * VALUE_HEADS) + head * VALUE_DIM)[:, None]
         + values[None, :]
     )
-    result = tl.load(out_ptrs, mask=shown, other=0.0).to(tl.float32)
+    o = tl.load(out_ptrs, mask=shown, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptrs, mask=shown, other=0.0).to(tl.float32)
     norm = tl.load(norm_ptr + values, mask=values < VALUE_DIM, other=0.0).to(tl.float32)
-    result *= tl.rsqrt(tl.sum(result * result, 1) / VALUE_DIM + eps)[:, None]
-    result = result * norm[None, :] * silu(gate)
-    tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=shown)
+    o *= tl.rsqrt(tl.sum(o * o, 1) / VALUE_DIM + eps)[:, None]
+    o = o * norm[None, :] * silu(gate)
+    tl.store(out_ptrs, o.to(out_ptr.dtype.element_ty), mask=shown)

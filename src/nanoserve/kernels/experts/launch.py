@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nanoserve.kernels.device.launch import launch_options, shared_memory
+from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.experts.stored.launch import launch_down_rows, launch_gate_up_rows, launch_listed
+from nanoserve.kernels.experts.stored.triton import (
+    stored_listed_kernel,
+    stored_row_down_kernel,
+    stored_row_gate_up_kernel,
+)
 from nanoserve.kernels.experts.triton import (
     count_pairs_kernel,
     list_pairs_kernel,
@@ -30,9 +34,11 @@ from nanoserve.kernels.experts.tuning import (
     list_tile,
     most_tiles,
     sorting,
+    stored_down_tile,
+    stored_gate_up_tile,
     stored_list_tile,
 )
-from nanoserve.kernels.stored import StoredWeight
+from nanoserve.kernels.stored import BLOCK, GROUP, StoredWeight
 
 
 class ExpertsWorkspace(NamedTuple):
@@ -85,13 +91,15 @@ def choose_experts(
     count = routing.count(logits[0])
     size = count // routing.groups
     choose_kernel[(logits.shape[1],)](
-        logits, bias, correction, out.experts, out.weights, routing.sum_eps, routing.scale,
-        SLICES=len(logits), TOP=routing.top, SHARED=routing.shared, SHARED_GATE=routing.shared_gate,
+        logits_ptr=logits, bias_ptr=bias, correction_ptr=correction, experts_ptr=out.experts,
+        weights_ptr=out.weights,
+        sum_eps=routing.sum_eps, scale=routing.scale,
+        SLICES=len(logits), TOP=routing.top, SHARED=routing.shared,
         PADDED_SLOTS=triton.next_power_of_2(routing.slots), GROUPS=routing.groups, SIZE=size,
         PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
-        TOP_GROUPS=routing.top_groups, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
-        NORMALIZED=routing.normalized, PDL=pdl,
-        num_warps=1, **launch_options(pdl),
+        TOP_GROUPS=routing.top_groups,
+        SHARED_GATE=routing.shared_gate, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
+        NORMALIZED=routing.normalized, PDL=pdl, num_warps=1, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -121,28 +129,49 @@ def feed_rows(
         pdl: see `nanoserve.kernels.device.pdl`. The norm's weight is read before the wait.
     """
     (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
-    options, clamp = launch_options(pdl), experts.clamp or 0.0
-    eviction = "evict_first" if tokens == 1 else ""
     gate_up, down = experts.gate_up, experts.down
+    common = {"experts_ptr": chosen.experts, "SLOTS": slots, "PDL": pdl, **launch_options(pdl)}
+    common["EVICTION"] = "evict_first" if tokens == 1 else ""
+    enter: dict[str, Any] = {
+        "x_ptr": x, "norm_ptr": norm_weight, "bias_ptr": experts.gate_up_bias, "out_ptr": workspace.inner,
+        "eps": eps, "clamp": experts.clamp or 0.0, "WIDTH": size, "K": hidden, "CLAMPED": experts.clamp is not None,
+    }  # fmt: skip
+    leave: dict[str, Any] = {
+        "inner_ptr": workspace.inner, "bias_ptr": experts.down_bias, "weights_ptr": chosen.weights, "stream_ptr": stream,
+        "N": hidden, "K": size,
+    }  # fmt: skip
     if isinstance(gate_up, StoredWeight) and isinstance(down, StoredWeight):
-        launch_gate_up_rows(
-            x, gate_up, experts.gate_up_bias, chosen, workspace.inner,
-            norm_weight=norm_weight, eps=eps, clamp=experts.clamp, eviction=eviction, pdl=pdl,
+        tile = stored_gate_up_tile(hidden, gate_up.form)
+        stored_row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
+            **enter, **common, **_stored_rows(gate_up), ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
+        )
+        tile, at_once = stored_down_tile(size, slots, down.form)
+        stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
+            **leave, **common, **_stored_rows(down), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
+            num_warps=tile.warps,
         )  # fmt: skip
-        launch_down_rows(workspace.inner, down, experts.down_bias, chosen, stream, eviction=eviction, pdl=pdl)
         return
     tile = gate_up_row_tile(hidden, x.element_size())
     row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-        x, norm_weight, gate_up, experts.gate_up_bias, chosen.experts, workspace.inner, eps, clamp,
-        SLOTS=slots, WIDTH=size, K=hidden, ROWS=tile.rows, CHUNK=tile.chunk, CLAMPED=experts.clamp is not None,
-        EVICTION=eviction, PDL=pdl, num_warps=tile.warps, **options,
-    )  # fmt: skip
+        **enter, **common, weight_ptr=gate_up, ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
+    )
     warps, chunk = down_row_tile(size, slots, x.element_size())
     row_down_kernel[(tokens, hidden)](
-        workspace.inner, down, experts.down_bias, chosen.experts, chosen.weights, stream,
-        SLOTS=slots, PADDED_SLOTS=triton.next_power_of_2(slots), N=hidden, K=size, CHUNK=chunk,
-        EVICTION=eviction, PDL=pdl, num_warps=warps, **options,
+        **leave, **common, weight_ptr=down, PADDED_SLOTS=triton.next_power_of_2(slots), CHUNK=chunk, num_warps=warps
     )  # fmt: skip
+
+
+def _stored_rows(weight: StoredWeight) -> dict[str, Any]:
+    """A stored weight for the kernels of one token: UNIT numbers are what one thread loads at once, which have one scale."""
+    unit = GROUP if weight.form == "mxfp4" else 16
+    return {**_stored(weight, weight.scales), "UNIT": unit}
+
+
+def _stored(weight: StoredWeight, scales: Tensor) -> dict[str, Any]:
+    """A stored weight: PACK numbers are a word, and GROUP of them have a scale in common."""
+    pack, group = (8, GROUP) if weight.form == "mxfp4" else (1, BLOCK)
+    numbers = {"weight_ptr": weight.words(), "scale_ptr": scales, "SCALES": scales.shape[-1]}
+    return {**numbers, "FORM": weight.form, "PACK": pack, "GROUP": group}
 
 
 def feed_lists(
@@ -252,12 +281,15 @@ def list_pairs(
     padded, options = triton.next_power_of_2(experts), launch_options(pdl)
     if not how.all:
         count_pairs_kernel[(how.programs,)](
-            chosen, workspace.counts, pairs, how.share,
-            PADDED_EXPERTS=padded, BLOCK=how.block, PDL=pdl, num_warps=4, **options,
+            ids_ptr=chosen, counts_ptr=workspace.counts,
+            P=pairs, SHARE=how.share,
+            PADDED_EXPERTS=padded, BLOCK=how.block,
+            PDL=pdl, num_warps=4, **options,
         )  # fmt: skip
     list_pairs_kernel[(how.programs,)](
-        chosen, workspace.counts, workspace.order, workspace.tiles, pairs, how.share, num_tiles, bm,
-        PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles,
+        ids_ptr=chosen, counts_ptr=workspace.counts, order_ptr=workspace.order, tiles_ptr=workspace.tiles,
+        P=pairs, SHARE=how.share, num_tiles=num_tiles,
+        BM=bm, PROGRAMS=how.programs, ALL=how.all, PADDED_EXPERTS=padded, BLOCK=how.block, TILES=how.tiles,
         PDL=pdl, num_warps=4, **options,
     )  # fmt: skip
     return num_tiles
@@ -277,25 +309,24 @@ def _multiply(
     gate: bool,
     pdl: bool,
 ) -> None:
-    if isinstance(weight, StoredWeight):
-        launch_listed(
-            x, weight, bias, out,
-            tile=tile, num_tiles=num_tiles, chosen=chosen, order=workspace.order, tiles=workspace.tiles,
-            clamp=clamp, gate=gate, pdl=pdl,
-        )  # fmt: skip
-        return
     (tokens, slots), (experts, height, k) = chosen.experts.shape, weight.shape
-    halves = 2 if gate else 1
-    described = tile.described and k * x.element_size() % 16 == 0
+    common: dict[str, Any] = {
+        "bias_ptr": bias, "order_ptr": workspace.order, "tiles_ptr": workspace.tiles, "scales_ptr": chosen.weights, "out_ptr": out,
+        "num_tiles": num_tiles, "T": tokens, "clamp": clamp or 0.0,
+        "SLOTS": slots, "WIDTH": height // 2 if gate else height, "K": k, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk,
+        "GATE": gate, "CLAMPED": clamp is not None, "PDL": pdl, "num_warps": tile.warps, "num_stages": tile.stages,
+        **launch_options(pdl),
+    }  # fmt: skip
+    grid = (num_tiles * triton.cdiv(height, tile.bn),)
+    if isinstance(weight, StoredWeight):
+        pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
+        stored_listed_kernel[grid](x_ptr=x, **_stored(weight, weight.scale_words()), **common, PAIRS=pairs)
+        return
+    described, halves = tile.described and k * x.element_size() % 16 == 0, 2 if gate else 1
     if described:
         weight = _described(weight.view(experts * halves, -1, k), halves, tile.bn // halves, tile.bk)
         x = x if gate else _described(x, tile.bm, tile.bk)
-    listed_kernel[(num_tiles * triton.cdiv(height, tile.bn),)](
-        x, weight, bias, workspace.order, workspace.tiles, chosen.weights, out, num_tiles, tokens, clamp or 0.0,
-        SLOTS=slots, WIDTH=height // 2 if gate else height, K=k, GATE=gate, CLAMPED=clamp is not None,
-        BM=tile.bm, BN=tile.bn, BK=tile.bk, GROUP=tile.group, DESCRIBED=described, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
-        **launch_options(pdl),
-    )  # fmt: skip
+    listed_kernel[grid](x_ptr=x, weight_ptr=weight, **common, GROUP=tile.group, DESCRIBED=described)
 
 
 def _described(tensor: Tensor, *block: int) -> TensorDescriptor:

@@ -20,7 +20,7 @@ def row_gate_up_kernel(
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     CLAMPED: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """ROWS / 2 elements of one expert's gated product for the token that chose it, its row of `out` [T * SLOTS, WIDTH].
+    """Program (p, i): ROWS / 2 elements of out[p] = silu(gate) up, with gate and up = weight[e] norm(x[t]) + bias, of pair p = (t, e).
 
     All of the weight's rows are in flight at once; the norm's factor 1 / rms multiplies the sums instead of x. Programs go
     through all pairs before the next rows, so that tokens with the same expert find them in the L2 cache.
@@ -77,7 +77,10 @@ def row_down_kernel(
     SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add to one element of a token's stream what its experts make of it, slot by slot; all slots' rows are in flight at once."""
+    """Program (t, n): stream[t, n] += sum over slots s of weights[t, s] (weight[e, n] inner[t, s] + bias[e, n]), in order.
+
+    All slots' rows [PADDED_SLOTS, CHUNK] are in flight at once.
+    """
     let_next_start(PDL)
     wait_for_last(PDL)
     token = tl.program_id(0)
@@ -113,7 +116,7 @@ def count_pairs_kernel(
     ids_ptr, counts_ptr, P, SHARE,
     PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of this program's SHARE of all P pairs, how many belong to each expert: its row of counts [programs, PADDED_EXPERTS]."""
+    """Program i: of its SHARE of all P pairs, how many belong to each expert: its row of counts [programs, PADDED_EXPERTS]."""
     let_next_start(PDL)
     wait_for_last(PDL)
     program = tl.program_id(0)
@@ -224,7 +227,7 @@ def listed_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, DESCRIBED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of an expert's tokens times BN rows of its weight; with GATE the first half are the gate's, the others up's.
+    """Program i: a tile of BM tokens of one expert times BN rows of its weight; with GATE the first half are the gate's, the others up's.
 
     With GATE the gated product of rows of x [T, K], which lands in the order of the lists, out [T * SLOTS, WIDTH]; else the
     product of rows that lie so, times each pair's weight, which lands where the reader adds it up: out [SLOTS, T, WIDTH].

@@ -17,7 +17,7 @@ def choose_kernel(
     TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr, SCORE: tl.constexpr, NORMALIZED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token's experts and weights, from the sums of its logits' SLICES, laid out as [groups, experts of a group].
+    """Program t: token t's TOP experts and their weights, from the sums of its logits' SLICES, laid out as [groups, experts of a group].
 
     A logit that is not a number is never chosen while there are others, so that even then every index is one.
     """

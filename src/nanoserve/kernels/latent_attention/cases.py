@@ -1,4 +1,4 @@
-"""Rows that decode, and chunks behind cached tokens, over pools in which all that no query sees is NaN."""
+"""Rows that decode, chunks behind cached tokens, and products around them, over pools in which all that no query sees is NaN."""
 
 from __future__ import annotations
 

@@ -72,18 +72,21 @@ def latent_decode(
         padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
     )
     attend_to_rows[triton.cdiv(num_heads, heads), batch, splits](
-        query, cache.entries, out, *scratch, batch_rows, lengths, cache.tables, cache.tables.stride(0),
-        cache.block_stride, scale * LOG2_E,
+        query_ptr=query, entries_ptr=cache.entries, out_ptr=out, accs_ptr=scratch.accs, ms_ptr=scratch.ms,
+        ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths, tables_ptr=cache.tables,
+        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
-        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens, STAGES=stages,
+        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens,
+        STAGES=stages,
         SPLIT=splits > 1, PDL=pdl, num_warps=warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
         padded_splits = triton.next_power_of_2(splits)
         elements = min(padded(latent_dim), max(16, MOST_SUMMED // padded_splits))
         add_splits[batch * num_heads, triton.cdiv(latent_dim, elements)](
-            *scratch, out, splits,
-            LATENT=latent_dim, ELEMENTS=elements, PADDED_SPLITS=padded_splits, PDL=pdl, num_warps=4, **launch_options(pdl),
+            accs_ptr=scratch.accs, ms_ptr=scratch.ms, ls_ptr=scratch.ls, out_ptr=out, splits=splits,
+            LATENT=latent_dim, ELEMENTS=elements, PADDED_SPLITS=padded_splits,
+            PDL=pdl, num_warps=4, **launch_options(pdl),
         )  # fmt: skip
 
 
@@ -121,11 +124,13 @@ def latent_prefill(
     )
     packed = packed_heads(num_heads, rows)
     attend_with_tiles[num_heads // packed, tiles.shape[0]](
-        query, cache.entries, out, tiles, tiles if lengths is None else lengths, cache.tables, cache.tables.stride(0),
-        cache.block_stride, scale * LOG2_E,
+        query_ptr=query, entries_ptr=cache.entries, out_ptr=out, tiles_ptr=tiles,
+        lengths_ptr=tiles if lengths is None else lengths, tables_ptr=cache.tables,
+        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
-        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows, TOKENS=tokens,
-        STAGES=stages, NEWEST=lengths is not None, num_warps=warps,
+        PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows,
+        TOKENS=tokens, STAGES=stages,
+        NEWEST=lengths is not None, num_warps=warps,
     )  # fmt: skip
 
 
@@ -136,14 +141,14 @@ class ExpandedSums(NamedTuple):
     """Sums of a step's queries over earlier rounds, in float32.
 
     Attributes:
-        totals: [T, num_heads, value_dim], unnormalised sums of values.
-        tops: [T, num_heads], the maximum that the exponents are relative to, in units of log2.
-        weights: [T, num_heads], sums of the exponentials.
+        accs: [T, num_heads, value_dim], unnormalised sums of values.
+        ms: [T, num_heads], the maximum that the exponents are relative to, in units of log2.
+        ls: [T, num_heads], sums of the exponentials.
     """
 
-    totals: Tensor
-    tops: Tensor
-    weights: Tensor
+    accs: Tensor
+    ms: Tensor
+    ls: Tensor
 
 
 def gather_entries_into(cache: LatentCache, spans: Tensor, gathered: Tensor, *, longest: int) -> None:
@@ -157,7 +162,8 @@ def gather_entries_into(cache: LatentCache, spans: Tensor, gathered: Tensor, *, 
     """
     width = gathered.shape[1]
     gather_entries[triton.cdiv(longest, GATHERED_AT_A_TIME), len(spans)](
-        cache.entries, gathered, cache.tables, spans, cache.tables.stride(0), cache.block_stride,
+        entries_ptr=cache.entries, gathered_ptr=gathered, tables_ptr=cache.tables, spans_ptr=spans,
+        table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
         BLOCK_SIZE=cache.entries.shape[1], WIDTH=width, PADDED_WIDTH=triton.next_power_of_2(width),
         TOKENS=GATHERED_AT_A_TIME, num_warps=4,
     )  # fmt: skip
@@ -200,10 +206,12 @@ def expanded_attention(
         padded(nope_dim) + padded(rope_dim), padded(value_dim), query.dtype, shared_memory(query.device)
     )
     attend_expanded[num_heads, len(tiles)](
-        query, expanded, gathered, out, *sums, tiles, spans, query.stride(0), scale * math.log2(math.e),
-        NUM_HEADS=num_heads, LATENT=gathered.shape[1] - rope_dim, NOPE=nope_dim, ROPE=rope_dim, VALUE=value_dim,
-        PADDED_NOPE=padded(nope_dim), PADDED_ROPE=padded(rope_dim), PADDED_VALUE=padded(value_dim), ROWS=rows, KEYS=keys,
-        STAGES=stages, num_warps=warps,
+        query_ptr=query, expanded_ptr=expanded, entries_ptr=gathered, out_ptr=out, accs_ptr=sums.accs,
+        ms_ptr=sums.ms, ls_ptr=sums.ls, tiles_ptr=tiles, spans_ptr=spans,
+        query_token=query.stride(0), scale=scale * math.log2(math.e),
+        NUM_HEADS=num_heads, LATENT=gathered.shape[1] - rope_dim, NOPE=nope_dim, ROPE=rope_dim,
+        VALUE=value_dim, PADDED_NOPE=padded(nope_dim), PADDED_ROPE=padded(rope_dim),
+        PADDED_VALUE=padded(value_dim), ROWS=rows, KEYS=keys, STAGES=stages, num_warps=warps,
     )  # fmt: skip
 
 
@@ -230,7 +238,10 @@ def head_linear(x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool = False) ->
     # Narrower tiles of long columns, so that there are as many programs on the way back to the values.
     columns = min(_COLUMNS, max(16, triton.next_power_of_2(width) // 4))
     head_linear_kernel[heads, triton.cdiv(width, columns), triton.cdiv(num_tokens, _TOKENS)](
-        x, weight, out, num_tokens, *x.stride()[:2], *weight.stride(), *out.stride()[:2],
-        K=depth, N=width, TOKENS=_TOKENS, COLUMNS=columns, DEPTH=min(_DEPTH, max(16, triton.next_power_of_2(depth))),
+        x_ptr=x, weight_ptr=weight, out_ptr=out,
+        num_tokens=num_tokens, x_token=x.stride(0), x_head=x.stride(1), weight_head=weight.stride(0),
+        weight_k=weight.stride(1), weight_n=weight.stride(2), out_token=out.stride(0), out_head=out.stride(1),
+        K=depth, N=width, TOKENS=_TOKENS, COLUMNS=columns,
+        DEPTH=min(_DEPTH, max(16, triton.next_power_of_2(depth))),
         PDL=pdl, num_warps=_WARPS, **launch_options(pdl),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Latent attention one query at a time, in float32, absorbed over a cache."""
+"""Latent attention in float32: absorbed one query at a time over a cache, expanded as it is defined, and products of heads."""
 
 from __future__ import annotations
 

@@ -57,7 +57,11 @@ def attend_to_rows(
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
     SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (groups of HEADS heads, places, splits). Whole tiles to each split; the last splits may be left with none."""
+    """Program (g, b, s): softmax(scale q e^T) e[:, :LATENT] of HEADS heads at place b, over split s of its row's entries e.
+
+    Queries [HEADS, PADDED_LATENT] and [HEADS, PADDED_ROPE], entries as [TOKENS, ...] of both. Whole tiles to each
+    split; the last splits may be left with none.
+    """
     let_next_start(PDL)
     place = tl.program_id(1)
     split = tl.program_id(2)
@@ -104,7 +108,7 @@ def add_splits(
     accs_ptr, ms_ptr, ls_ptr, out_ptr, splits,
     LATENT: tl.constexpr, ELEMENTS: tl.constexpr, PADDED_SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (places * heads, groups of ELEMENTS elements). Splits that had nothing to do left zeros."""
+    """Program (i, g): out [places * heads, LATENT] at i = sum of 2^(m_s - m) acc_s / l, ELEMENTS elements. Splits that had nothing to do left zeros."""
     let_next_start(PDL)
     wait_for_last(PDL)
     result = tl.program_id(0).to(tl.int64)
@@ -130,7 +134,7 @@ def attend_with_tiles(
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr,
     TOKENS: tl.constexpr, STAGES: tl.constexpr, NEWEST: tl.constexpr,
 ):  # fmt: skip
-    """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
+    """Program (g, i): softmax(scale q e^T) e[:, :LATENT] of heads [g * PACKED, (g + 1) * PACKED) of tile i; ROWS score rows.
 
     With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. Entries are visited from multiples of
     TOKENS on in rising order, and a visit in which nothing is visible to a score row changes no bit of it: so a query's
@@ -188,7 +192,7 @@ def head_linear_kernel(
     x_ptr, weight_ptr, out_ptr, num_tokens, x_token, x_head, weight_head, weight_k, weight_n, out_token, out_head,
     K: tl.constexpr, N: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, groups of COLUMNS columns, groups of TOKENS tokens); sums in steps of DEPTH, in rising order."""
+    """Program (h, g, i): out[t, h] = x[t, h] weight[h], a tile [TOKENS, COLUMNS]; sums in steps of DEPTH, in rising order."""
     let_next_start(PDL)
     head = tl.program_id(0)
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -51,7 +51,10 @@ def attend_expanded(
     PADDED_NOPE: tl.constexpr, PADDED_ROPE: tl.constexpr, PADDED_VALUE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, i): head h of tile i, over the span that its chunk has in this round."""
+    """Program (h, i): softmax(scale q K^T) V of head h of tile i, over the span that its chunk has in this round.
+
+    Queries [ROWS, PADDED_NOPE] and [ROWS, PADDED_ROPE], keys as [KEYS, ...] of both, values and acc [..., PADDED_VALUE].
+    """
     head = tl.program_id(0)
     tile = tl.program_id(1)
     chunk = tl.load(tiles_ptr + tile * 4)

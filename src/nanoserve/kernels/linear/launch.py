@@ -99,10 +99,10 @@ def row_linear(
     numbers, scales = _numbers(weight)
     tile = row_tile(n, k, numbers.element_size(), gate=gate is not None)
     row_kernel[(triton.cdiv(n, tile.rows),)](
-        x, numbers, scales, out, bias, norm_weight, residual, eps,
-        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, GATE=gate, UNIT=min(16, tile.chunk), GROUP=BLOCK,
-        PDL=pdl, num_warps=tile.warps,
-        **launch_options(pdl),
+        x_ptr=x, weight_ptr=numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight,
+        residual_ptr=residual, eps=eps,
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, UNIT=min(16, tile.chunk), GROUP=BLOCK,
+        GATE=gate, PDL=pdl, num_warps=tile.warps, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -173,7 +173,8 @@ def widen_into(weight: StoredWeight, out: Tensor) -> None:
     n, k = weight.shape
     rows = 32
     widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, BLOCK))](
-        weight.words(), weight.scales, out, K=k, GROUP=BLOCK, ROWS=rows, N=n, num_warps=4
+        weight_ptr=weight.words(), scale_ptr=weight.scales, out_ptr=out,
+        K=k, GROUP=BLOCK, ROWS=rows, N=n, num_warps=4,
     )  # fmt: skip
 
 
@@ -201,9 +202,9 @@ def invariant_linear(
     num_rows, (n, k) = len(x), weight.shape
     tile = invariant_tile(x.dtype)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
-        x, weight, out, bias, residual, num_rows,
-        N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, GROUP=tile.group, num_warps=tile.warps,
-        num_stages=tile.stages,
+        x_ptr=x, weight_ptr=weight, out_ptr=out, bias_ptr=bias, residual_ptr=residual, T=num_rows,
+        N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, GROUP=tile.group,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -241,8 +242,10 @@ def _launch(
     n, k = weight.shape
     numbers, scales = _numbers(weight)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
-        x, numbers, scales, out, bias, partials, counters, len(x),
-        N=n, K=k, GROUP=BLOCK, GATE=gate, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits,
-        AHEAD=tile.ahead if pdl else 0, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps,
-        num_stages=tile.stages, **launch_options(pdl),
+        x_ptr=x, weight_ptr=numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias, partials_ptr=partials,
+        counters_ptr=counters, M=len(x),
+        N=n, K=k, GROUP=BLOCK, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits,
+        AHEAD=tile.ahead if pdl else 0,
+        GATE=gate, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(pdl),
     )  # fmt: skip

@@ -54,7 +54,9 @@ def row_kernel(
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, GATE: tl.constexpr,
     UNIT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row of x times ROWS rows of the weight, all of which are in flight before the wait, in chunks of K.
+    """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + bias), with x [1, K] and weight [N, K].
+
+    All of a tile [ROWS, CHUNK] for each chunk of K is in flight before the wait.
 
     With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, whose products are scaled when those of a UNIT, which one thread
     has loaded, are added up. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
@@ -162,7 +164,9 @@ def skinny_kernel(
     N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPLITS: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All M <= BM rows of x times BN rows of the weight, over one of SPLITS slices of K.
+    """Program (n, s): out = gate(x weight^T + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
+
+    Sums are [BN, BM], of tiles [BN, BK] and [BK, BM].
 
     With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, and steps are not longer than a group.
     The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
@@ -249,7 +253,7 @@ def widen_kernel(
     weight_ptr, scale_ptr, out_ptr,
     K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One GROUP of ROWS rows of 8-bit floats, multiplied with its scales."""
+    """Program (i, g): group g of ROWS rows of 8-bit floats [N, K], times its scales [N, K / GROUP]."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     group = tl.program_id(1)
     ks = group * GROUP + tl.arange(0, GROUP)
@@ -266,7 +270,7 @@ def invariant_kernel(
     x_ptr, weight_ptr, out_ptr, bias_ptr, residual_ptr, T,
     N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """BT rows of x times BN rows of the weight, K in steps of BK from 0, with nothing that depends on T but the grid.
+    """Program i: a tile [BT, BN] of out = x weight^T + bias + residual; K in steps of BK from 0, nothing depends on T but the grid.
 
     GROUP tiles of rows walk over the weight together, so that what they read of it stays in the L2 cache.
     """

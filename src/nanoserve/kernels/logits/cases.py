@@ -1,4 +1,4 @@
-"""Places with each penalty and with none, the row of which does not exist."""
+"""Places with each penalty and with none, the row of which does not exist; and tokens of every kind to be scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apply penalties to a step's logits, and count the tokens it drew, without a word to the host."""
+"""Launches over a step's logits, without a word to the host and without a float32 copy of the logits."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def apply_penalties(
     """
     places, vocab_size = logits.shape
     apply_kernel[(triton.cdiv(vocab_size, BLOCK), places)](
-        logits, logits.stride(0), batch_rows, output_counts, in_prompt, strengths, VOCAB=vocab_size, BLOCK=BLOCK,
-        num_warps=4,
+        logits_ptr=logits, batch_rows_ptr=batch_rows, output_counts_ptr=output_counts,
+        in_prompt_ptr=in_prompt, strengths_ptr=strengths, row_stride=logits.stride(0),
+        VOCAB=vocab_size, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -46,7 +47,8 @@ def count_tokens(tokens: Tensor, *, batch_rows: Tensor, output_counts: Tensor, s
         strengths: as in `apply_penalties`.
     """
     count_kernel[(len(tokens),)](
-        batch_rows, output_counts, strengths, tokens, VOCAB=output_counts.shape[1], num_warps=1,
+        batch_rows_ptr=batch_rows, output_counts_ptr=output_counts, strengths_ptr=strengths,
+        tokens_ptr=tokens, VOCAB=output_counts.shape[1], num_warps=1,
     )  # fmt: skip
 
 
@@ -74,6 +76,7 @@ def token_logprobs(
     """
     rows, vocab_size = logits.shape
     token_logprobs_kernel[(rows,)](
-        logits, logits.stride(0), token_ids, logprobs, ranks, totals, VOCAB=vocab_size, BLOCK=BLOCK, UNROLL=UNROLL,
-        num_warps=WARPS,
+        logits_ptr=logits, token_ids_ptr=token_ids, logprobs_ptr=logprobs, ranks_ptr=ranks, totals_ptr=totals,
+        row_stride=logits.stride(0),
+        VOCAB=vocab_size, BLOCK=BLOCK, UNROLL=UNROLL, num_warps=WARPS,
     )  # fmt: skip

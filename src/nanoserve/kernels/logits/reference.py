@@ -1,4 +1,4 @@
-"""Penalties as their formula, in float32."""
+"""Penalties, log-probabilities and ranks as their formulas, in float32."""
 
 from __future__ import annotations
 

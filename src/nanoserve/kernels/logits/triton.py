@@ -1,4 +1,4 @@
-"""One program a place and block of tokens; places without a penalty return at once and look at no row's counts."""
+"""Penalties, one program a place and block of tokens, and log-probabilities, one program a row in two passes over its logits."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ def apply_kernel(
     logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Penalise one block of one place's logits."""
+    """Program (block, place): BLOCK of a place's VOCAB logits, in place, by the strengths [places, 3] (see `logits`)."""
     block, place = tl.program_id(0), tl.program_id(1)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
@@ -32,7 +32,7 @@ def apply_kernel(
 
 @triton.jit
 def count_kernel(batch_rows_ptr, output_counts_ptr, strengths_ptr, tokens_ptr, VOCAB: tl.constexpr):
-    """Count one place's token."""
+    """Program s: output_counts[batch_rows[s], tokens[s]] += 1."""
     place = tl.program_id(0)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
@@ -48,7 +48,7 @@ def token_logprobs_kernel(
     logits_ptr, row_stride, token_ids_ptr, logprobs_ptr, ranks_ptr, totals_ptr,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The log-probability and rank of one row's token, and the log of the sum of exponentials."""
+    """Program n: logprob[n] = logits[n, token] - log(sum(exp(logits[n]))), its rank, and that logarithm; UNROLL tiles [BLOCK] at a time."""
     place = tl.program_id(0)
     row_ptr = logits_ptr + place.to(tl.int64) * row_stride
     token = tl.load(token_ids_ptr + place).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Rows of some lengths, each decoding its newest token, over caches in which all but the older visible tokens is NaN."""
+"""Rows that decode their newest token, and chunks, over caches in which all that no query sees is NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of decode attention."""
+"""Launches of decode attention, and of prefill attention over tiles of chunks or over newest tokens."""
 
 from __future__ import annotations
 
@@ -66,13 +66,19 @@ def decode_attention(
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
     # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
     attend_to_rows[kv_heads, batch, splits](
-        qkv, cache.keys, cache.values, out, *scratch, batch_rows, lengths, cache.tables, transform.rotations, transform.q_norm,
-        transform.k_norm, sinks, qkv.stride(0), cache.tables.stride(0), cache.block_stride,
-        cache.window or 0, scale if soft_cap is None else 2 * scale / soft_cap, soft_cap, transform.eps,
-        HEADS=num_heads, KV_HEADS=kv_heads, PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)),
-        D=head_dim, PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size,
-        TILE=tiling.tokens, STAGES=tiling.stages, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None,
-        SPLIT=splits > 1, EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
+        qkv_ptr=qkv, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, accs_ptr=scratch.accs,
+        ms_ptr=scratch.ms, ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths,
+        tables_ptr=cache.tables, rotations_ptr=transform.rotations, q_norm_ptr=transform.q_norm,
+        k_norm_ptr=transform.k_norm, sinks_ptr=sinks,
+        token_stride=qkv.stride(0), table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
+        window=cache.window or 0, scale=scale if soft_cap is None else 2 * scale / soft_cap, cap=soft_cap,
+        eps=transform.eps,
+        HEADS=num_heads, KV_HEADS=kv_heads,
+        PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)), D=head_dim,
+        PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tokens,
+        STAGES=tiling.stages,
+        WINDOWED=cache.window is not None, NORM=transform.q_norm is not None, SPLIT=splits > 1,
+        EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
         _add_splits(out, scratch, results=batch * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)
@@ -84,10 +90,10 @@ def _add_splits(
     """Add up the partial sums of `results` (place, head) pairs, one program each."""
     padded_splits, padded_dim = triton.next_power_of_2(splits), triton.next_power_of_2(head_dim)
     add_splits[results,](
-        *scratch, out, splits,
+        accs_ptr=scratch.accs, ms_ptr=scratch.ms, ls_ptr=scratch.ls, out_ptr=out, splits=splits,
         D=head_dim, PADDED_D=padded_dim, PADDED_SPLITS=padded_splits,
-        CHUNK=min(padded_splits, 4096 // padded_dim), PDL=pdl,
-        num_warps=1 if padded_splits * padded_dim <= 1024 else 4, **launch_options(pdl),
+        CHUNK=min(padded_splits, 4096 // padded_dim),
+        PDL=pdl, num_warps=1 if padded_splits * padded_dim <= 1024 else 4, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -136,9 +142,12 @@ def prefill_attention(
     log2_e = math.log2(math.e)
     inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
-        query, cache.keys, cache.values, out, tiles, tiles if lengths is None else lengths, cache.tables, sinks,
-        cache.tables.stride(0), cache.block_stride, outer * log2_e, inner,
+        query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
+        lengths_ptr=tiles if lengths is None else lengths, block_tables_ptr=cache.tables, sinks_ptr=sinks,
+        table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=outer * log2_e,
+        inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0, PACKED=packed,
-        ROWS=rows, KEYS=keys_per_visit, STAGES=stages, NEWEST=lengths is not None, num_warps=warps,
+        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
+        PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
+        NEWEST=lengths is not None, num_warps=warps,
     )  # fmt: skip

@@ -168,7 +168,9 @@ def attend_to_rows(
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
     WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (KV_HEADS, places, splits).
+    """Program (h, b, s): softmax(scale q K^T) V of the query heads of KV head h at place b, over split s of its row.
+
+    q [PADDED_GROUP, PADDED_D], a tile of keys and of values [TILE, PADDED_D]; m, l and acc as in `device.softmax`.
 
     EARLY: the wait and all that follows from the query stand in the first round of the loop. The compiler fetches the tiles of
     the first rounds before the loop, so before the wait. Without it, what does not fill a tile comes before the loop, whose
@@ -255,7 +257,10 @@ def add_splits(
     accs_ptr, ms_ptr, ls_ptr, out_ptr, splits,
     D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_SPLITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (places * heads). Splits that had nothing to do left zeros, so no load waits for another one."""
+    """Program i: out [places * heads, D] at i = sum of 2^(m_s - m) acc_s / l over the splits s.
+
+    Those that had nothing to do left zeros, so no load waits for another one.
+    """
     let_next_start(PDL)
     wait_for_last(PDL)
     first = tl.program_id(0) * splits

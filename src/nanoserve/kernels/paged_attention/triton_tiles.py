@@ -74,7 +74,9 @@ def prefill_attention_kernel(
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     STAGES: tl.constexpr, NEWEST: tl.constexpr,
 ):  # fmt: skip
-    """Program (g, i): heads [g * PACKED, (g + 1) * PACKED) of tile i.
+    """Program (g, i): softmax(scale q K^T) V of heads [g * PACKED, (g + 1) * PACKED) of tile i.
+
+    Query and acc [ROWS, DIM], a visit's keys and values [KEYS, DIM], scores [ROWS, KEYS].
 
     With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
     `scale` includes the factor log2(e), as the softmax has base two. With `inner`, which is 2 log2(e) / c, what it

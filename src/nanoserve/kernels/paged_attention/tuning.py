@@ -1,4 +1,4 @@
-"""How decode attention is cut into programs: splits per row, and how a program walks its tokens.
+"""How attention is cut: decoding rows into splits, and how programs walk them; chunks into tiles, and the sizes of their programs.
 
 Programs of one warp win as soon as there are enough of them to fill the machine, for their softmax needs no exchange
 between warps; a handful of rows is served sooner by larger programs that hold a whole tile in registers before their

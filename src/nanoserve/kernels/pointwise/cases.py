@@ -1,4 +1,4 @@
-"""The norm of a GPU alone, after the partial sums of a split product, and in place over queries and keys."""
+"""Norms alone, after the partial sums of a split product and over queries and keys; gates alone and in the middle of wider rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMS norms by torch's own operator, which computes bfloat16 input in float32."""
+"""Norms and gates by torch's own operators."""
 
 from __future__ import annotations
 

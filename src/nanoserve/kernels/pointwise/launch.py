@@ -1,4 +1,4 @@
-"""RMS norms on a GPU, in place."""
+"""Launches of norms and gates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def add_rms_norm_into(
     """
     if partials is None and (bias is not None or branch_norm is not None):
         raise ValueError("a bias or a norm belongs to partial sums, and there are none")
-    _launch(x, partials, bias, branch_norm, weight, out, eps=eps, pdl=pdl)
+    added = {"partials_ptr": partials, "bias_ptr": bias, "branch_norm_ptr": branch_norm}
+    _launch(x, {**added, "weight_ptr": weight, "out_ptr": out}, eps=eps, pdl=pdl)
 
 
 def add_partials_into(
@@ -59,16 +60,17 @@ def add_partials_into(
     pdl: bool = False,
 ) -> None:
     """Add what a product has left to `x`, normed where asked; arguments as in `add_rms_norm_into`, which also norms the sum."""
-    _launch(x, partials, bias, branch_norm, None, None, eps=eps, pdl=pdl)
+    added = {"partials_ptr": partials, "bias_ptr": bias, "branch_norm_ptr": branch_norm}
+    _launch(x, {**added, "weight_ptr": None, "out_ptr": None}, eps=eps, pdl=pdl)
 
 
-def _launch(x: Tensor, *operands: Tensor | None, eps: float, pdl: bool) -> None:
-    num_rows, size = x.shape
-    partials = operands[0]
+def _launch(x: Tensor, pointers: dict[str, Tensor | None], *, eps: float, pdl: bool) -> None:
+    (num_rows, size), partials = x.shape, pointers["partials_ptr"]
     add_rms_norm_kernel[(num_rows,)](
-        x, *operands, num_rows, eps,
-        K=size, BLOCK=triton.next_power_of_2(size), SPLITS=0 if partials is None else len(partials), PDL=pdl,
-        num_warps=_warps(size), **launch_options(pdl),
+        x_ptr=x, **pointers,
+        M=num_rows, eps=eps,
+        K=size, BLOCK=triton.next_power_of_2(size), SPLITS=0 if partials is None else len(partials),
+        PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -102,9 +104,10 @@ def norm_qkv_into(
     v = qkv.shape[1] - q - k
     block = triton.next_power_of_2(max(q, k, v))
     norm_qkv_kernel[(len(qkv), 2 if clip is None else 3)](
-        qkv, q_norm, k_norm, eps, clip or 0.0,
-        Q=q, K=k, V=v, BLOCK=block, CLIPPED=clip is not None, PDL=pdl, num_warps=min(16, max(1, block // 256)),
-        **launch_options(pdl),
+        qkv_ptr=qkv, q_norm_ptr=q_norm, k_norm_ptr=k_norm,
+        eps=eps, clip=clip or 0.0,
+        Q=q, K=k, V=v, BLOCK=block,
+        CLIPPED=clip is not None, PDL=pdl, num_warps=min(16, max(1, block // 256)), **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -123,15 +126,10 @@ def gated_activation_into(gate_up: Tensor, out: Tensor, *, activation: Activatio
     """
     num_rows, size = out.shape
     gated_activation_kernel[(num_rows * triton.cdiv(size, _BLOCK),)](
-        gate_up,
-        out,
-        SIZE=size,
-        ACTIVATION=activation,
-        BLOCK=_BLOCK,
-        PDL=pdl,
-        num_warps=4,
-        **launch_options(pdl),
-    )
+        gate_up_ptr=gate_up, out_ptr=out,
+        SIZE=size, BLOCK=_BLOCK,
+        ACTIVATION=activation, PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip
 
 
 _BLOCK = 1024
@@ -148,5 +146,7 @@ def sigmoid_mul_into(x: Tensor, gate: Tensor, *, pdl: bool = False) -> None:
     """
     num_rows, size = x.shape
     sigmoid_mul_kernel[(num_rows * triton.cdiv(size, _BLOCK),)](
-        x, gate, gate.stride(0), SIZE=size, BLOCK=_BLOCK, PDL=pdl, num_warps=4, **launch_options(pdl)
-    )
+        x_ptr=x, gate_ptr=gate, gate_stride=gate.stride(0),
+        SIZE=size, BLOCK=_BLOCK,
+        PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""RMS norms as their formula, in float32."""
+"""Norms and gates as their formulas, in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RMS norms, y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), one row or vector per program."""
+"""Norms and gates: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019), and activation(gate) up (Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def add_rms_norm_kernel(
     x_ptr, partials_ptr, bias_ptr, branch_norm_ptr, weight_ptr, out_ptr, M, eps,
     K: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add SPLITS partial sums and the bias to one row of x, in this order, and write its norm where there is an output.
+    """Program m: x[m] += sum of partials [SPLITS, M, K] at m + bias, in this order; out[m] = its norm where there is an output.
+
+    A row is one tile [BLOCK]; norm(x) = x / sqrt(mean(x^2) + eps) * weight, of x as rounded to its dtype.
 
     With `branch_norm_ptr` it is the norm of those partial sums and the bias that is added.
     """
@@ -55,7 +57,7 @@ def norm_qkv_kernel(
     Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Norm this program's vector, if it is a query or a key that has a weight, and bound it."""
+    """Program (t, which): the query, key or value of qkv[t], of Q, K or V elements in a tile [BLOCK]; normed where there is a weight, and bounded."""
     let_next_start(PDL)
     wait_for_last(PDL)
     which = tl.program_id(1)
@@ -81,7 +83,7 @@ def norm_qkv_kernel(
 def gated_activation_kernel(
     gate_up_ptr, out_ptr, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Read BLOCK elements of a row's gate and of its up projection, write as many."""
+    """Program i: BLOCK of a row's SIZE elements, out = activation(gate) up, of gate_up [M, 2 SIZE]."""
     let_next_start(PDL)
     wait_for_last(PDL)
     PIECES: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
@@ -99,7 +101,7 @@ def gated_activation_kernel(
 def sigmoid_mul_kernel(
     x_ptr, gate_ptr, gate_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Multiply BLOCK elements of a row, in place."""
+    """Program i: BLOCK of a row's SIZE elements, x <- x sigmoid(gate), in place; x [M, SIZE]."""
     let_next_start(PDL)
     wait_for_last(PDL)
     PIECES: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK

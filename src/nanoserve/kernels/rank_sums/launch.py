@@ -64,7 +64,9 @@ def add_ranks_into(
     """
     num_rows, size = x.shape
     add_ranks_kernel[(num_rows,)](
-        x, peers.addresses, peers.exchanges, peers.words, branch_norm, weight, out, offset, eps,
+        x_ptr=x, addresses_ptr=peers.addresses, exchanges_ptr=peers.exchanges, words_ptr=peers.words,
+        branch_norm_ptr=branch_norm, weight_ptr=weight, out_ptr=out,
+        offset=offset, eps=eps,
         RANK=peers.rank, SIZE=peers.size, PARITY=parity, K=size, BLOCK=triton.next_power_of_2(size),
         WAITS=peers.waits, PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
@@ -87,8 +89,9 @@ def gather_ranks_into(
     num_rows, width = out.shape
     block = min(block, triton.next_power_of_2(share))
     gather_ranks_kernel[(num_rows, triton.cdiv(share, block))](
-        out, peers.addresses, peers.exchanges, peers.words, offset,
-        FLAGS=_GATHER_FLAGS, RANK=peers.rank, SIZE=peers.size, WIDTH=width, SHARE=share, BLOCK=block,
+        out_ptr=out, addresses_ptr=peers.addresses, exchanges_ptr=peers.exchanges, words_ptr=peers.words,
+        offset=offset, SHARE=share,
+        FLAGS=_GATHER_FLAGS, RANK=peers.rank, SIZE=peers.size, WIDTH=width, BLOCK=block,
         WAITS=peers.waits, PDL=pdl, num_warps=8, **launch_options(pdl),
     )  # fmt: skip
 
@@ -104,8 +107,9 @@ def add_slots_into(partials: Tensor, out: Tensor, *, bias: Tensor | None = None,
     """
     slots, num_rows, size = partials.shape
     add_slots_kernel[(num_rows,)](
-        partials, bias, out, num_rows, K=size, BLOCK=triton.next_power_of_2(size), SLOTS=slots, PDL=pdl,
-        num_warps=_warps(size), **launch_options(pdl),
+        partials_ptr=partials, bias_ptr=bias, out_ptr=out, M=num_rows,
+        K=size, BLOCK=triton.next_power_of_2(size), SLOTS=slots,
+        PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def add_ranks_kernel(
     RANK: tl.constexpr, SIZE: tl.constexpr, PARITY: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
     WAITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Add to one row of x the same row of every rank, in their order, and write its norm where there is an output.
+    """Program m: x[m] += the same row of every rank, in their order; out[m] = its norm where there is an output; a row is one tile [BLOCK].
 
     With `branch_norm_ptr` it is the norm of those rows' sum that is added. The number of the exchange is exchanges[PARITY]; the next
     one's is written to the other place, which nothing reads meanwhile.
@@ -134,7 +134,7 @@ def gather_ranks_kernel(
     FLAGS: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr,
     BLOCK: tl.constexpr, WAITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Copy some of every rank's columns to one row of `out`; the last ranks may have fewer than SHARE.
+    """Program (m, b): BLOCK of every rank's columns to row m of out [M, WIDTH]; the last ranks may have fewer than SHARE.
 
     The number of the exchange is exchanges[2], which the last program to end advances; exchanges[3] counts those that have ended.
     """
@@ -175,7 +175,7 @@ def add_slots_kernel(
     SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Add up one row of SLOTS partial sums and the bias, in order."""
+    """Program m: out[m] = sum of partials [SLOTS, M, K] at m + bias, in order; a row is one tile [BLOCK]."""
     let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     ks = tl.arange(0, BLOCK)

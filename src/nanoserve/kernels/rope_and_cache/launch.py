@@ -50,11 +50,15 @@ def rope_and_cache(
     groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
     # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
     rope_and_cache_kernel[(qkv.shape[0], groups)](
-        qkv, query, cache.keys, cache.values, token_rows, positions, cache.tables, transform.rotations,
-        qkv if transform.q_norm is None else transform.q_norm, qkv if transform.k_norm is None else transform.k_norm,
-        transform.eps, qkv.stride(0), cache.tables.stride(0), cache.block_stride,
+        qkv_ptr=qkv, query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, token_rows_ptr=token_rows,
+        positions_ptr=positions, block_tables_ptr=cache.tables, rotations_ptr=transform.rotations,
+        q_norm_ptr=qkv if transform.q_norm is None else transform.q_norm,
+        k_norm_ptr=qkv if transform.k_norm is None else transform.k_norm,
+        eps=transform.eps, token_stride=qkv.stride(0), table_stride=cache.tables.stride(0),
+        block_stride=cache.block_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
-        Q_HEADS=q_heads, KV_HEADS=kv_heads, NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
+        Q_HEADS=q_heads, KV_HEADS=kv_heads,
+        NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
     )  # fmt: skip
 
 
@@ -102,10 +106,14 @@ def write_latents(
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
     grid = num_tokens, 1 + triton.cdiv(num_heads, LATENT_HEADS)
     latent_cache_kernel[grid](
-        projected, heads, rotated, cache.entries, token_rows, positions, cache.tables, rotations, norm_weight,
-        eps, cache.tables.stride(0), cache.block_stride, projected.stride(0), heads.stride(0), *rotated.stride()[:2],
+        projected_ptr=projected, heads_ptr=heads, rotated_ptr=rotated, entries_ptr=cache.entries,
+        token_rows_ptr=token_rows, positions_ptr=positions, tables_ptr=cache.tables, rotations_ptr=rotations,
+        norm_ptr=norm_weight,
+        eps=eps, table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
+        projected_token=projected.stride(0), heads_token=heads.stride(0), rotated_token=rotated.stride(0),
+        rotated_head=rotated.stride(1),
         NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=width - rope_dim,
         BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
-        HALF=triton.next_power_of_2(rope_dim // 2), HEADS=LATENT_HEADS, NEWEST=newest, PDL=pdl, num_warps=WARPS,
-        **launch_options(pdl),
+        HALF=triton.next_power_of_2(rope_dim // 2), HEADS=LATENT_HEADS,
+        NEWEST=newest, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
     )  # fmt: skip

@@ -93,7 +93,7 @@ def rope_and_cache_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, g): group g of token t's query heads, or after those of its KV heads.
+    """Program (t, g): group g of token t's query heads, or after those of its KV heads; halves of heads [heads, HALF] are rotated.
 
     With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.
     """

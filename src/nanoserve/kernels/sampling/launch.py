@@ -62,8 +62,9 @@ def mask_logits(logits: Tensor, places: Tensor, masks: Tensor) -> None:
     """
     vocab_size = logits.shape[1]
     mask_kernel[(triton.cdiv(vocab_size, MASK_BLOCK), len(masks))](
-        logits, logits.stride(0), places, masks, masks.stride(0), VOCAB=vocab_size, BLOCK=MASK_BLOCK,
-        num_warps=MASK_WARPS,
+        logits_ptr=logits, places_ptr=places, masks_ptr=masks,
+        row_stride=logits.stride(0), masks_stride=masks.stride(0),
+        VOCAB=vocab_size, BLOCK=MASK_BLOCK, num_warps=MASK_WARPS,
     )  # fmt: skip
 
 
@@ -112,17 +113,26 @@ def sample_and_append(
     row_stride, ring_size = logits.stride(0), drawn.shape[0]
     options = launch_options(pdl)
     cutoffs_kernel[(places,)](
-        logits, row_stride, batch_rows, temperature, top_k, top_p, min_p, scratch.cutoffs, ring_position, ring_size,
-        SHIFT=CONSTANT_BITS[logits.dtype], VOCAB=vocab_size, COLUMNS=COLUMNS, UNROLL=UNROLL, PDL=pdl,
-        num_warps=CUTOFF_WARPS, **options,
+        logits_ptr=logits, batch_rows_ptr=batch_rows, temperature_ptr=temperature, top_k_ptr=top_k,
+        top_p_ptr=top_p, min_p_ptr=min_p, cutoffs_ptr=scratch.cutoffs, ring_position_ptr=ring_position,
+        row_stride=row_stride, ring_size=ring_size,
+        SHIFT=CONSTANT_BITS[logits.dtype], VOCAB=vocab_size, COLUMNS=COLUMNS, UNROLL=UNROLL,
+        PDL=pdl, num_warps=CUTOFF_WARPS, **options,
     )  # fmt: skip
     draw_kernel[(scratch.num_blocks, places)](
-        logits, row_stride, batch_rows, lengths, num_prompt_tokens, temperature, top_k, seeds, scratch.cutoffs,
-        scratch.candidates, VOCAB=vocab_size, CALLS=CALLS, PDL=pdl, num_warps=DRAW_WARPS, **options,
+        logits_ptr=logits, batch_rows_ptr=batch_rows, lengths_ptr=lengths,
+        num_prompt_tokens_ptr=num_prompt_tokens, temperature_ptr=temperature, top_k_ptr=top_k,
+        seeds_ptr=seeds, cutoffs_ptr=scratch.cutoffs, candidates_ptr=scratch.candidates,
+        row_stride=row_stride,
+        VOCAB=vocab_size, CALLS=CALLS,
+        PDL=pdl, num_warps=DRAW_WARPS, **options,
     )  # fmt: skip
     finish_kernel[(places,)](
-        logits, row_stride, batch_rows, tokens, tokens.stride(0), lengths, num_prompt_tokens, temperature, top_k,
-        seeds, scratch.candidates, scratch.num_blocks, drawn, drawn.stride(0), ring_position, ring_size,
-        tokens.shape[0] - 1, BLOCKS=triton.next_power_of_2(scratch.num_blocks), PDL=pdl, num_warps=FINISH_WARPS,
-        **options,
+        logits_ptr=logits, batch_rows_ptr=batch_rows, tokens_ptr=tokens, lengths_ptr=lengths,
+        num_prompt_tokens_ptr=num_prompt_tokens, temperature_ptr=temperature, top_k_ptr=top_k,
+        seeds_ptr=seeds, candidates_ptr=scratch.candidates, drawn_ptr=drawn, ring_position_ptr=ring_position,
+        row_stride=row_stride, tokens_stride=tokens.stride(0), num_blocks=scratch.num_blocks,
+        drawn_stride=drawn.stride(0), ring_size=ring_size, sink_row=tokens.shape[0] - 1,
+        BLOCKS=triton.next_power_of_2(scratch.num_blocks),
+        PDL=pdl, num_warps=FINISH_WARPS, **options,
     )  # fmt: skip
