@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.logits import launch as logprobs_kernel
-from nanoserve.kernels.logits import launch as penalties_kernel
+from nanoserve.kernels.logits import launch as logits_kernels
 from nanoserve.kernels.sampling import draw, reference
 from nanoserve.kernels.sampling import launch as sampling_kernels
 from nanoserve.kernels.sampling.cases import DeviceRows, Setting, signed
@@ -25,8 +24,7 @@ def shrink_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (sampling_kernels, "COLUMNS"),
         (sampling_kernels, "CALLS"),
-        (penalties_kernel, "BLOCK"),
-        (logprobs_kernel, "BLOCK"),
+        (logits_kernels, "BLOCK"),
     ):
         monkeypatch.setattr(module, name, 128)
 

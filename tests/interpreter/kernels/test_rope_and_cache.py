@@ -5,48 +5,44 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.kernels.rope_and_cache.cases import check_tokens
+from nanoserve.kernels.latent_attention.cases import check_head_linear
+from nanoserve.kernels.latent_attention.launch import head_linear
+from nanoserve.kernels.rope_and_cache.cases import check_latents, check_tokens, check_write_latents
 from nanoserve.kernels.testing import Inputs
-from nanoserve.kernels.testing_attention import Heads
+from nanoserve.kernels.testing_attention import Heads, LatentHeads
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 HEADS = Heads(4, 2, 64, eps=1e-5)
 CHUNK_AND_DECODE = [(3, position) for position in range(13, 19)] + [(0, 0), (4, 299), (1, 31), (2, 32)]
+PADDING = [(1, 7), (4, 0), (4, 0), (4, 0)]
 NORMS = pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
 
 
 @NORMS
 @cases("head_dim", [80], also=[64, 96, 128, 256])
 def test_it_equals_the_reference(head_dim: int, norm: bool, inputs: Inputs) -> None:
-    agree(
-        check_tokens(inputs, HEADS._replace(head_dim=head_dim, norm=norm), CHUNK_AND_DECODE),
-        TOLERANCE[inputs.dtype],
-    )
+    heads = HEADS._replace(head_dim=head_dim, norm=norm)
+    agree(check_tokens(inputs, heads, CHUNK_AND_DECODE), TOLERANCE[inputs.dtype])
 
 
 @cases("block_size", [48], also=[16, 32, 128])
 def test_block_sizes(block_size: int, inputs: Inputs) -> None:
-    agree(
-        check_tokens(inputs, HEADS._replace(block_size=block_size), CHUNK_AND_DECODE), TOLERANCE[inputs.dtype]
-    )
+    heads = HEADS._replace(block_size=block_size)
+    agree(check_tokens(inputs, heads, CHUNK_AND_DECODE), TOLERANCE[inputs.dtype])
 
 
 @cases("heads", [(9, 3)], also=[(1, 1), (28, 4), (40, 8), (33, 33), (3, 1)], ids=str)
 def test_head_counts(heads: tuple[int, int], inputs: Inputs) -> None:
-    agree(
-        check_tokens(inputs, Heads(*heads, 64, norm=True, eps=1e-5), [(1, 5), (0, 20)]),
-        TOLERANCE[inputs.dtype],
-    )
+    normed = Heads(*heads, 64, norm=True, eps=1e-5)
+    agree(check_tokens(inputs, normed, [(1, 5), (0, 20)]), TOLERANCE[inputs.dtype])
 
 
 @NORMS
 def test_the_newest_tokens_find_their_own_positions(norm: bool, inputs: Inputs) -> None:
-    agree(
-        check_tokens(inputs, HEADS._replace(norm=norm), [(4, 0), (0, 299), (2, 16), (1, 15)], newest=True),
-        TOLERANCE[inputs.dtype],
-    )
+    newest = [(4, 0), (0, 299), (2, 16), (1, 15)]
+    agree(check_tokens(inputs, HEADS._replace(norm=norm), newest, newest=True), TOLERANCE[inputs.dtype])
 
 
 def test_a_normed_head_is_rounded_before_it_is_rotated(device: torch.device) -> None:
@@ -56,5 +52,34 @@ def test_a_normed_head_is_rounded_before_it_is_rotated(device: torch.device) -> 
 
 
 def test_padding_may_share_one_slot(inputs: Inputs) -> None:
-    tokens = [(1, 7), (4, 0), (4, 0), (4, 0)]
-    agree(check_tokens(inputs, HEADS, tokens, alike=3), TOLERANCE[inputs.dtype])
+    agree(check_tokens(inputs, HEADS, PADDING, alike=3), TOLERANCE[inputs.dtype])
+    agree(check_latents(inputs, ODD, PADDING, alike=3), TOLERANCE[inputs.dtype])
+
+
+ODD = LatentHeads(num_heads=3, latent_dim=20, rope_dim=6, nope_dim=10, value_dim=14)
+DEEPSEEK = LatentHeads(16, 512, 64, 128, 128, block_size=32)
+SIZES = {"odd": ODD, "deepseek": DEEPSEEK, "many-heads": ODD._replace(num_heads=35, eps=1e-2, block_size=48)}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_entries_and_rotated_queries_equal_the_reference(sizes: str, inputs: Inputs) -> None:
+    agree(check_write_latents(inputs, SIZES[sizes]), TOLERANCE[inputs.dtype])
+
+
+@cases("tokens", [3], also=[1, 16, 17, 64])
+@cases("sizes", ["odd", "deepseek"], also=["many-heads"])
+def test_products_of_heads_equal_the_reference(sizes: str, tokens: int, inputs: Inputs) -> None:
+    agree(check_head_linear(inputs, SIZES[sizes], tokens), 2 * TOLERANCE[inputs.dtype])
+
+
+def test_a_token_has_the_same_bits_in_any_company(inputs: Inputs) -> None:
+    x, weight = inputs.normal(37, 3, 150), inputs.normal(3, 150, 40)
+    together, alone = inputs.poisoned(37, 3, 40), inputs.poisoned(37, 3, 40)
+    head_linear(x, weight, together)
+    for token in range(37):
+        head_linear(x[token : token + 1], weight, alone[token : token + 1])
+    assert torch.equal(together, alone)
+
+
+def test_no_tokens_are_no_launch(inputs: Inputs) -> None:
+    head_linear(inputs.normal(0, 3, 8), inputs.normal(3, 8, 4), inputs.normal(0, 3, 4))

@@ -125,7 +125,8 @@ def delta_rule_kernel(
         q, k = _unit(q) * scale, _unit(k)
         b = tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32)
         a = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
-        state *= tl.exp(-rate * softplus(a))  # alpha
+        a = softplus(a)
+        state *= tl.exp(-rate * a)  # alpha
         u = (v - tl.sum(state * k[:, None], 0)) / (1.0 + tl.exp(-b))
         state += k[:, None] * u[None, :]
         o = tl.sum(state * q[:, None], 0)
@@ -212,7 +213,8 @@ def newest_token_kernel(
     kq = tl.sum(q * k, 0)
     beta = sigmoid(tl.load(token_ptr + CHANNELS + INNER + head).to(tl.float32))
     a = tl.load(token_ptr + CHANNELS + INNER + VALUE_HEADS + head).to(tl.float32) + bias
-    alpha = tl.exp(-rate * softplus(a))
+    a = softplus(a)
+    alpha = tl.exp(-rate * a)
     results = ()
     squares = 0.0
     for part in tl.static_range(PARTS):

@@ -8,7 +8,7 @@ from torch import Tensor
 from nanoserve.kernels.logits.triton import apply_kernel, count_kernel, token_logprobs_kernel
 
 BLOCK = 4096
-"""Tokens of one program."""
+"""Tokens of one program, or of a tile."""
 
 
 def apply_penalties(
@@ -52,7 +52,6 @@ def count_tokens(tokens: Tensor, *, batch_rows: Tensor, output_counts: Tensor, s
     )  # fmt: skip
 
 
-BLOCK = 4096
 UNROLL = 4
 WARPS = 16
 

@@ -1,20 +1,22 @@
-"""The GPU's RMS norm of the residual stream and the gate of its feeds equal their formulas in float32."""
+"""The GPU's norms and gates equal their formulas in float32."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
 
 from nanoserve.kernels.gates import ACTIVATIONS, Activation
-from nanoserve.kernels.pointwise import reference
+from nanoserve.kernels.pointwise import norm_qkv, reference
 from nanoserve.kernels.pointwise.cases import (
     check_add_partials,
     check_add_rms_norm,
     check_gated_activation,
+    check_norm_qkv,
     check_sigmoid_mul,
 )
-from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into
+from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into, norm_qkv_into
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
@@ -23,10 +25,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 SHAPES = cases(("m", "k"), [(5, 96)], also=[(1, 32), (2, 33), (19, 256), (3, 2880), (1, 8192)], ids=str)
 
 GATES = pytest.mark.parametrize("activation", ACTIVATIONS)
-
-
-def noise(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 @SHAPES
@@ -40,22 +38,13 @@ def test_norm_only_leaves_the_stream_alone(m: int, k: int, inputs: Inputs) -> No
 def test_partial_sums_are_added_and_normed(
     m: int, k: int, splits: int, biased: bool, *, inputs: Inputs
 ) -> None:
-    bias = inputs.normal(k) if biased else None
-    results = check_add_rms_norm(inputs, inputs.normal(k), 1e-5, m, splits=splits, bias=bias)
-    agree(results, TOLERANCE[inputs.dtype])
-
-
-@pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
-@cases("splits", [3], also=[1])
-@SHAPES
-def test_a_branch_is_normed_before_it_is_added(
-    m: int, k: int, splits: int, biased: bool, *, inputs: Inputs
-) -> None:
-    bias = inputs.normal(k) if biased else None
-    weight, branch_norm = inputs.normal(k), inputs.normal(k, dtype=torch.float32)
-    results = check_add_rms_norm(inputs, weight, 1e-2, m, splits=splits, bias=bias, branch_norm=branch_norm)
-    agree(results, TOLERANCE[inputs.dtype])
-    agree(check_add_partials(inputs, branch_norm, 1e-2, m, splits=splits, bias=bias), TOLERANCE[inputs.dtype])
+    bias, weight, eps = inputs.normal(k) if biased else None, inputs.normal(k), 1e-2
+    added: dict[str, Any] = {"splits": splits, "bias": bias}
+    agree(check_add_rms_norm(inputs, weight, eps, m, **added), TOLERANCE[inputs.dtype])
+    branch_norm = inputs.normal(k, dtype=torch.float32)
+    normed = check_add_rms_norm(inputs, weight, eps, m, **added, branch_norm=branch_norm)
+    agree(normed, TOLERANCE[inputs.dtype])
+    agree(check_add_partials(inputs, branch_norm, eps, m, **added), TOLERANCE[inputs.dtype])
 
 
 def test_a_weight_in_float32_is_not_rounded_before_the_product(device: torch.device) -> None:
@@ -89,11 +78,11 @@ def test_the_norm_is_that_of_the_rounded_stream(device: torch.device) -> None:
     torch.testing.assert_close(out, reference.rms_norm(x, torch.ones(32, device=device), 0.0))
 
 
-def test_rows_do_not_mix(dtype: torch.dtype, device: torch.device) -> None:
-    x, weight = noise(3, 40, dtype=dtype, device=device), noise(40, dtype=dtype, device=device, seed=1)
+def test_rows_do_not_mix(inputs: Inputs) -> None:
+    x, weight = inputs.normal(3, 40), inputs.normal(40)
     x[1] = torch.nan
     out = torch.zeros_like(x)
-    add_rms_norm_into(x, weight, out, eps=1e-5, partials=torch.zeros(2, 3, 40, device=device))
+    add_rms_norm_into(x, weight, out, eps=1e-5, partials=torch.zeros(2, 3, 40, device=x.device))
     assert out.isnan().all(dim=1).tolist() == [False, True, False]
 
 
@@ -120,12 +109,8 @@ def test_extreme_gates_are_finite(activation: Activation, dtype: torch.dtype, de
 
 
 @cases("rows", [17], also=[1, 16, 40])
-def test_a_row_has_the_same_bits_among_any_number_of_rows(
-    rows: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(40, 1024, generator=generator).to(device, dtype)
-    weight = torch.randn(1024, generator=generator).to(device, dtype)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(rows: int, inputs: Inputs) -> None:
+    x, weight = inputs.normal(40, 1024), inputs.normal(1024)
     every, some = torch.empty_like(x), torch.empty_like(x[:rows])
     add_rms_norm_into(x, weight, every, eps=1e-5)
     add_rms_norm_into(x[:rows].clone(), weight, some, eps=1e-5)
@@ -135,3 +120,40 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
 @cases("size", [100], also=[64, 4096, 4099])
 def test_sigmoid_mul(size: int, inputs: Inputs) -> None:
     agree(check_sigmoid_mul(inputs, 5, size), TOLERANCE[inputs.dtype])
+
+
+CASES = pytest.mark.parametrize(
+    ("normed", "clip"),
+    [((True, True), None), ((True, True), 0.5), ((False, False), 0.5), ((False, True), None)],
+    ids=str,
+)
+
+
+@CASES
+@pytest.mark.parametrize("sizes", [(48, 32), (33, 96)], ids=str)
+def test_whole_queries_and_keys_are_normed(
+    normed: tuple[bool, bool], clip: float | None, sizes: tuple[int, int], inputs: Inputs
+) -> None:
+    norms = [1 + inputs.normal(size) if each else None for size, each in zip(sizes, normed, strict=True)]
+    agree(check_norm_qkv(inputs, 5, sizes, (norms[0], norms[1]), eps=0.1, clip=clip), TOLERANCE[inputs.dtype])
+
+
+@CASES
+def test_whole_queries_and_keys_are_normed_on_a_cpu(normed: tuple[bool, bool], clip: float | None) -> None:
+    inputs = Inputs(torch.device("cpu"), torch.float32)
+    q_norm, k_norm = (
+        1 + inputs.normal(size) if each else None for size, each in zip((48, 32), normed, strict=True)
+    )
+    qkv = inputs.normal(5, 48 + 32 + 32)
+    kept = qkv.clone()
+    got = norm_qkv(qkv, q_norm, k_norm, eps=0.1, clip=clip, sizes=(48, 32))
+    torch.testing.assert_close(got, reference.norm_qkv(qkv, (q_norm, k_norm), 0.1, clip, (48, 32)))
+    assert torch.equal(qkv, kept)
+
+
+def test_a_tokens_bits_do_not_depend_on_the_others(inputs: Inputs) -> None:
+    weight, crowd = inputs.normal(64), inputs.normal(9, 192)
+    alone = crowd[4:5].clone()
+    for qkv in (crowd, alone):
+        norm_qkv_into(qkv, weight, weight, eps=0.1, clip=None, sizes=(64, 64))
+    assert torch.equal(alone[0], crowd[4])

@@ -1,4 +1,4 @@
-"""Packed runs land where they belong and nowhere else."""
+"""Packed runs, pages and vectors land where they belong and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from nanoserve.kernels.copies.cases import RUNS, check_scatter_runs
+from nanoserve.kernels.copies.cases import (
+    RUNS,
+    check_copy_pages,
+    check_embed_newest,
+    check_embed_tokens,
+    check_scatter_runs,
+)
 from nanoserve.kernels.copies.launch import PackedRuns, pack_runs, scatter_runs
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.matrix import cases
 
 
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
@@ -57,3 +64,34 @@ def test_a_target_beyond_reach_of_32_bits_is_refused() -> None:
     target = torch.empty(2**31 + 1, dtype=torch.int32, device="meta")
     with pytest.raises(ValueError, match="2147483649 places"):
         scatter_runs(target, target, 1)
+
+
+@cases("page", [(3, 5), (5000,)], also=[(32, 128, 128), (4, 8192)], ids=str)
+def test_pages_are_copied_in_every_layer(page: tuple[int, ...], inputs: Inputs) -> None:
+    agree(check_copy_pages(inputs, page, num_layers=3), 0)
+
+
+SIZES = cases("size", [33], also=[16, 96, 1024])
+
+
+@SIZES
+@pytest.mark.parametrize("batch", [[2], [3, 0, 2, 1], [1, 1, 1], [0, 2, 1, 3, 1, 1]], ids=str)
+def test_newest(batch: list[int], size: int, inputs: Inputs) -> None:
+    agree(check_embed_newest(inputs, inputs.normal(50, size), batch), 0)
+
+
+@SIZES
+def test_tokens_by_row_and_position(size: int, inputs: Inputs) -> None:
+    agree(check_embed_tokens(inputs, inputs.normal(50, size)), 0)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.float32])
+def test_the_scale_is_rounded_to_the_dtype_of_the_vectors(half: torch.dtype, device: torch.device) -> None:
+    inputs = Inputs(device, half)
+    weight, scale = inputs.normal(50, 33), 2560**0.5
+    agree(check_embed_newest(inputs, weight, scale=scale), 0)
+    agree(check_embed_tokens(inputs, weight, scale), 0)
+
+
+def test_rows_of_an_arena_wider_than_its_tokens(inputs: Inputs) -> None:
+    agree(check_embed_newest(inputs, inputs.normal(50, 16), [3, 2, 1, 0], width=30), 0)
