@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -137,6 +137,18 @@ class Queries(NamedTuple):
     def last(self) -> list[int]:
         """The last token of each chunk."""
         return [token + length - 1 for _, _, length, token in self.chunks]
+
+    def attended(self, attend: Callable[[Tensor, int, int], Tensor]) -> Tensor:
+        """Float32: what it makes of each chunk's queries, row and first position, NaN for tokens of none."""
+        made = {
+            token: attend(self.tokens[token:][:length], row, start)
+            for row, start, length, token in self.chunks
+        }
+        shape = next(iter(made.values())).shape[1:]
+        out = torch.full((len(self.tokens), *shape), torch.nan, device=self.tokens.device)
+        for token, each in made.items():
+            out[token:][: len(each)] = each
+        return out
 
     def tiles(self, most: int, chunks: Sequence[Chunk] | None = None) -> Tensor:
         """Int32 [tiles, 4]: these chunks, or others instead, in tiles of at most so many queries."""

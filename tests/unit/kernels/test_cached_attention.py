@@ -42,6 +42,18 @@ EVERY_ROW = pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
+def by_row(attend: Callable[..., Tensor], query: Tensor, cache: Any, rows: Rows, **how: Any) -> Tensor:
+    """Each row's queries by a reference."""
+    parts = torch.split(query, [queries for queries, _ in rows])
+    return torch.cat(
+        [
+            attend(part, cache, row, context - queries, **how)
+            for row, (part, (queries, context)) in enumerate(zip(parts, rows, strict=True))
+            if queries
+        ]
+    )
+
+
 @attrs.frozen(eq=False)
 class PagedCase:
     """Rows over a pool in which all that no query may see is NaN."""
@@ -79,9 +91,7 @@ class PagedCase:
         return paged.invariant_attention(self.query, *self.cache[:2], plan, **self.scoring)
 
     def exact(self) -> Tensor:
-        queries, contexts = zip(*self.rows, strict=True)
-        lengths: dict[str, Any] = {"query_lengths": queries, "context_lengths": contexts}
-        return paged_reference.paged_attention(self.query, self.cache, **lengths, **self.scoring)
+        return by_row(paged_reference.paged_attention, self.query, self.cache, self.rows, **self.scoring)
 
 
 @attrs.frozen(eq=False)
@@ -110,13 +120,8 @@ class LatentCase:
         return self._run(latent.invariant_latent_attention, plan)
 
     def exact(self) -> Tensor:
-        places = [
-            (row, position)
-            for row, (queries, context) in enumerate(self.rows)
-            for position in range(context - queries, context)
-        ]
         scale = self.sizes.scale
-        return latent_reference.latent_attention(self.query, self.cache, places=places, scale=scale)
+        return by_row(latent_reference.latent_attention, self.query, self.cache, self.rows, scale=scale)
 
     def _run(self, attend: Callable[..., Tensor], plan: object) -> Tensor:
         sizes = {"latent_dim": self.sizes.latent_dim, "scale": self.sizes.scale}

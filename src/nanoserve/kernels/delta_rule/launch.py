@@ -159,14 +159,7 @@ def delta_rule_tiles(
         space: for T tokens; overwritten.
         advance: None for the usual sizes.
     """
-    sizes: dict[str, Any] = {
-        "KEY_HEADS": heads.num_key_heads,
-        "VALUE_HEADS": heads.num_value_heads,
-        "KEY_DIM": heads.key_dim,
-        "VALUE_DIM": heads.value_dim,
-        "PADDED_KEY": max(16, triton.next_power_of_2(heads.key_dim)),
-        "TILE": TILE,
-    }
+    padded = {"PADDED_KEY": max(16, triton.next_power_of_2(heads.key_dim)), "TILE": TILE}
     padded_value = max(16, triton.next_power_of_2(heads.value_dim))
     if advance is None:
         room = shared_memory(projected.device)
@@ -177,13 +170,13 @@ def delta_rule_tiles(
         projected_ptr=projected, heads_ptr=space.heads, values_ptr=out, recent_ptr=states.recent,
         conv_ptr=weights.convolution, spans_ptr=spans, tables_ptr=tables,
         num_spans=len(spans), table_stride=tables.stride(0), scale=heads.key_dim**-0.5,
-        **sizes, TAPS=heads.taps, PADDED_VALUE=padded_value, PART=CONVOLVED, num_warps=4,
+        **_sizes(heads, "VALUE_HEADS"), **padded, TAPS=heads.taps, PADDED_VALUE=padded_value, PART=CONVOLVED, num_warps=4,
     )  # fmt: skip
     solve_tiles_kernel[(tiles, heads.num_value_heads)](
         heads_ptr=space.heads, projected_ptr=projected, systems_ptr=space.systems, g_ptr=space.decays,
         decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias, spans_ptr=spans,
         num_spans=len(spans),
-        **sizes, LEVELS=TILE.bit_length() - 1,
+        **_sizes(heads, "VALUE_DIM", "INNER", "CHANNELS"), **padded, LEVELS=TILE.bit_length() - 1,
         PRECISION=precision, num_warps=4,
     )  # fmt: skip
     whole = advance.columns >= heads.value_dim
@@ -191,7 +184,7 @@ def delta_rule_tiles(
         heads_ptr=space.heads, systems_ptr=space.systems, g_ptr=space.decays, projected_ptr=projected,
         norm_ptr=weights.norm, out_ptr=out, sums_ptr=states.sums, spans_ptr=spans, tables_ptr=tables,
         table_stride=tables.stride(0), eps=weights.eps,
-        **sizes, COLUMNS=advance.columns, STAGES=advance.stages,
+        **_sizes(heads, "CHANNELS"), **padded, COLUMNS=advance.columns, STAGES=advance.stages,
         WHOLE=whole, PRECISION=precision, num_warps=advance.warps,
     )  # fmt: skip
     if not whole:
@@ -216,17 +209,21 @@ def _keep_recent(
     )  # fmt: skip
 
 
+def _sizes(heads: DeltaHeads, *unused: str) -> dict[str, Any]:
+    """The dimensions as kernels know them, but for those that one has no use for."""
+    sizes = {
+        "KEY_HEADS": heads.num_key_heads, "VALUE_HEADS": heads.num_value_heads,
+        "KEY_DIM": heads.key_dim, "VALUE_DIM": heads.value_dim,
+        "KEYS": heads.num_key_heads * heads.key_dim, "INNER": heads.inner,
+        "CHANNELS": heads.channels, "WIDTH": heads.width,
+    }  # fmt: skip
+    return {name: size for name, size in sizes.items() if name not in unused}
+
+
 def _token_sizes(heads: DeltaHeads) -> dict[str, Any]:
-    return {
-        "KEY_HEADS": heads.num_key_heads,
-        "VALUE_HEADS": heads.num_value_heads,
-        "KEY_DIM": heads.key_dim,
-        "VALUE_DIM": heads.value_dim,
-        "TAPS": heads.taps,
-        "PADDED_KEY": triton.next_power_of_2(heads.key_dim),
-        "PADDED_VALUE": triton.next_power_of_2(heads.value_dim),
-        "PADDED_TAPS": triton.next_power_of_2(heads.taps),
-    }
+    padded = {"PADDED_KEY": heads.key_dim, "PADDED_VALUE": heads.value_dim, "PADDED_TAPS": heads.taps}
+    powers = {name: triton.next_power_of_2(size) for name, size in padded.items()}
+    return {**_sizes(heads), "TAPS": heads.taps, **powers}
 
 
 def _launch_token_by_token(

@@ -69,6 +69,7 @@ def delta_rule_kernel(
     projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
     rows_ptr, lengths_ptr, tables_ptr, table_stride, newest, eps, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
 ):  # fmt: skip
     """Program (n, h): value head h of the newest token of place n, or of every token of chunk n, its state in registers.
@@ -81,10 +82,6 @@ def delta_rule_kernel(
     Both are one compiled kernel, wherever their tokens lie: variants of it would be free to take sums in orders of their own.
     """
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
-    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
-    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    CHANNELS: tl.constexpr = 2 * KEYS + INNER
-    WIDTH: tl.constexpr = CHANNELS + INNER + 2 * VALUE_HEADS
     head = tl.program_id(1)
     if newest:
         row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
@@ -166,6 +163,7 @@ def newest_token_kernel(
     projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
     rows_ptr, lengths_ptr, tables_ptr, table_stride, eps, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
     COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -179,10 +177,6 @@ def newest_token_kernel(
     """
     let_next_start(PDL)
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
-    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
-    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    CHANNELS: tl.constexpr = 2 * KEYS + INNER
-    WIDTH: tl.constexpr = CHANNELS + INNER + 2 * VALUE_HEADS
     PARTS: tl.constexpr = PADDED_VALUE // COLUMNS
     head = tl.program_id(1)
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)

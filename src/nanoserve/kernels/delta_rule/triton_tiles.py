@@ -78,14 +78,11 @@ def _find_tile(spans_ptr, num_spans, tile, TILE: tl.constexpr):
 @triton.jit(do_not_specialize=["num_spans", "table_stride"])
 def convolve_tiles_kernel(
     projected_ptr, heads_ptr, values_ptr, recent_ptr, conv_ptr, spans_ptr, num_spans, tables_ptr, table_stride, scale,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr,
+    INNER: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """Program (p, h): head h of a part of a tile, of all q heads, then k heads, then v heads."""
-    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
-    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    CHANNELS: tl.constexpr = 2 * KEYS + INNER
-    WIDTH: tl.constexpr = CHANNELS + INNER + 2 * VALUE_HEADS
     head = tl.program_id(1)
     chunk, number = _find_tile(spans_ptr, num_spans, tl.program_id(0) // (TILE // PART), TILE)
     if chunk < 0:
@@ -120,13 +117,11 @@ def convolve_tiles_kernel(
 @triton.jit(do_not_specialize=["num_spans"])
 def solve_tiles_kernel(
     heads_ptr, projected_ptr, systems_ptr, g_ptr, decay_log_ptr, decay_bias_ptr, spans_ptr, num_spans,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
     PADDED_KEY: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (t, h): the two matrices [TILE, TILE] and the g [TILE] of value head h in tile t."""
-    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
-    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    WIDTH: tl.constexpr = 2 * KEYS + 2 * INNER + 2 * VALUE_HEADS
     head = tl.program_id(1)
     chunk, number = _find_tile(spans_ptr, num_spans, tl.program_id(0), TILE)
     if chunk < 0:
@@ -163,6 +158,7 @@ def advance_rows_kernel(
     heads_ptr, systems_ptr, g_ptr, projected_ptr, norm_ptr, out_ptr, sums_ptr,
     spans_ptr, tables_ptr, table_stride, eps,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr,
     PADDED_KEY: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     WHOLE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -171,9 +167,6 @@ def advance_rows_kernel(
     The results are normed and gated if one program has all columns of them: WHOLE.
     """
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
-    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
-    INNER: tl.constexpr = VALUE_HEADS * VALUE_DIM
-    WIDTH: tl.constexpr = 2 * KEYS + 2 * INNER + 2 * VALUE_HEADS
     head = tl.program_id(1)
     row, first, count, start = load_span(spans_ptr, tl.program_id(0))
     slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)

@@ -50,14 +50,10 @@ class Case(NamedTuple):
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
-        out = self._out(self.queries.tokens).float()
-        for row, start, length, token in self.queries.chunks:
-            places = [(row, start + offset) for offset in range(length)]
-            query = self.queries.tokens[token : token + length]
-            out[token : token + length] = reference.latent_attention(
-                query, self.cache, places=places, scale=self.sizes.scale
-            )
-        return out
+        scale = self.sizes.scale
+        return self.queries.attended(
+            lambda query, *place: reference.latent_attention(query, self.cache, *place, scale=scale)
+        )
 
     def tiled(
         self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0
@@ -145,16 +141,15 @@ class ExpandedCase(NamedTuple):
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
-        out, size = self._out().float(), self.sizes.block_size
-        up_keys, up_values = self.up[:, : self.sizes.nope_dim], self.up[:, self.sizes.nope_dim :]
-        for row, start, length, token in self.queries.chunks:
-            places = torch.arange(start + length, device=out.device)
+        size, nope = self.sizes.block_size, self.sizes.nope_dim
+
+        def attend(query: Tensor, row: int, start: int) -> Tensor:
+            places = torch.arange(start + len(query), device=query.device)
             entries = self.cache.entries[self.cache.tables[row, places // size].long(), places % size]
-            query = self.queries.tokens[token : token + length]
-            out[token : token + length] = reference.expanded_attention(
-                query, entries, up_keys, up_values, scale=self.sizes.scale
-            )
-        return out
+            up_keys, up_values = self.up[:, :nope], self.up[:, nope:]
+            return reference.expanded_attention(query, entries, up_keys, up_values, scale=self.sizes.scale)
+
+        return self.queries.attended(attend)
 
     def tiled(
         self,

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from nanoserve.kernels.latent import LatentCache, attend
 
 
-def latent_attention(
-    query: Tensor, cache: LatentCache, *, places: Sequence[tuple[int, int]], scale: float
-) -> Tensor:
-    """Absorbed queries [T, num_heads, latent_dim + rope_dim], each at its (row, position), to float32 [T, num_heads, latent_dim]."""
-    return torch.stack(
-        [attend(each, cache, *place, scale) for each, place in zip(query, places, strict=True)]
-    )
+def latent_attention(query: Tensor, cache: LatentCache, row: int, start: int, *, scale: float) -> Tensor:
+    """Consecutive absorbed queries [T, num_heads, latent_dim + rope_dim] of a row from `start` on, to float32 [T, num_heads, latent_dim]."""
+    return torch.stack([attend(each, cache, row, start + i, scale) for i, each in enumerate(query)])
 
 
 def expanded_attention(

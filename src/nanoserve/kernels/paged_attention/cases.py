@@ -126,8 +126,12 @@ class PrefillCase(NamedTuple):
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
-        tokens, chunks = self.queries
-        return reference.prefill_attention(tokens, self.cache, chunks=chunks, **self.scoring)
+        dim = self.heads.head_dim
+        return self.queries.attended(
+            lambda query, *place: reference.paged_attention(
+                query.unflatten(1, (-1, dim)), self.cache, *place, **self.scoring
+            ).flatten(1)
+        )
 
     def tiled(
         self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,27 +10,9 @@ from torch import Tensor
 from nanoserve.kernels.paged import HeadTransform, PagedCache, attend, rotate
 
 
-def paged_attention(
-    query: Tensor,
-    cache: PagedCache,
-    *,
-    query_lengths: Sequence[int],
-    context_lengths: Sequence[int],
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Shapes as in the package's contract; returns float32 [T, num_heads, head_dim]."""
-    places = [
-        (row, position)
-        for row, (queries, context) in enumerate(zip(query_lengths, context_lengths, strict=True))
-        for position in range(context - queries, context)
-    ]
-    outputs = [
-        attend(each, cache, *place, scale=scale, soft_cap=soft_cap, sinks=sinks)
-        for each, place in zip(query, places, strict=True)
-    ]
-    return torch.stack(outputs) if outputs else query.float()
+def paged_attention(query: Tensor, cache: PagedCache, row: int, start: int, **scoring: Any) -> Tensor:
+    """Consecutive queries [T, num_heads, head_dim] of a row, the first at position `start`, to float32 of that shape; see `paged.attend`."""
+    return torch.stack([attend(each, cache, row, start + i, **scoring) for i, each in enumerate(query)])
 
 
 def decode_attention(
@@ -40,9 +22,7 @@ def decode_attention(
     *,
     batch_rows: Tensor,
     lengths: Tensor,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
+    **scoring: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments as in `launch.decode_attention`.
 
@@ -61,7 +41,7 @@ def decode_attention(
         slot = (int(cache.tables[row, position // block_size]), slice(None), position % block_size)
         cache.keys[slot] = key.to(cache.keys.dtype)
         cache.values[slot] = token[-kv_heads:]
-        outputs.append(attend(query, cache, row, position, scale=scale, soft_cap=soft_cap, sinks=sinks))
+        outputs.append(attend(query, cache, row, position, **scoring))
     return torch.stack(outputs).flatten(1), cache.keys, cache.values
 
 
@@ -71,24 +51,3 @@ def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is None:
         return x
     return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight.float()
-
-
-def prefill_attention(
-    query: Tensor,
-    cache: PagedCache,
-    *,
-    chunks: Sequence[tuple[int, int, int, int]],
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Float32 [T, num_heads * head_dim], NaN for tokens of no chunk; chunks as in `make_tiles`, the rest as in `launch`."""
-    out = torch.full(query.shape, torch.nan, device=query.device)
-    heads = query.view(len(query), -1, cache.keys.shape[3])
-    for row, start, length, token in chunks:
-        for offset in range(length):
-            attended = attend(
-                heads[token + offset], cache, row, start + offset, scale=scale, soft_cap=soft_cap, sinks=sinks
-            )
-            out[token + offset] = attended.flatten()
-    return out
