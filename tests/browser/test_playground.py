@@ -28,32 +28,7 @@ from tests.patience import PATIENCE
 from tests.process.server_process import ServerProcess
 
 WATCH_GROWTH = script("watch_growth.js")
-EVERYTHING: dict[str, Any] = {
-    "temperature": 0.8,
-    "top_p": 0.9,
-    "max_tokens": 6,
-    "seed": 11,
-    "n": 2,
-    "top_k": 30,
-    "min_p": 0.05,
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.2,
-    "repetition_penalty": 1.1,
-    "stop": ["xyzzy", "two\nlines"],
-    "stop_token_ids": [3000, 3001],
-    "min_tokens": 2,
-    "ignore_eos": True,
-    "include_stop_str_in_output": True,
-    "logit_bias": {"42": -5, "43": 1.5},
-    "allowed_token_ids": list(range(4, 400)),
-    "bad_words": ["plugh"],
-    "skip_special_tokens": False,
-    "truncate_prompt_tokens": 5,
-    "cache_salt": "mine",
-    "add_generation_prompt": False,
-    "priority": 1,
-    "request_id": "mine-1",
-}
+EVERYTHING: dict[str, Any] = json.loads(script("everything.json"))
 
 
 @pytest.fixture

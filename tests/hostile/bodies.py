@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,59 +56,11 @@ MASSIVE: Mapping[str, Sequence[str]] = {
     "/v1/messages": ("messages", "stop_sequences", "system"),
     "/api/generate": ("prompt", "context", "options.stop"),
 }
-BOUNDS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "temperature": (("0", "100"), ("-0.01", "100.1")),
-    "top_p": (("0.001", "1"), ("0", "1.01", "-1")),
-    "min_p": (("0", "1"), ("-0.01", "1.01")),
-    "top_k": (("-1", "0", "2147483647"), ("-2", "2147483648")),
-    "presence_penalty": (("-2", "2"), ("-2.01", "2.01")),
-    "frequency_penalty": (("-2", "2"), ("-2.01", "2.01")),
-    "repetition_penalty": (("0.01", "100"), ("0", "-1", "100.1")),
-    "seed": (
-        ("-9223372036854775808", "18446744073709551615"),
-        ("-9223372036854775809", "18446744073709551616"),
-    ),
-    "min_tokens": (("0", "2"), ("-1", "3")),
-    "priority": (("-2147483648", "2147483648"), ("-2147483649", "2147483649")),
-    "stop_token_ids": (("[]", "[4095]"), ("[-1]", "[4096]", "[1.5]", "[true]")),
-    "allowed_token_ids": (("[4095]",), ("[]", "[-1]", "[4096]")),
-    "logit_bias": (('{"4095": 100}', "{}"), ('{"4096": 1}', '{"-1": 1}', '{"a": 1}', '{"1": 1e999}')),
-}
-"""Sampling fields with values at their bounds, which are taken, and beyond them, which are not."""
-MORE_BOUNDS: Mapping[str, Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
-    "/v1/completions": {
-        "n": (("1", "128"), ("0", "129", "-1")),
-        "max_tokens": (("1", "1000"), ("0", "-1", "1024", "2147483648")),
-        "logprobs": (("0", "20"), ("-1", "21")),
-        "prompt_logprobs": (("0", "20"), ("-1", "21")),
-        "prompt": (
-            ('"a"', "[0]", "[4095]", "[[1], [2]]"),
-            ("[-1]", "[4096]", "[]", "[[]]", "[1.5]", '[1, "a"]'),
-        ),
-        "truncate_prompt_tokens": (("1", "1024"), ("0", "-1")),
-        "stop": (
-            (json.dumps(["a"] * 64), json.dumps("z" * 4096)),
-            (json.dumps(["a"] * 65), json.dumps("z" * 4097), '""'),
-        ),
-        "bad_words": ((json.dumps(["zq"] * 1024),), (json.dumps(["zq"] * 1025), '[""]')),
-    },
-    "/v1/chat/completions": {
-        "n": (("1", "128"), ("0", "129")),
-        "max_completion_tokens": (("2",), ("0", "-1", "3")),
-        "top_logprobs": (("0",), ("-1", "21", "20")),
-    },
-    "/v1/responses": {
-        "max_output_tokens": (("1",), ("0", "-1", "1024")),
-        "top_logprobs": (("0", "20"), ("-1", "21")),
-    },
-    "/v1/messages": {"max_tokens": (("1",), ("0", "-1", "1024"))},
-    "/api/generate": {
-        "context": (("[]", "[4095]"), ("[-1]", "[4096]", "[1.5]")),
-        "options.num_predict": (("1", "-1", "-2"), ("0", "-3", "1024")),
-        "options.num_ctx": (("1", "1024"), ("0", "1025")),
-    },
-    "/detokenize": {"tokens": (("[]", "[0, 4095]"), ("[-1]", "[4096]"))},
-}
+BOUNDS: Mapping[str, Mapping[str, tuple[Sequence[str], Sequence[str]]]] = json.loads(
+    pathlib.Path(__file__).with_name("bounds.json").read_text()
+)
+"""Fields of each path with values at their bounds, which are taken, and beyond them, which are not."""
+EVERY_PATH = "every sampled path"
 SAMPLED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
@@ -168,7 +121,8 @@ def mass_poisons(every: int) -> Iterator[HostileBody]:
 
 def bound_poisons() -> Iterator[HostileBody]:
     """Values at the bounds of what is allowed, and just beyond."""
-    tables = [(path, BOUNDS) for path in SAMPLED] + list(MORE_BOUNDS.items())
+    more = [(path, BOUNDS[path]) for path in BOUNDS if path != EVERY_PATH]
+    tables = [(path, BOUNDS[EVERY_PATH]) for path in SAMPLED] + more
     for path, table in tables:
         for name, (inside, outside) in table.items():
             for values, status in ((inside, 200), (outside, 400)):

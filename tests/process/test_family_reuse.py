@@ -23,7 +23,7 @@ LONGEST = 130
 LENGTHS = (1, 2, 3, 4, 5, 63, 64, 65, 127, 129)
 CUTS = (1, 2, 3, 5, 16, 63, 64, 65)
 REUSED = ("deepseek_v3", "gemma3_text", "gpt_oss", "mistral", "olmo2")
-"""Families of every kind of attention cache; states have tests of their own."""
+"""Families of every kind of attention cache; of states there is more in test_hybrid_engine.py."""
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -67,7 +67,7 @@ def test_prompts_of_any_length_and_cut_equal_transformers(tiny: TinyModel, model
         torch.testing.assert_close(torch.cat(pieces), wanted[: sum(row)], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("tiny", REUSED, indirect=True)
+@pytest.mark.parametrize("tiny", [*REUSED, "qwen3_next"], indirect=True)
 def test_a_hit_answers_as_a_cold_prompt(model: DecoderModel) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=0)
     served = PoisonedEngine(model, block_size=BLOCK)

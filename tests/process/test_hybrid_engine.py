@@ -11,7 +11,7 @@ import pytest
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
-from tests.poisoned import PoisonedEngine, is_all_poison, same
+from tests.poisoned import PoisonedEngine, same
 from tests.served import Answer, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     HYBRID,
@@ -50,16 +50,6 @@ class Hybrid(PoisonedEngine):
         before = self.runner.computed
         self.answer(prompt)
         return self.runner.computed - before
-
-
-@pytest.mark.parametrize("rest", range(BLOCK + 2))
-def test_a_hit_answers_as_a_cold_prompt(model: DecoderModel, rest: int) -> None:
-    prompt = make_prompt(3 * BLOCK + rest, seed=rest)
-    served = Hybrid(model)
-    cold, warm = served.answer(prompt), served.answer(prompt)
-    same(warm, cold)
-    same(Hybrid(model, prefix_caching=False).answer(prompt), cold)
-    assert served.runner.computed == len(prompt) + 1 + (len(prompt) - 1) % BLOCK
 
 
 def test_a_prompt_that_goes_on_computes_a_block_and_its_rest(model: DecoderModel) -> None:
@@ -139,7 +129,3 @@ def test_a_deterministic_cpu_has_the_same_bits_in_any_company(tmp_path: Path) ->
     alone = [Hybrid(exact).answer(prompt) for prompt in prompts]
     cramped = Hybrid(exact, num_blocks=(20, 24), max_num_batched_tokens=13, max_num_seqs=5)
     assert cramped.answers(prompts, [GREEDY] * 5) == alone
-
-
-def test_the_pages_of_both_kinds_are_poisoned(model: DecoderModel) -> None:
-    assert is_all_poison(Hybrid(model).runner)

@@ -62,6 +62,7 @@ def test_a_model_is_computed_as_transformers_does(folder: Path, capsys: pytest.C
     assert set(results(printed).values()) == {"ok"}
 
 
+@pytest.mark.parametrize("folder", ["deepseek_v3", "llama", "qwen3_next"], indirect=True)
 def test_one_altered_tensor_is_found_in_its_layer(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

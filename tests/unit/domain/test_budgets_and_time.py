@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.world import HandClock, RecordingRunner, World, oracle
@@ -108,3 +109,19 @@ def test_chunks_are_sized_to_keep_the_time_between_tokens(depth: int) -> None:
 
 def test_a_bound_that_cannot_be_kept_leaves_a_block_per_step() -> None:
     assert chunks_beside_a_decode(0.005)[:20] == [4] * 20
+
+
+def test_chunk_budget_by_hand() -> None:
+    budget = ChunkBudget(max_itl=0.1, floor=16)
+    assert budget.allowance(500, 4) == 500
+    budget.observe(num_prefill=100, num_decoding=0, seconds=0.1)
+    assert budget.allowance(500, 0) == 500
+    assert budget.allowance(500, 4) == pytest.approx(100, abs=1)
+    budget.observe(num_prefill=0, num_decoding=4, seconds=0.05)
+    assert budget.allowance(500, 4) == pytest.approx(50, abs=1)
+    assert budget.allowance(20, 4) == 20
+    budget.observe(num_prefill=100, num_decoding=4, seconds=0.05)
+    assert 60 <= budget.allowance(500, 4) <= 64
+    budget.observe(num_prefill=0, num_decoding=4, seconds=50.0)
+    assert budget.allowance(500, 4) == 16
+    assert ChunkBudget(max_itl=None, floor=16).allowance(500, 4) == 500

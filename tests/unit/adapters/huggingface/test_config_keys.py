@@ -24,50 +24,10 @@ from nanoserve.ports.model_spec import ModelSpec
 DOCS = pathlib.Path(__file__).parents[4] / "docs" / "models.md"
 CLASSES = {"gemma3": "gemma3_text", "kimi_k2": "deepseek_v3"}
 """Where transformers has the class of a family's text under another key, or knows the family by another name."""
-SHAPE: dict[str, Any] = {
-    "vocab_size": 128,
-    "hidden_size": 48,
-    "intermediate_size": 56,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 256,
-    "pad_token_id": None,
-    "eos_token_id": 2,
-}
-HEADS = {"head_dim": 12}
-LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-SMALL: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {**LATENT, **EXPERTS, "n_routed_experts": 4},
-    "deepseek_v3": {**LATENT, **EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1},
-    "glm4_moe": {
-        **HEADS,
-        **EXPERTS,
-        "n_routed_experts": 4,
-        "num_mtp_layers": 0,
-        "partial_rotary_factor": 0.5,
-    },
-    "granitemoe": {"num_local_experts": 4},
-    "gpt_oss": {**HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "minimax_m2": {**HEADS, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "mixtral": {**HEADS, "num_local_experts": 4},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_moe": {**HEADS, **EXPERTS, "num_experts": 4},
-    "qwen3_next": {
-        "num_experts": 4,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "shared_expert_intermediate_size": 16,
-        **EXPERTS,
-        "head_dim": 16,
-        "num_hidden_layers": 4,
-    },
-    **dict.fromkeys(("gemma2", "mistral", "qwen3"), HEADS),
-    **{key: {**HEADS, "num_hidden_layers": 6} for key in ("gemma3", "gemma3_text")},
-}
+SMALL: dict[str, dict[str, Any]] = json.loads(
+    pathlib.Path(__file__).with_name("small_configs.json").read_text()
+)
+"""What all small models have in common, and what those of a family have beside."""
 OTHERS: tuple[Any, ...] = (False, True, 1, 6, 0.5, "other", ["other"], {"other": 1})
 NO_KEYS = {
     *("_attn_implementation", "_experts_implementation", "get_text_config", "standardize_rope_params"),
@@ -81,7 +41,7 @@ NO_KEYS = {
 def raw_config(architecture: Architecture, **keys: Any) -> dict[str, Any]:
     """A small model of a family, as config.json says it; `keys` are set, or left out where they are `...`."""
     model_type = "deepseek_v3" if architecture.key == "kimi_k2" else architecture.key
-    text = {**SHAPE, **SMALL.get(model_type, {}), **keys}
+    text = {**SMALL["all"], **SMALL.get(model_type, {}), **keys}
     text = {key: value for key, value in text.items() if value is not ...}
     if architecture.text_key is None:
         return {"model_type": model_type, "architectures": [architecture.name], **text}

@@ -76,7 +76,10 @@ def test_a_record_survives_its_line(record: trace.TraceRecord) -> None:
 
 
 def test_a_header_survives_its_line() -> None:
-    assert FORMAT.decode_header(FORMAT.encode_header(HEADER)) == HEADER
+    full = attrs.evolve(HEADER, kinds=("full", "recurrent"), pools=(64, 9))
+    for header in (HEADER, full):
+        assert FORMAT.decode_header(FORMAT.encode_header(header)) == header
+    assert full.pool(1) == 9
 
 
 def test_a_header_from_before_the_kinds_is_read() -> None:
@@ -85,12 +88,6 @@ def test_a_header_from_before_the_kinds_is_read() -> None:
     header = FORMAT.decode_header(msgspec.json.encode(fields))
     assert header == HEADER
     assert [header.pool(group) for group in (0, 1)] == [64, 64]
-
-
-def test_a_header_has_kinds_and_pools() -> None:
-    header = attrs.evolve(HEADER, kinds=("full", "recurrent"), pools=(64, 9))
-    assert FORMAT.decode_header(FORMAT.encode_header(header)) == header
-    assert header.pool(1) == 9
 
 
 def test_a_sequence_without_states_is_written_as_ever() -> None:
