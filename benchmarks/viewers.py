@@ -110,7 +110,7 @@ class Figures:
 def measure_server(url: str, given: argparse.Namespace) -> dict[Viewers, list[Figures]]:
     """What each crowd leaves of the server, once per round; the first round warms up and does not count."""
     server = next(each for each in psutil.Process().children() if each.children())
-    [engine] = server.children()
+    engine = next(each for each in server.children() if "engine_host" in " ".join(each.cmdline()))
     seen: dict[Viewers, list[Figures]] = {viewers: [] for viewers in CROWDS}
     asking = crowd("asking", url, given.streams, "completions", given.input_len, given.output_len)
     with asking, httpx.Client(base_url=url) as client:
