@@ -25,7 +25,7 @@ from benchmarks.ceilings import Ceilings, choose_ceilings
 from benchmarks.floors import FloorModel, expected_experts
 from benchmarks.peers.running import PEERS, check_peer, run_peer
 from nanoserve.entrypoints.bench.command import BenchSubject, choose_subject, load_model, measure
-from nanoserve.entrypoints.bench.measurement import RunSpread, summarize
+from nanoserve.entrypoints.bench.measurement import summarize
 from nanoserve.entrypoints.bench.report import check_writable, doing, number, show, table, write_report
 from nanoserve.entrypoints.bench.workloads import WORKLOADS, BenchLoad, BenchWorkload
 from nanoserve.entrypoints.compose.assembly import BenchParts
@@ -75,7 +75,7 @@ def run_model(
     model = FloorModel(
         spec=parts.spec, dtype=subject.found.dtype, keeps_stored=subject.found.device == "cuda"
     )
-    rows: dict[str, dict[str, RunSpread]] = {}
+    rows: dict[str, dict[str, dict[str, float]]] = {}
     report: dict[str, Any] = {"ceilings": ceilings, "peer": theirs, "loads": {}}
     for workload in workloads:
         runs = measure(parts, subject, workload)
@@ -110,7 +110,7 @@ def run_model(
     return subject.describe("offline", parts.facts) | report
 
 
-def _rows_table(rows: Mapping[str, Mapping[str, RunSpread]], vs: str | None) -> Any:
+def _rows_table(rows: Mapping[str, Mapping[str, Mapping[str, float]]], vs: str | None) -> Any:
     names = [name for name in COLUMNS if any(name in each for each in rows.values())]
     cells = [
         [load, *(_spread(found[name]) if name in found else "" for name in names)]
@@ -119,9 +119,9 @@ def _rows_table(rows: Mapping[str, Mapping[str, RunSpread]], vs: str | None) -> 
     return table(["load", *(COLUMNS[name].format(vs=vs) for name in names)], cells)
 
 
-def _spread(found: RunSpread) -> str:
-    least, most = number(found.least), number(found.most)
-    return number(found.median) + (f" ({least}-{most})" if least != most else "")
+def _spread(found: Mapping[str, float]) -> str:
+    median, least, most = map(number, found.values())
+    return median + (f" ({least}-{most})" if least != most else "")
 
 
 def profile_load(

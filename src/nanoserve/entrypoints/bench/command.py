@@ -130,9 +130,7 @@ def run_throughput(configuration: Configuration, *, json_file: str | None) -> No
     runs = measure(parts, subject, workload)
     summary = summarize([run.figures() for run in runs])
     rows = [
-        (label, *map(number, attrs.astuple(summary[name])))
-        for name, label in LABELS.items()
-        if name in summary
+        (label, *map(number, summary[name].values())) for name, label in LABELS.items() if name in summary
     ]
     title = f"{subject.title}; {workload.description}, {counted(subject.bench.seeds, 'seed')}"
     show(title, table(["", "median", "least", "most"], rows))
@@ -160,7 +158,7 @@ def run_latency(configuration: Configuration, *, json_file: str | None) -> None:
     summary = {batch: summarize([run.figures() for run in some]) for batch, some in runs.items()}
     names = [name for name in BATCH_LABELS if any(name in figures for figures in summary.values())]
     rows: list[Sequence[str]] = [
-        [str(batch), *(number(figures[name].median) if name in figures else "" for name in names)]
+        [str(batch), *(number(figures[name]["median"]) if name in figures else "" for name in names)]
         for batch, figures in summary.items()
     ]
     title = f"{subject.title}; {input_len} -> {output_len}, {counted(bench.seeds, 'seed')}"

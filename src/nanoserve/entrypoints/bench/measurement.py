@@ -10,7 +10,7 @@ import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,25 +29,14 @@ Mark = tuple[float, int, int, float]
 """After a turn: the clock, then tokens generated, prompt tokens computed and seconds waited since the engine began."""
 
 
-@attrs.frozen
-class RunSpread:
-    """The median of several runs, the least and the most."""
-
-    median: float
-    least: float
-    most: float
-
-
-def spread_of(values: Iterable[float]) -> RunSpread:
-    """The median of at least one value, with the least and the most."""
-    listed = list(values)
-    return RunSpread(statistics.median(listed), min(listed), max(listed))
-
-
-def summarize(runs: Sequence[Mapping[str, float]]) -> dict[str, RunSpread]:
-    """The spread of every figure that all runs have."""
+def summarize(runs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The median, the least and the most of every figure that all runs have."""
     common = [name for name in runs[0] if all(name in each for each in runs)]
-    return {name: spread_of(each[name] for each in runs) for name in common}
+    every = {name: [each[name] for each in runs] for name in common}
+    return {
+        name: {"median": statistics.median(values), "least": min(values), "most": max(values)}
+        for name, values in every.items()
+    }
 
 
 @attrs.frozen(kw_only=True)

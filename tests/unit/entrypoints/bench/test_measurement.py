@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.bench import report
-from nanoserve.entrypoints.bench.measurement import BenchRun, Mark, run_load, spread_of
+from nanoserve.entrypoints.bench.measurement import BenchRun, Mark, run_load, summarize
 from nanoserve.entrypoints.bench.report import percentile
 from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, choose_workload
 from nanoserve.entrypoints.compose.config import BenchSettings
@@ -119,7 +119,8 @@ def test_percentiles_and_spreads() -> None:
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
     assert [percentile(values, each) for each in (0.0, 0.2, 0.5, 0.9, 1.0)] == [1.0, 1.0, 3.0, 5.0, 5.0]
     assert math.isnan(percentile([], 0.5))
-    assert attrs.astuple(spread_of(iter(values))) == (3.0, 1.0, 5.0)
+    runs = [{"x": each, "seconds": 1.0} for each in values]
+    assert summarize([*runs[:4], {"x": 3.0}]) == {"x": {"median": 3.0, "least": 1.0, "most": 5.0}}
 
 
 @pytest.fixture
