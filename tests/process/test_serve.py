@@ -200,8 +200,6 @@ def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:
     [
         (["/no/such/folder"], "[MODEL_NOT_LOADED]", 1),
         (["shape:tiny"], "[BAD_SETTING]", 2),
-        (["--api-key-file", "/no/such/file"], "[BAD_SETTING]", 2),
-        (["--host", "no.such.host.invalid"], "[ADDRESS_UNAVAILABLE]", 1),
         pytest.param(["--max-model-len", "1000000"], "[BAD_SETTING]", 2, marks=pytest.mark.slow),
     ],
 )

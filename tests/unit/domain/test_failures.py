@@ -6,17 +6,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import pytest
 
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.domain.kv.allocator import BlockAccountingError
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.faults import Fault
 from tests.unit.domain.tokenizers import ByteTokenizer
-from tests.unit.domain.world import RecordingRunner, World, oracle
+from tests.unit.domain.world import BreakingRunner, World, oracle
 
 
 def crowd(world: World, count: int = 5) -> None:
@@ -82,20 +80,12 @@ def test_every_step_that_fails_is_reported(error: Exception, ended: list[str]) -
     assert [each[1:] for each in reported] == [(error, ended)]
 
 
-class BreakingRunner(RecordingRunner):
-    """A row of one of its steps has no finite logits."""
-
-    row, at = 2, 4
-
-    def collect(self, ticket: StepPlan, /) -> StepResult:
-        result = super().collect(ticket)
-        return attrs.evolve(result, broken=(self.row,)) if ticket.step == self.at else result
-
-
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_row_without_a_token_ends_alone_and_no_other_is_computed_again(depth: int) -> None:
     reported: list[Any] = []
     world = World(depth=depth, runner=BreakingRunner, on_failure=lambda *failure: reported.append(failure))
+    assert isinstance(world.runner, BreakingRunner)
+    world.runner.breaks[4] = (2,)
     crowd(world)
     world.run()
     guilty = world.answer("r2")

@@ -14,10 +14,9 @@ from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.faults import Fault
 from tests.unit.domain.kv_event_reader import KVEventReader, check_reader
-from tests.unit.domain.world import FULL, RecordingRunner, World, oracle
+from tests.unit.domain.world import FULL, BreakingRunner, World, oracle
 
 NARROW = CacheGroup(layers=(2,), kind=Window(7))
 WIDE = CacheGroup(layers=(3,), kind=Window(50))
@@ -163,26 +162,13 @@ def test_blocks_of_a_giver_that_is_aborted_in_flight_are_written_all_the_same(ki
     assert_right(world, [1, 2], min((each.window for each in KINDS[kind] if each.window), default=None))
 
 
-class BreakingRunner(RecordingRunner):
-    """In its first step the logits of the rows `breaks` are not finite."""
-
-    breaks: tuple[int, ...] = ()
-
-    def collect(self, ticket: StepPlan, /) -> StepResult:
-        result = super().collect(ticket)
-        if self.breaks:
-            result = StepResult(token_ids=result.token_ids, broken=self.breaks, copied=result.copied)
-            self.breaks = ()
-        return result
-
-
 @pytest.mark.parametrize("broken", [(0,), (0, 1, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_whoever_began_with_a_broken_row_is_computed_again(depth: int, broken: tuple[int, ...]) -> None:
     world = World(num_blocks=300, max_num_batched_tokens=512, depth=depth, runner=BreakingRunner)
     assert isinstance(world.runner, BreakingRunner)
     crowd(world, 4)
-    world.runner.breaks = broken
+    world.runner.breaks[1] = broken
     world.turn()
     assert (pool_of(world).findable, dict(pool_of(world).promised)) == ((), {})
     world.run()
@@ -195,7 +181,7 @@ def test_a_broken_row_that_gave_nothing_ends_alone_and_its_blocks_are_not_found(
     world = World(num_blocks=300, max_num_batched_tokens=512, runner=BreakingRunner)
     assert isinstance(world.runner, BreakingRunner)
     crowd(world, 4)
-    world.runner.breaks = (3,)
+    world.runner.breaks[1] = (3,)
     world.turn()
     assert len(pool_of(world).findable) == len(BEGINNING) // 4 + sum((17 - each) // 4 for each in range(3))
     world.run()

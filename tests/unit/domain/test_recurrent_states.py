@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.invariants import InvariantError, audit
-from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.step import BlockCopy, StepPlan
 from tests.fakes.memory_runner import BrokenPlanError
@@ -171,22 +170,6 @@ def test_admission_waits_where_states_run_out(slots: int) -> None:
     for name in "abcd":
         assert world.answer(name).token_ids == oracle([ord(name)] * 7, 12)
     assert world.preemptions == 0
-
-
-def test_a_preempted_row_goes_on_from_its_newest_snapshot() -> None:
-    world = world_of(FULL, STATE, num_blocks=(9, 8), max_num_seqs=2)
-    world.add("old", range(12), max_tokens=12)
-    world.add("young", range(50, 62), max_tokens=12)
-    found: list[tuple[str, int]] = []
-    while world.engine.has_work:
-        found += [
-            (event.request_id, event.num_cached_tokens)
-            for event in world.turn()
-            if isinstance(event, SequenceAdmitted) and event.resumed
-        ]
-    assert found
-    assert all(name == "young" and cached >= 8 for name, cached in found)
-    assert world.answer("young").token_ids == oracle(range(50, 62), 12)
 
 
 def test_where_prompts_part_a_snapshot_is_kept_for_the_third() -> None:

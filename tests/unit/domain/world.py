@@ -76,6 +76,17 @@ class RecordingRunner(FlakyRunner):
             raise
 
 
+class BreakingRunner(RecordingRunner):
+    """The logits of rows are not finite in the steps that `breaks` names them for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.breaks: dict[int, tuple[int, ...]] = {}
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        return attrs.evolve(super().collect(ticket), broken=self.breaks.get(ticket.step, ()))
+
+
 class World:
     """An engine, its runner, and every answer so far."""
 
