@@ -131,9 +131,8 @@ def measure(url: str, model: str, extra: Callable[[], dict[str, Any]], seconds: 
         ]
         for first in range(SENDERS):
             times = (start + number / rate for number in range(first, count, SENDERS))
-            threads.append(
-                threading.Thread(target=_attack, args=(client, model, extra, window, times, until))
-            )
+            turns = _turns(times, until)
+            threads.append(threading.Thread(target=_attack, args=(client, model, extra, window, turns)))
         for each in threads:
             each.start()
         for each in threads:
