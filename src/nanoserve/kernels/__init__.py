@@ -14,5 +14,7 @@
 
 Folders of operations do not know each other. `device` holds what kernels of several call or are launched with. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
 `recurrent.py`, the states of recurrent layers; `gates.py`, the activations of feeds; `whole_vectors.py`, element-wise functions with invariant bits; `tiles.py`, tiles of queries; `philox.py`, counter-based random
-numbers; `testing.py`, what all cases share.
+numbers; `testing.py`, the harness of all cases, and `testing_attention.py`, what those of attention share.
+
+Kernels are launched by name: pointers, then numbers, then shapes and tiles, then switches and options. A kernel begins with what one program computes, in the letters of its paper, and with the shapes of its tiles.
 """
