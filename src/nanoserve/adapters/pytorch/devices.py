@@ -43,6 +43,11 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def gpu_memory(device: str) -> int:
+    """All bytes of a GPU, in use or not; 0 of a CPU."""
+    return torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
+
+
 def arithmetic(device: str) -> str:
     """What decides how sums are rounded on a device, by name: its kind, and the release of torch."""
     if device == "cuda":

@@ -22,7 +22,14 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, count_gpus, set_threads, why_no_gpu
+from nanoserve.adapters.pytorch.devices import (
+    DEVICES,
+    DTYPES,
+    count_gpus,
+    gpu_memory,
+    set_threads,
+    why_no_gpu,
+)
 from nanoserve.adapters.pytorch.memory import (
     CPU_KV_BYTES,
     MemoryBudget,
@@ -173,7 +180,7 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
-    sizes = choose_sizes(settings, found.spec, found.device)
+    sizes = choose_sizes(settings, found.spec, found.device, gpu_memory(found.device))
     sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found))
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = set_threads(choose_threads(settings))

@@ -24,6 +24,9 @@ FitT = TypeVar("FitT")
 _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 """By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
 rows and long chunks to be busy."""
+_CROWD: Final = 512
+"""Rows of a step on a GPU of `_LARGE` bytes, which has room for their tokens and logits."""
+_LARGE: Final = 64 << 30
 
 
 def choose_device(
@@ -62,13 +65,20 @@ def gpu_obstacle(spec: ModelSpec) -> str | None:
     return f"{spec.architecture} has layers for which there are no GPU kernels yet; it runs on a CPU"
 
 
-def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str) -> EngineSizes:
-    """What the settings ask for; where they are silent the device's defaults, bent to fit what was asked for.
+def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory: int = 0) -> EngineSizes:
+    """What the settings ask for; where they are silent the defaults of a device with `memory` bytes, bent to fit what was asked for.
 
-    How long a sequence may be and how many blocks there are is left to the memory, and stands for what is asked for.
-    Raises `BadValueError` where a step could not hold one token of each sequence.
+    Recurrent states take megabytes a row, so their rows do not become more with the memory. How long a sequence may be and how many
+    blocks there are is left to the memory, and stands for what is asked for. Raises `BadValueError` where a step could not hold one
+    token of each sequence.
     """
     most_rows, most_tokens, _ = _STEPS[device]
+    if (
+        device == "cuda"
+        and memory >= _LARGE
+        and not any(isinstance(each.mixer, DeltaSpec) for each in spec.layers)
+    ):
+        most_rows = _CROWD
     rows, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if rows is not None and tokens is not None and tokens < rows:
         message = f"must be at least max_num_seqs ({rows}), got {tokens}; raise it or lower max_num_seqs"

@@ -141,7 +141,7 @@ def _choose_replica(settings: EngineSettings, cluster: ClusterSettings) -> tuple
     spec = read_model_spec(attrs.evolve(settings, model=model))
     check_simulated(spec)
     gpu, count = GPUS[cluster.gpu.lower()], cluster.gpus_per_replica
-    sizes = choose_sizes(settings, spec, "cuda")
+    sizes = choose_sizes(settings, spec, "cuda", int(gpu.memory * 1e9))
     blocks = settings.num_kv_blocks or kv_blocks(spec, gpu, count, sizes.block_size)
     sizes = attrs.evolve(sizes, vocab_size=MANY_TOKENS, num_blocks=(blocks,))
     cost = step_cost(spec, gpu, count)

@@ -14,6 +14,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
+from nanoserve.ports.layer_spec import DeltaSpec
 from tests.unit.entrypoints.scripted_world import SPEC
 
 SIZES = EngineSizes(
@@ -108,6 +109,26 @@ def test_sizes_are_the_users_or_the_devices(
     chosen, depth = choices.choose_sizes(settings, SPEC, device), choices.choose_depth(settings, device)
     assert (chosen.max_num_seqs, chosen.max_num_batched_tokens, depth) == sizes
     assert (chosen.max_model_len, chosen.vocab_size, chosen.num_blocks) == (128, SPEC.vocab_size, ())
+
+
+def test_a_large_gpu_computes_more_rows_unless_they_have_states() -> None:
+    large, delta = (
+        80 << 30,
+        attrs.evolve(
+            SPEC,
+            layers=(
+                attrs.evolve(
+                    SPEC.layers[0],
+                    mixer=DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=8, value_dim=8, taps=2),
+                ),
+                *SPEC.layers[1:],
+            ),
+        ),
+    )
+    assert choices.choose_sizes(EngineSettings(), SPEC, "cuda", large).max_num_seqs == 512
+    assert choices.choose_sizes(EngineSettings(), SPEC, "cuda", 24 << 30).max_num_seqs == 256
+    assert choices.choose_sizes(EngineSettings(), SPEC, "cpu", large).max_num_seqs == 64
+    assert choices.choose_sizes(EngineSettings(), delta, "cuda", large).max_num_seqs == 256
 
 
 def test_a_step_must_hold_a_token_of_every_sequence() -> None:

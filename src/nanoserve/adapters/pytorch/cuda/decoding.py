@@ -24,7 +24,7 @@ from nanoserve.adapters.pytorch.cuda.expansion import Expansion
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.ports.step import Chunk
 
-FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256)
+FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
 TYPICAL_LENGTH = 512
 """Tokens of the rows whose graphs are captured before serving."""
@@ -32,6 +32,8 @@ LENGTH_STEP = 64
 """Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
 SMALL_BUCKETS = (1, 2, 4, 8)
 BUCKET_STEP = 8
+MANY_ROWS = 256
+MANY_STEP = 16
 
 Key = tuple[int, int, bool]
 """Places of the batch, parts that attention cuts caches into, and whether the step samples inside the graph."""
@@ -40,11 +42,12 @@ DRAW_ALONE = 0
 
 
 def bucket_of(count: int, most: int) -> int:
-    """The number of places that a batch of `count` rows is padded to: 1, 2, 4, then multiples of 8, at most `most`."""
+    """The number of places that a batch of `count` rows is padded to: 1, 2, 4, then multiples of 8, beyond 256 of 16, at most `most`."""
     for bucket in SMALL_BUCKETS:
         if count <= bucket:
             return min(bucket, most)
-    return min(-(-count // BUCKET_STEP) * BUCKET_STEP, most)
+    step = BUCKET_STEP if count <= MANY_ROWS else MANY_STEP
+    return min(-(-count // step) * step, most)
 
 
 def buckets(most: int) -> list[int]:

@@ -52,7 +52,7 @@ class EngineSettings:
     max_num_seqs: int | None = setting(
         None,
         or_none(integer(low=1, high=4096)),
-        "The most sequences in one step; if not given, 256 on a GPU and 64 on a CPU.",
+        "The most sequences in one step; if not given, 512 on a GPU of 64 GiB and more, 256 on a smaller one and 64 on a CPU.",
     )
     max_num_batched_tokens: int | None = setting(
         None,
