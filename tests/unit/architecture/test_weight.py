@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 7778,
     "kernels": 11067,
     "adapters/pytorch": 9460,
-    "adapters": 10164,
+    "adapters": 10170,
     "entrypoints/server": 8913,
     "entrypoints": 10850,
 }
