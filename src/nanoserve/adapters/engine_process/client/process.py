@@ -120,18 +120,25 @@ class EngineProcess(asyncio.Protocol):
         What it sent before its end is still read. One that has hung up by itself is given a moment to leave by itself,
         so that its own reason to end is what is reported.
         """
-        if self.gone.is_set():
-            await self._wait(_LAST_WORDS)
-        if not self._has_exited:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-        await self._wait(math.inf)
+        try:
+            if self.gone.is_set():
+                await self._wait(_LAST_WORDS)
+            self._end()
+            await self._wait(math.inf)
+        finally:  # whoever waits here may be cancelled
+            self._end()
+            self._process.wait()
         if self._transport is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS):  # `wait_for` swallows a cancelling in Python 3.11
                     await self.gone.wait()
         self._hang_up()
         return _ending(self._process.returncode)
+
+    def _end(self) -> None:
+        if not self._has_exited:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait(self, seconds: float) -> None:
         """Wait for the process to end by itself."""

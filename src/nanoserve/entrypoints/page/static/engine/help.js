@@ -16,6 +16,6 @@ const WORDS = [
 /** A folded panel; `isLive` adds where the server says more. */
 export function makeHelp(isLive) {
   const words = WORDS.map(([name, text]) => make("div", {}, make("dt", { text: name }), make("dd", { text })));
-  const more = isLive ? [make("p", {}, "More: ", make("a", { href: "docs", text: "this server’s routes" }), ", and docs/watch-a-request.md in the sources.")] : [];
+  const more = isLive ? [make("p", {}, "More: ", make("a", { href: "openapi.json", text: "this server’s routes" }), ", and docs/watch-a-request.md in the sources.")] : [];
   return make("details", { class: "engine-help" }, make("summary", { text: "What am I looking at?" }), make("dl", {}, ...words), ...more);
 }
