@@ -32,7 +32,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 )
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.compose.log import configure_log
-from nanoserve.entrypoints.server import run
+from nanoserve.entrypoints.server import serve as program
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.serving import Serving
 
@@ -97,8 +97,8 @@ def main() -> None:
     def announce(started: Started) -> None:
         threading.Thread(target=measure, args=(started, given)).start()
 
-    with mock.patch.object(run, "remote_engine", engine):
-        run.serve(settings, announce)
+    with mock.patch.object(program, "remote_engine", engine):
+        program.serve(settings, announce)
 
 
 if __name__ == "__main__":

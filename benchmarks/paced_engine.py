@@ -81,5 +81,5 @@ if __name__ == "__main__":
     if sys.argv[1].isdigit():
         sys.exit(main(functools.partial(build, period=pace)))
     paced = functools.partial(remote_engine, command=command(pace))
-    with mock.patch("nanoserve.entrypoints.server.run.remote_engine", paced):
+    with mock.patch("nanoserve.entrypoints.server.serve.remote_engine", paced):
         run_command_line()

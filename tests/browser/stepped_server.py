@@ -24,7 +24,7 @@ from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, Se
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ListenSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
-from nanoserve.entrypoints.server import run
+from nanoserve.entrypoints.server import serve as program
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.signals import Signals
@@ -110,7 +110,7 @@ def stepped_server(**settings: Any) -> Iterator[SteppedServer]:
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with (
-        mock.patch.object(run, "local_engine", functools.partial(local_engine, build=build)),
+        mock.patch.object(program, "local_engine", functools.partial(local_engine, build=build)),
         _serving(settings) as url,
     ):
         yield SteppedServer(url=url, engine=engines[0])
@@ -138,9 +138,8 @@ def _serving(engine: dict[str, Any]) -> Iterator[str]:
             signals.note()
 
         leaving = asyncio.create_task(leave())
-        await run.run_server(
-            settings, KeyRing([]), groups, admin=[], announce=lambda _: ready.set(), signals=signals
-        )
+        bound = program.Bound(groups=groups)
+        await program.run_server(settings, KeyRing([]), bound, lambda _: ready.set(), signals)
         leaving.cancel()
 
     with listening_sockets(listen) as groups, in_thread(serve):

@@ -13,7 +13,7 @@ from nanoserve.entrypoints.compose.engine_client import remote_engine
 def run(engine: str) -> None:
     """Run the command line; `engine` is the module that a server starts as its engine."""
     swapped = functools.partial(remote_engine, command=(sys.executable, "-m", engine))
-    with mock.patch("nanoserve.entrypoints.server.run.remote_engine", swapped):
+    with mock.patch("nanoserve.entrypoints.server.serve.remote_engine", swapped):
         main()
 
 

@@ -12,7 +12,7 @@ HTTP = """
 import json, os, signal, sys
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
-from nanoserve.entrypoints.server.run import serve
+from nanoserve.entrypoints.server.serve import serve
 from nanoserve.entrypoints.server.serving import Serving
 
 def announce(started):

@@ -38,7 +38,7 @@ assert "Hi" in text.tokenizer.decode(ids)
         ("import nanoserve.entrypoints.client.top", COMPUTING | SERVING - {"msgspec", "prometheus_client"}),
         ("import nanoserve.entrypoints.bench.serving.command", COMPUTING),
         (
-            "import nanoserve.entrypoints.server.run",
+            "import nanoserve.entrypoints.server.serve",
             COMPUTING | {"opentelemetry", "httpx", "huggingface_hub"},
         ),
         (

@@ -39,7 +39,7 @@ def serve(configuration: Configuration) -> None:
     SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
     """
     log = _log_settings(configuration)
-    from nanoserve.entrypoints.server.run import serve as run  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.start_errors import with_code  # noqa: PLC0415 - not needed for --help
 

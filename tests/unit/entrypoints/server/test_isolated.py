@@ -4,7 +4,7 @@ import attrs
 import structlog
 
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.server.run import isolated
+from nanoserve.entrypoints.server.serve import isolated
 from nanoserve.entrypoints.server.serving import Serving
 
 

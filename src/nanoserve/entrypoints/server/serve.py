@@ -1,0 +1,244 @@
+"""`nanoserve serve` from its settings to its end: sockets first, then the model, then requests, then the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import structlog
+import uvloop
+
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.bootstrap import assemble_text, find_model, trace_format
+from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
+from nanoserve.entrypoints.compose.counting import Counting
+from nanoserve.entrypoints.compose.engine_client import SharedEngine, local_engine, remote_engine
+from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
+from nanoserve.entrypoints.server.http.keys import read_keys
+from nanoserve.entrypoints.server.http.security import KeyRing
+from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
+from nanoserve.entrypoints.server.report import Started
+from nanoserve.entrypoints.server.serving import Serving, make_server, open_service, shared_counting
+from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
+from nanoserve.entrypoints.server.sockets import (
+    listening_sockets,
+    model_names,
+    raise_open_files,
+    unix_socket,
+)
+from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
+from nanoserve.entrypoints.server.workers.pool import Workers
+from nanoserve.entrypoints.server.workers.relay import RelayedApp
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.errors import BadValueError
+
+_REFRESH: Final = 1.0
+"""Seconds between two readings of the engine's counters, which make the sizes of steps known."""
+Announce = Callable[[Started], None]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Bound:
+    """The sockets of a server: `groups` has those of each HTTP process, `scraped` those on which metrics need no key."""
+
+    groups: Sequence[Sequence[socket.socket]]
+    admin: Sequence[socket.socket] = ()
+    scraped: Sequence[socket.socket] = ()
+
+
+def serve(settings: Serving, announce: Announce, signals: Signals | None = None) -> None:
+    """Serve until a signal comes, one of the process or of `signals`; `announce` is called once requests are taken.
+
+    Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
+    """
+    listen = settings.serve.listen
+    _check_workers(listen)
+    keys = read_keys(settings.serve.access, settings.class_names)
+    if len(keys) and not settings.serve.access.share_prefix_cache:
+        settings = isolated(settings)
+    if settings.trace.trace is not None:
+        check_trace_file(settings.trace.trace)
+    bridge_library_logs()
+    raise_open_files(settings.serve.bounds.max_connections)
+    with contextlib.ExitStack() as stack:
+        groups = stack.enter_context(listening_sockets(listen))
+        admin = [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else ()
+        scraped: Sequence[socket.socket] = ()
+        if listen.metrics_port is not None:
+            alone = attrs.evolve(listen, port=listen.metrics_port, uds=None, http_workers=1)
+            (scraped,) = stack.enter_context(listening_sockets(alone))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        bound = Bound(groups=groups, admin=admin, scraped=scraped)
+        runner.run(run_server(settings, keys, bound, announce, signals or Signals()))
+
+
+def isolated(settings: Serving) -> Serving:
+    """With the cached prefixes of each key apart; warns where that leaves no KV events to publish."""
+    if settings.engine.kv_events_port is not None:
+        structlog.get_logger().warning(
+            "no KV event will be published: what clients with keys have cached is theirs alone, unless --share-prefix-cache is given"
+        )
+    return attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
+
+
+def _check_workers(listen: ListenSettings) -> None:
+    if listen.http_workers > 1 and listen.in_process:
+        message = "several HTTP processes need an engine in a process of its own; leave out --in-process"
+        raise BadValueError("http_workers", message)
+    if listen.http_workers > 1 and sys.platform != "linux":
+        raise BadValueError("http_workers", "several HTTP processes need Linux; leave it at 1")
+
+
+async def run_server(
+    settings: Serving, keys: KeyRing, bound: Bound, announce: Announce, signals: Signals
+) -> None:
+    """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order."""
+    watch = Stopwatch()
+    with signals.caught():
+        structlog.get_logger().info(
+            "loading the model; requests are answered with 503 until it is ready",
+            model=model_names(settings.engine, settings.serve.listen)[0],
+        )
+        folder = await asyncio.to_thread(find_model, settings.engine)
+        running = _Running(settings, keys, bound, folder, signals)
+        async with contextlib.AsyncExitStack() as shutdown:
+            try:
+                announce(await running.startup(watch, shutdown))
+                await running.main_loop()
+            except LeavingError:
+                structlog.get_logger().info("asked to leave before the model was loaded")
+
+
+class _Running:
+    """A server from its start to its drain; what `startup` begins, its `shutdown` ends, the last begun first."""
+
+    def __init__(self, settings: Serving, keys: KeyRing, bound: Bound, folder: str, signals: Signals) -> None:
+        shared = shared_counting(settings, keys) if len(bound.groups) > 1 else None
+        counting = shared.of(0) if shared else Counting()
+        engine = _make_client(settings, folder, counting, is_shared=shared is not None)
+        self._settings = settings
+        self._bound = bound
+        self._folder = folder
+        self._signals = signals
+        self._server = make_server(settings, keys, engine, bound.groups[0], counting)
+        self._app = make_app(self._server)
+        self._workers: Workers | None = None
+        if shared is not None and isinstance(engine, SharedEngine):
+            app = RelayedApp(self._app)
+            self._workers = Workers(
+                settings, keys, folder, engine=engine, counting=shared, app=app, groups=bound.groups
+            )
+
+    async def startup(self, watch: Stopwatch, shutdown: contextlib.AsyncExitStack) -> Started:
+        """Answer the probes at once, and requests when it returns. Raises `LeavingError` where a signal comes first."""
+        server = self._server
+        if self._workers is not None:
+            shutdown.push_async_callback(self._workers.stop)
+            await self._workers.start()
+        await self._listen(shutdown)
+        refreshing = asyncio.create_task(_refresh(server))
+        shutdown.callback(refreshing.cancel)
+        if server.tracing is not None:
+            shutdown.push_async_callback(asyncio.to_thread, server.tracing.close)
+        shutdown.callback(server.close)
+        self._write_trace_file(shutdown)
+        shutdown.push_async_callback(server.engine.stop)
+        shutdown.callback(setattr, server.health, "is_draining", True)
+        service = await self._signals.unless_leaving(self._open(watch))
+        listen = self._settings.serve.listen
+        return Started(
+            service=service,
+            sockets=self._bound.groups[0],
+            admin=self._bound.admin,
+            scraped=self._bound.scraped,
+            phases=server.phases,
+            num_keys=len(server.keys),
+            http_workers=len(self._bound.groups),
+            engine_processes=0 if listen.in_process else self._settings.engine.tensor_parallel_size,
+            spare=listen.spare,
+            ui=listen.ui,
+        )
+
+    async def main_loop(self) -> None:
+        """Serve until a signal comes, and then until what was accepted is finished, or the time for that is over."""
+        await self._signals.leave.wait()
+        patience = self._settings.serve.listen.drain_timeout
+        await drain(
+            self._server,
+            lambda: self._app.living - self._server.live.viewers,
+            patience=patience,
+            now=self._signals.now,
+        )
+
+    async def _listen(self, shutdown: contextlib.AsyncExitStack) -> None:
+        """Answer on every socket of this process, but on the clients' where workers do."""
+
+        async def stop(http: HttpServer) -> None:
+            await http.stop(now=self._signals.now.is_set())
+
+        server = self._server
+        for app, sockets in (
+            (self._app, self._bound.groups[0] if self._workers is None else ()),
+            (make_admin_app(server), self._bound.admin),
+            (make_metrics_app(server), self._bound.scraped),
+        ):
+            if sockets:
+                http = HttpServer(app, sockets, server.settings, server.measurements.tallies.rejected)
+                shutdown.push_async_callback(stop, http)
+                await http.start()
+
+    def _write_trace_file(self, shutdown: contextlib.AsyncExitStack) -> None:
+        """Write the step log, if one is asked for, to its end once the engine has stopped."""
+        feed, path = self._server.feed, self._settings.trace.trace
+        if path is not None:
+            trace_file = LiveTraceWriter(feed, path, self._settings.serve.watch.trace_limit, trace_format())
+            shutdown.push_async_callback(trace_file.wait)
+            trace_file.start()
+        shutdown.callback(feed.close)
+
+    async def _open(self, watch: Stopwatch) -> TextService:
+        """Load the engine and the tokenizer beside each other, and take requests."""
+        settings, engine = self._settings, self._server.engine
+        watch.lap("HTTP server")
+        read = functools.partial(assemble_text, self._folder, settings.answers.dialect)
+        if settings.serve.listen.in_process:  # one after the other, as both import the same
+            await engine.start()
+            text = await asyncio.to_thread(read)
+        else:
+            text, _ = await asyncio.gather(asyncio.to_thread(read), engine.start())
+        watch.lap("model")
+        if self._workers is not None:
+            await self._workers.until_open()
+            watch.lap("HTTP processes")
+        self._server.phases.update({each.name: each.seconds for each in watch.phases})
+        return open_service(settings, self._server, text)
+
+
+async def _refresh(server: Server) -> None:
+    while True:
+        server.measurements.refresh(server.engine.state)
+        await asyncio.sleep(_REFRESH)
+
+
+def _make_client(settings: Serving, folder: str, counting: Counting, *, is_shared: bool) -> EngineClient:
+    """The engine: in a process of its own, or in a thread of ours."""
+    found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
+    stall_timeout = settings.serve.bounds.stall_timeout
+    if settings.serve.listen.in_process:
+        return local_engine(found, stall_timeout=stall_timeout)
+    spare = settings.serve.listen.spare
+    return remote_engine(
+        found,
+        log=settings.log,
+        stall_timeout=stall_timeout,
+        spare=spare,
+        counts=counting.ledger,
+        is_shared=is_shared,
+    )
