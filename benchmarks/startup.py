@@ -16,12 +16,12 @@ from nanoserve.entrypoints.bench.workloads import BenchWorkload
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
 from nanoserve.entrypoints.compose.process import process_age
-from nanoserve.entrypoints.compose.stopwatch import Phase, Stopwatch
+from nanoserve.entrypoints.compose.stopwatch import StartPhase, Stopwatch
 
 
 def main() -> None:
     """Start an engine, generate one token, and print and write where the time went."""
-    before, watch, arguments = Phase("interpreter and imports", process_age()), Stopwatch(), _arguments()
+    before, watch, arguments = StartPhase("interpreter and imports", process_age()), Stopwatch(), _arguments()
     given = {"model": arguments.model, "device": arguments.device, "dtype": arguments.dtype}
     configuration = read_configuration(given, os.environ)
     length = arguments.input_len

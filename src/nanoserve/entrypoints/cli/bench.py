@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.help import Command, Group
+from nanoserve.entrypoints.cli.help import Command, CommandGroup
 from nanoserve.entrypoints.cli.options import (
     ENGINE,
     LOADING,
@@ -33,7 +33,7 @@ _BENCH: Final = settings_of(BenchSettings)
 _REPEATS: Final = ("seeds", "warmup")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Measure the engine on random tokens, without text; or, with serve, any server from outside.
 

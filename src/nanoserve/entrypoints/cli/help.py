@@ -66,7 +66,7 @@ class Command(click.RichCommand):
                 each.hidden = False
 
 
-class Group(Command, click.RichGroup):
+class CommandGroup(Command, click.RichGroup):
     """A command with commands of its own."""
 
 

@@ -17,7 +17,7 @@ from nanoserve.entrypoints.cli.chat import chat
 from nanoserve.entrypoints.cli.env import env, models
 from nanoserve.entrypoints.cli.failures import Reporting, report, warn
 from nanoserve.entrypoints.cli.generate import generate
-from nanoserve.entrypoints.cli.help import Command, Group
+from nanoserve.entrypoints.cli.help import Command, CommandGroup
 from nanoserve.entrypoints.cli.serve import serve
 from nanoserve.entrypoints.cli.verify import verify
 from nanoserve.entrypoints.cli.viewing import inspect, top
@@ -49,7 +49,7 @@ def run_command(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-class _Commands(Group):
+class _Commands(CommandGroup):
     """Keeps Ctrl-C and a closed pipe from click, which would write a line or choose an exit code of its own."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.compose.config.configuration import Configuration
-from nanoserve.entrypoints.compose.config.kinds import Kind, Secret
+from nanoserve.entrypoints.compose.config.kinds import Secret, ValueKind
 from nanoserve.entrypoints.compose.config.setting import Setting
 
 _WIDTH: Final = 100
 
 
-def written(kind: Kind, value: Any) -> str:
+def written(kind: ValueKind, value: Any) -> str:
     """A value as a person would write it."""
     if value is None:
         return kind.none_word or "none"
@@ -60,6 +60,6 @@ def _items(value: Any) -> Sequence[Any]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _toml(kind: Kind, value: Any) -> str:
+def _toml(kind: ValueKind, value: Any) -> str:
     """JSON's texts, numbers, switches and lists are TOML's too."""
     return json.dumps(kind.none_word if value is None else value, ensure_ascii=False)

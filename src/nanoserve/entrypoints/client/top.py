@@ -40,7 +40,7 @@ _COMMON: Final = {"model_name", "engine"}
 
 
 @attrs.frozen
-class Reading:
+class Scrape:
     """A server's metrics at a moment of our clock.
 
     Attributes:
@@ -65,7 +65,7 @@ class Reading:
         return "-"
 
 
-def read_metrics(page: bytes, moment: float) -> Reading:
+def read_metrics(page: bytes, moment: float) -> Scrape:
     """The metrics as Prometheus reads them; raises `ProtocolError` where it could not, or where the server is another one."""
     values, by_label, model, blocks = dict[str, float](), dict[str, dict[str, float]](), "", "?"
     try:
@@ -84,7 +84,7 @@ def read_metrics(page: bytes, moment: float) -> Reading:
         raise ProtocolError(f"the server's /metrics cannot be read: {error}") from None
     if "engine_up" not in values:
         raise ProtocolError("the server's /metrics are not nanoserve's")
-    return Reading(moment, model, blocks, values, by_label)
+    return Scrape(moment, model, blocks, values, by_label)
 
 
 def run_top(url: str, *, key: str | None, once: bool) -> None:
@@ -108,7 +108,7 @@ def run_top(url: str, *, key: str | None, once: bool) -> None:
                     lost = str(error)
 
 
-def _read(server: OpenAIServer) -> Reading:
+def _read(server: OpenAIServer) -> Scrape:
     """Raises `UnreachableError` also for a server that is only busy."""
     try:
         return read_metrics(server.get("/metrics"), time.monotonic())
@@ -121,7 +121,7 @@ def _read(server: OpenAIServer) -> Reading:
         raise
 
 
-def rows(before: Reading, now: Reading) -> Iterator[tuple[str, str]]:
+def rows(before: Scrape, now: Scrape) -> Iterator[tuple[str, str]]:
     """Names and what is said of them."""
 
     def value(name: str) -> float:
@@ -153,19 +153,19 @@ def rows(before: Reading, now: Reading) -> Iterator[tuple[str, str]]:
     yield "viewers", f"{value('viewers'):,.0f}"
 
 
-def _state(now: Reading, lost: str) -> str:
+def _state(now: Scrape, lost: str) -> str:
     if lost:
         return f"lost: {lost}"
     return "ready" if now.values["engine_up"] else "not ready"
 
 
-def line(before: Reading, now: Reading, lost: str) -> str:
+def line(before: Scrape, now: Scrape, lost: str) -> str:
     """Everything in one line, the wall clock in front."""
     figures = () if lost else (f"{name} {text}" for name, text in rows(before, now))
     return printable(" | ".join([f"{time.strftime('%H:%M:%S')} {_state(now, lost)}", *figures]))
 
 
-def view(url: str, before: Reading, now: Reading, lost: str) -> Group:
+def view(url: str, before: Scrape, now: Scrape, lost: str) -> Group:
     """The table; dimmed where the server is lost."""
     style = "bold green" if not lost and now.values["engine_up"] else "bold red"
     title = Text.assemble(

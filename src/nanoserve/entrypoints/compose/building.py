@@ -67,7 +67,7 @@ from nanoserve.entrypoints.compose.choices import (
     user_chose_threads,
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
-from nanoserve.entrypoints.compose.group import Group, start_group
+from nanoserve.entrypoints.compose.group import RankGroup, start_group
 from nanoserve.entrypoints.compose.kv_events import open_kv_events
 from nanoserve.entrypoints.compose.log import log_failed_step
 from nanoserve.entrypoints.compose.offload import count_slots, open_directory
@@ -163,11 +163,11 @@ class _Loaded:
     sizes: EngineSizes
     threads: int
     model: DecoderModel
-    group: Group | None = None
+    group: RankGroup | None = None
     available: int | None = None
 
 
-def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: Group | None) -> _Loaded:
+def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: RankGroup | None) -> _Loaded:
     """A model, or this rank's part of it, when the others have loaded theirs, too."""
     if group is None:
         return _load(settings, found, watch)

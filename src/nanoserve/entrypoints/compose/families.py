@@ -25,7 +25,7 @@ CACHES: Final[Mapping[type[CacheKind], tuple[str, str]]] = {
 
 
 @attrs.frozen(kw_only=True)
-class Family:
+class ModelFamily:
     """One family.
 
     Attributes:
@@ -48,16 +48,16 @@ class Family:
     shapes: tuple[str, ...]
 
 
-def families() -> tuple[Family, ...]:
+def families() -> tuple[ModelFamily, ...]:
     """All of them, as the registry has them."""
     return tuple(_family(each) for each in ARCHITECTURES)
 
 
-def _family(architecture: Architecture) -> Family:
+def _family(architecture: Architecture) -> ModelFamily:
     shapes = {name: spec for name, spec in SHAPES.items() if spec.architecture == architecture.key}
     specs = [spec_of({"model_type": architecture.key, **architecture.published}), *shapes.values()]
     kinds = [kind for kind in CACHES if any(_has(spec, kind) for spec in specs)]
-    return Family(
+    return ModelFamily(
         name=architecture.name,
         model_type=architecture.key,
         cache=", ".join(CACHES[kind][0] for kind in kinds),

@@ -26,7 +26,7 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @attrs.frozen(eq=False)
-class Group:
+class RankGroup:
     """The other ranks, and how this one talks to them in a step."""
 
     others: Ranks
@@ -60,7 +60,7 @@ class Group:
         return LeadingRunner(own, self.others, is_watchful=is_watchful, **limit)
 
 
-def start_group(settings: EngineSettings, found: Survey) -> Group | None:
+def start_group(settings: EngineSettings, found: Survey) -> RankGroup | None:
     """The other ranks, which begin to load their parts; None where the model is not split. Raises `BadValueError` or `RunnerLostError`."""
     size = settings.tensor_parallel_size
     if size == 1:
@@ -74,7 +74,7 @@ def start_group(settings: EngineSettings, found: Survey) -> Group | None:
         Rank.launch(join.rank, FOLLOWER_COMMAND, _own_gpu(join.rank) if found.device == "cuda" else None)
         for join in joins
     ]
-    return Group(Ranks(others, joins), GlooRanks(0, size))
+    return RankGroup(Ranks(others, joins), GlooRanks(0, size))
 
 
 def _own_gpu(rank: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ import attrs
 
 
 @attrs.frozen
-class Phase:
+class StartPhase:
     """One part of a start and how many seconds it took."""
 
     name: str
@@ -24,7 +24,7 @@ class Stopwatch:
     """
 
     def __init__(self) -> None:
-        self.phases: list[Phase] = []
+        self.phases: list[StartPhase] = []
         self._since = time.monotonic()
 
     def lap(self, name: str) -> None:
@@ -44,6 +44,6 @@ class Stopwatch:
     def _add(self, name: str, seconds: float) -> None:
         for index, each in enumerate(self.phases):
             if each.name == name:
-                self.phases[index] = Phase(name, each.seconds + seconds)
+                self.phases[index] = StartPhase(name, each.seconds + seconds)
                 return
-        self.phases.append(Phase(name, seconds))
+        self.phases.append(StartPhase(name, seconds))

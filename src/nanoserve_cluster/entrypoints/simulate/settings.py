@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from nanoserve.entrypoints.compose.config.kinds import (
-    Kind,
+    ValueKind,
     integer,
     integers,
     number,
@@ -23,7 +23,7 @@ from nanoserve.entrypoints.compose.config.setting import setting
 _SECONDS: Final = r"(\d+(?:\.\d+)?)"
 
 
-def _form(metavar: str, form: str, example: str, make: Callable[[re.Match[str]], Any]) -> Kind:
+def _form(metavar: str, form: str, example: str, make: Callable[[re.Match[str]], Any]) -> ValueKind:
     """A text of a form, such as `120+60`."""
     return pattern(metavar, form, f"written {metavar}, such as {example}", make)
 

@@ -21,7 +21,7 @@ from nanoserve.entrypoints.compose.config.command_settings import (
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import (
-    Kind,
+    ValueKind,
     boolean,
     integer,
     number,
@@ -75,7 +75,7 @@ def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
 DEFAULT_MAX_TOKENS: Final = 256
 """The command line's own default: people who type a prompt want to read more than 16 tokens."""
 
-_KINDS: Final[Mapping[parameter.Kind, Kind]] = {
+_KINDS: Final[Mapping[parameter.Kind, ValueKind]] = {
     parameter.Kind.NUMBER: number(),
     parameter.Kind.INTEGER: integer(),
     parameter.Kind.SWITCH: boolean(),

@@ -25,7 +25,7 @@ _CLASS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]
 
 
 @attrs.frozen
-class Kind:
+class ValueKind:
     """One kind of value.
 
     Attributes:
@@ -65,7 +65,7 @@ class Secret:
         return "***"
 
 
-def or_none(kind: Kind, word: str = "auto") -> Kind:
+def or_none(kind: ValueKind, word: str = "auto") -> ValueKind:
     """Another kind, or a word that stands for None: the engine then decides, or the feature is off."""
     return attrs.evolve(
         kind,
@@ -75,18 +75,20 @@ def or_none(kind: Kind, word: str = "auto") -> Kind:
     )
 
 
-def text(metavar: str = "TEXT") -> Kind:
+def text(metavar: str = "TEXT") -> ValueKind:
     """Any text that is not empty."""
-    return Kind(metavar, _checked(lambda value: isinstance(value, str) and value, "a text that is not empty"))
+    return ValueKind(
+        metavar, _checked(lambda value: isinstance(value, str) and value, "a text that is not empty")
+    )
 
 
-def one_of(*words: str) -> Kind:
+def one_of(*words: str) -> ValueKind:
     """One of a few words."""
     check = _checked(lambda value: value in words, f"one of {', '.join(words)}")
-    return Kind(f"[{'|'.join(words)}]", check, words=words)
+    return ValueKind(f"[{'|'.join(words)}]", check, words=words)
 
 
-def boolean() -> Kind:
+def boolean() -> ValueKind:
     """Yes or no."""
 
     def check(value: Any) -> bool:
@@ -95,18 +97,18 @@ def boolean() -> Kind:
             raise ValueError(f"must be {wanted}, got {value!r}")  # noqa: TRY004 - one error type for all kinds
         return value
 
-    return Kind(
+    return ValueKind(
         "", check, convert=lambda written: _SWITCH.get(written.strip().lower(), written), is_switch=True
     )
 
 
-def integer(low: int | None = None, high: int | None = None) -> Kind:
+def integer(low: int | None = None, high: int | None = None) -> ValueKind:
     """A whole number within bounds."""
     check = _checked(lambda value: type(value) is int, "an integer")
-    return Kind("INTEGER", lambda value: _bounded(check(value), low, high), convert=int)
+    return ValueKind("INTEGER", lambda value: _bounded(check(value), low, high), convert=int)
 
 
-def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> Kind:
+def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> ValueKind:
     """A finite real number within bounds; `above` itself is excluded."""
     is_number = _checked(
         lambda each: type(each) in (int, float) and abs(each) <= sys.float_info.max, "a finite number"
@@ -117,12 +119,12 @@ def number(low: float | None = None, high: float | None = None, *, above: float 
             raise ValueError(f"must be above {above:g}, got {value:g}")
         return float(_bounded(value, low if above is None else above, high))
 
-    return Kind("NUMBER", check, convert=float)
+    return ValueKind("NUMBER", check, convert=float)
 
 
 def several(
-    one: Kind, wanted: str = "", *, least: int = 0, repeats: bool = False, is_shown: bool = True
-) -> Kind:
+    one: ValueKind, wanted: str = "", *, least: int = 0, repeats: bool = False, is_shown: bool = True
+) -> ValueKind:
     """Any number of values of a kind, but at least so many; one alone is a list of one.
 
     As text they are separated by commas. Those of a flag that `repeats` are in the environment one text or a JSON array.
@@ -144,10 +146,10 @@ def several(
             return json.loads(written) if written.startswith("[") else written
         return [one.convert(part.strip()) for part in written.split(",")]
 
-    return Kind(one.metavar + ",..." * (not repeats), check, convert=convert, repeats=repeats)
+    return ValueKind(one.metavar + ",..." * (not repeats), check, convert=convert, repeats=repeats)
 
 
-def pattern(metavar: str, form: str, wanted: str, make: Callable[[re.Match[str]], Any]) -> Kind:
+def pattern(metavar: str, form: str, wanted: str, make: Callable[[re.Match[str]], Any]) -> ValueKind:
     """What is made of a text of a form."""
 
     def check(value: Any) -> Any:
@@ -156,37 +158,37 @@ def pattern(metavar: str, form: str, wanted: str, make: Callable[[re.Match[str]]
             raise ValueError(f"must be {wanted}, got {value!r}")
         return make(found)
 
-    return Kind(metavar, check)
+    return ValueKind(metavar, check)
 
 
-def texts(metavar: str = "TEXT") -> Kind:
+def texts(metavar: str = "TEXT") -> ValueKind:
     """Texts that are not empty."""
     return several(text(metavar), "texts that are not empty", repeats=True)
 
 
-def integers(low: int) -> Kind:
+def integers(low: int) -> ValueKind:
     """Whole numbers from `low`, at least one."""
     return several(integer(low), f"integers from {low}", least=1)
 
 
-def numbers() -> Kind:
+def numbers() -> ValueKind:
     """Finite numbers above 0, at least one."""
     return several(number(above=0.0), "finite numbers above 0", least=1)
 
 
-def token_ids() -> Kind:
+def token_ids() -> ValueKind:
     """Token ids."""
     return several(attrs.evolve(integer(low=0), metavar="ID"), "token ids from 0")
 
 
-def secrets() -> Kind:
+def secrets() -> ValueKind:
     """API keys, kept out of every message and table."""
     key = pattern("KEY", r"[\x21-\x7e]{1,512}", "a key", lambda found: Secret(found[0]))
     wanted = "keys: printable ASCII without spaces, at most 512 characters"
     return several(key, wanted, repeats=True, is_shown=False)
 
 
-def host_names() -> Kind:
+def host_names() -> ValueKind:
     """Names of hosts or IP addresses, as a Host header has them in front of its port; IPv6 in brackets."""
 
     def check(value: Any) -> str:
@@ -195,10 +197,10 @@ def host_names() -> Kind:
             raise ValueError
         return name
 
-    return several(Kind("NAME", check), "names of hosts without scheme and port", repeats=True)
+    return several(ValueKind("NAME", check), "names of hosts without scheme and port", repeats=True)
 
 
-def origins() -> Kind:
+def origins() -> ValueKind:
     """Web origins, as browsers write them in an Origin header, or `*`."""
     wanted = "origins such as https://page.example:8080, without a path, or *"
     one = pattern("ORIGIN", _ORIGIN, wanted, lambda found: found[0].lower())
@@ -207,7 +209,7 @@ def origins() -> Kind:
 
 def pairs(
     metavar: str, wanted: str, name: Callable[[Any], Any], fits: Callable[[Any, float], bool] | None = None
-) -> Kind:
+) -> ValueKind:
     """Numbers by name, written `NAME:NUMBER,...`; in TOML and JSON a table. With `fits`, each name comes once and is checked with its number."""
 
     def check(value: Any) -> tuple[tuple[Any, float], ...]:
@@ -222,15 +224,15 @@ def pairs(
             raise ValueError(f"takes {wanted}, got {value!r}")
         return found
 
-    return Kind(metavar, check, convert=lambda written: [each.split(":") for each in written.split(",")])
+    return ValueKind(metavar, check, convert=lambda written: [each.split(":") for each in written.split(",")])
 
 
-def token_biases() -> Kind:
+def token_biases() -> ValueKind:
     """Token ids with what is added to their logits."""
     return pairs("ID:BIAS,...", "a table of token ids and numbers, or ID:BIAS,...", int)
 
 
-def memory() -> Kind:
+def memory() -> ValueKind:
     """An amount of memory: an int of bytes (`4GiB`, `512MB`), or a float that is a fraction of what is free (`0.5`)."""
     wanted = "must be bytes such as 4GiB or a fraction such as 0.5"
 
@@ -242,10 +244,10 @@ def memory() -> Kind:
             raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {amount!r}")
         return amount
 
-    return Kind("BYTES|FRACTION", check)
+    return ValueKind("BYTES|FRACTION", check)
 
 
-def size(low: int = 1) -> Kind:
+def size(low: int = 1) -> ValueKind:
     """So many bytes: an int, at least `low`; as text `256M`, `4GiB` or `1048576`."""
 
     def check(value: Any) -> int:
@@ -254,10 +256,10 @@ def size(low: int = 1) -> Kind:
             raise ValueError(f"must be bytes such as 256M, at least {low}, got {value!r}")
         return amount
 
-    return Kind("BYTES", check)
+    return ValueKind("BYTES", check)
 
 
-def request_classes() -> Kind:
+def request_classes() -> ValueKind:
     """Classes of requests, each `NAME`, `NAME:PRIORITY`, or with `:MAX_RUNNING` and `:MAX_WAITING` after it."""
     metavar = "NAME[:PRIORITY[:MAX_RUNNING[:MAX_WAITING]]],..."
 
@@ -269,7 +271,7 @@ def request_classes() -> Kind:
             raise ValueError(f"takes each name once, got {value!r}")
         return value
 
-    return Kind(metavar, check)
+    return ValueKind(metavar, check)
 
 
 def _checked(fits: Callable[[Any], object], wanted: str) -> Callable[[Any], Any]:

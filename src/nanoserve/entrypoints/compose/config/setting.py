@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import Kind
+from nanoserve.entrypoints.compose.config.kinds import ValueKind
 from nanoserve.ports.errors import BadValueError
 
 
@@ -36,7 +36,7 @@ class Setting:
 
     name: str
     table: str
-    kind: Kind
+    kind: ValueKind
     default: Any
     summary: str
     former: str = ""
@@ -75,7 +75,7 @@ class Setting:
             raise BadValueError(self.name, f"{error} (from {origin})") from None
 
 
-def setting(default: Any, kind: Kind, summary: str, *, former: str = "") -> Any:
+def setting(default: Any, kind: ValueKind, summary: str, *, former: str = "") -> Any:
     """Declare an attribute of a settings class together with its kind and its help."""
     return attrs.field(default=default, metadata={"kind": kind, "summary": summary, "former": former})
 

@@ -24,14 +24,14 @@ import attrs
 import structlog
 
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.compose.config.kinds import Kind, integer, number, secrets, text
+from nanoserve.entrypoints.compose.config.kinds import ValueKind, integer, number, secrets, text
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.security import Key, KeyRing
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import DEFAULT_CLASS
 
 _SALT_PURPOSE: Final = b"nanoserve prefix cache salt\0"
-_FIELDS: Final[Mapping[str, Kind]] = {
+_FIELDS: Final[Mapping[str, ValueKind]] = {
     "key": secrets(),
     "sha256": text(),
     "name": text(),

@@ -29,7 +29,10 @@ MEMBER_PATHS: Final = frozenset(
 )
 """What takes a processor's time and remembers nothing between two requests: of several processes each answers these, but threads."""
 MEMBER_ROUTES: Final = tuple(each for each in ROUTES if each.paths & MEMBER_PATHS)
-ERROR_SHAPES: Final[Shapes] = {"/v1/messages": anthropic_answer.ErrorBody, "/api/": ollama_answer.ErrorBody}
+ERROR_SHAPES: Final[Shapes] = {
+    "/v1/messages": anthropic_answer.AnthropicError,
+    "/api/": ollama_answer.OllamaError,
+}
 
 
 def is_for_member(scope: Scope) -> bool:

@@ -354,7 +354,7 @@ def refusal_of(kind: type[msgspec.Struct], fields: Fields) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*KINDS.values(), CountTokens, ollama.GenerateBody, ollama.ChatBody, ollama.Options]
+    "kind", [*KINDS.values(), CountTokens, ollama.GenerateBody, ollama.OllamaChatBody, ollama.Options]
 )
 def test_what_is_not_served_may_hold_what_changes_nothing_and_nothing_else(
     kind: type[msgspec.Struct],
@@ -375,5 +375,5 @@ def test_every_parameter_is_tried_and_every_body_has_a_field_for_it() -> None:
     assert WRONG.keys() == HONOURED.keys()
     for (path, kind), name in itertools.product(KINDS.items(), PARAMETERS):
         assert WIRE_NAMES.get((path, name), name) in kind.__struct_fields__
-    for kind in (*KINDS.values(), CountTokens, ollama.GenerateBody, ollama.ChatBody):
+    for kind in (*KINDS.values(), CountTokens, ollama.GenerateBody, ollama.OllamaChatBody):
         assert FIELDS.keys() <= set(kind.__struct_fields__)

@@ -82,7 +82,7 @@ OFFERED: Final[dict[str, tuple[Served, list[type]]]] = {
             beta_count_tokens_params.MessageCountTokensParams,
         ],
     ),
-    "ollama chat": (ollama_body.ChatBody, [ollama._types.ChatRequest]),
+    "ollama chat": (ollama_body.OllamaChatBody, [ollama._types.ChatRequest]),
     "ollama generate": (ollama_body.GenerateBody, [ollama._types.GenerateRequest]),
 }
 READ_AS_OBJECTS: Final = {

@@ -22,7 +22,7 @@ _ERROR_TYPES: Final = {
 }
 
 
-class ErrorDetail(Struct):
+class AnthropicErrorDetail(Struct):
     """What went wrong; the message names the field at fault, and `details` are for programs."""
 
     type: str
@@ -30,19 +30,21 @@ class ErrorDetail(Struct):
     details: dict[str, str] | UnsetType = UNSET
 
 
-class ErrorBody(Struct, kw_only=True):
+class AnthropicError(Struct, kw_only=True):
     """The body of every answer that is not a success, and the event of a stream that broke."""
 
     type: Literal["error"] = "error"
-    error: ErrorDetail
+    error: AnthropicErrorDetail
 
     @classmethod
-    def of(cls, problem: Problem) -> ErrorBody:
+    def of(cls, problem: Problem) -> AnthropicError:
         """The type says less than the problem's status."""
         other = "invalid_request_error" if problem.status < 500 else "api_error"
         code = problem.code or ""
         details = {"error_code": code} if code.startswith("thread_") else UNSET
-        return cls(error=ErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message, details))
+        return cls(
+            error=AnthropicErrorDetail(_ERROR_TYPES.get(problem.status, other), problem.message, details)
+        )
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
@@ -69,20 +71,20 @@ class ToolUseBlock(Struct, kw_only=True, tag_field="type", tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class OutputTokensDetails(Struct):
+class MessageTokensDetails(Struct):
     """How many of the generated tokens were thinking."""
 
     thinking_tokens: int
 
 
-class Usage(Struct, kw_only=True):
+class MessageUsage(Struct, kw_only=True):
     """What it cost, in tokens; the prompt's are those read from the cache and the others."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    output_tokens_details: MessageTokensDetails | UnsetType = UNSET
 
 
 class AppliedEdit(Struct, kw_only=True):
@@ -110,7 +112,7 @@ class Message(Struct, kw_only=True):
     content: list[Block] = field(default_factory=list)
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
-    usage: Usage
+    usage: MessageUsage
     context_management: ManagedContext | UnsetType = UNSET
 
 

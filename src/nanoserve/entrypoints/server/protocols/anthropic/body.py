@@ -89,7 +89,7 @@ class ContextManagement(Struct, kw_only=True):
     edits: list[Edit] = field(default_factory=list)
 
 
-class Chosen(Struct, kw_only=True):
+class AnthropicToolChoice(Struct, kw_only=True):
     """Which tools are called: auto, any, none, or the one named."""
 
     type: str
@@ -112,7 +112,7 @@ class CountTokens(Struct, kw_only=True):
     model: str | None = None
     system: str | list[ContentBlock] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Chosen | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None

@@ -39,12 +39,12 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 
 def read_input(text: str) -> dict[str, Any]:
     """The object of a whole text."""
-    reader = InputText()
+    reader = InputJson()
     found: dict[str, Any] = json.loads(reader.push(text) + reader.close() or "{}")
     return found
 
 
-class InputText:
+class InputJson:
     """A call's input while it is written: all that `push` and `close` return is the text of one object, or nothing."""
 
     def __init__(self) -> None:

@@ -20,7 +20,11 @@ from nanoserve.entrypoints.server.http.fields import (
     switch_options,
     tool_choice,
 )
-from nanoserve.entrypoints.server.protocols.anthropic.body import Chosen, ContentBlock, CountTokens
+from nanoserve.entrypoints.server.protocols.anthropic.body import (
+    AnthropicToolChoice,
+    ContentBlock,
+    CountTokens,
+)
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
@@ -58,7 +62,7 @@ def read_prompt(body: CountTokens, service: TextService) -> Conversation:
     )
 
 
-def read_choice(given: Chosen | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def read_choice(given: AnthropicToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
     """Which of the tools are called."""
     if given is None:
         return FREE

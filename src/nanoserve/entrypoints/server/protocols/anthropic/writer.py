@@ -14,7 +14,7 @@ from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
-from nanoserve.entrypoints.server.protocols.anthropic.inputs import InputText, read_input
+from nanoserve.entrypoints.server.protocols.anthropic.inputs import InputJson, read_input
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import (
@@ -65,7 +65,7 @@ class MessageWriter:
         self._omits_thinking = omits_thinking
         self._num_blocks = 0
         self._open: type[Part] | None = None
-        self._input = InputText()
+        self._input = InputJson()
         self._frames = {kind: TextFrames(functools.partial(_delta, kind)) for kind in _DELTAS}
 
     def begin(self, answer: Answer) -> bytes:
@@ -97,7 +97,7 @@ class MessageWriter:
                 opening = self._within(ReasoningPart(""))
                 return opening if self._omits_thinking else opening + self._more(text)
             case CallBegun(_, call_id, name):
-                self._input = InputText()
+                self._input = InputJson()
                 return self._within(CallPart(call_id, name, ""))
             case CallEnded():
                 return self._closed()
@@ -134,7 +134,7 @@ class MessageWriter:
 
     def fail(self, error: Exception) -> bytes:
         """An event for the error."""
-        return named_frame("error", wire.ErrorBody.of(classify(error)))
+        return named_frame("error", wire.AnthropicError.of(classify(error)))
 
     async def whole(self, answer: Answer) -> wire.Message:
         """The message, complete."""
@@ -167,15 +167,15 @@ def _stop(answer: Answer) -> tuple[wire.StopReason, str | None]:
     return "end_turn" if stop is None else "stop_sequence", stop
 
 
-def _usage(answer: Answer) -> wire.Usage:
+def _usage(answer: Answer) -> wire.MessageUsage:
     cached = answer.num_cached_tokens
-    usage = wire.Usage(
+    usage = wire.MessageUsage(
         input_tokens=answer.num_prompt_tokens - cached,
         cache_read_input_tokens=cached,
         output_tokens=answer.num_generated_tokens,
     )
     if (thinking := answer.num_reasoning_tokens) is not None:
-        usage.output_tokens_details = wire.OutputTokensDetails(thinking)
+        usage.output_tokens_details = wire.MessageTokensDetails(thinking)
     return usage
 
 

@@ -11,18 +11,18 @@ from nanoserve.entrypoints.server.http.errors import Problem
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 
 
-class ErrorBody(Struct):
+class OllamaError(Struct):
     """The body of every answer that is not a success, and the last line of a stream that broke."""
 
     error: str
 
     @classmethod
-    def of(cls, problem: Problem) -> ErrorBody:
+    def of(cls, problem: Problem) -> OllamaError:
         """The message alone."""
         return cls(problem.message)
 
 
-class Reply(Struct, kw_only=True):
+class OllamaAnswer(Struct, kw_only=True):
     """One line of a stream, or the whole answer; the fields behind `done` come when it is true."""
 
     model: str
@@ -38,7 +38,7 @@ class Reply(Struct, kw_only=True):
     eval_duration: int | UnsetType = UNSET
 
 
-class Generated(Reply, kw_only=True):
+class Generated(OllamaAnswer, kw_only=True):
     """Of `/api/generate`; `context` holds the token ids of prompt and answer, to go on from."""
 
     response: str
@@ -46,7 +46,7 @@ class Generated(Reply, kw_only=True):
     context: list[int] | UnsetType = UNSET
 
 
-class CalledFunction(Struct, kw_only=True):
+class OllamaFunction(Struct, kw_only=True):
     """What is called; arguments that are no object stand as a text in `arguments` of one."""
 
     index: int
@@ -54,26 +54,26 @@ class CalledFunction(Struct, kw_only=True):
     arguments: dict[str, Any]
 
 
-class ToolCall(Struct, kw_only=True):
+class OllamaCall(Struct, kw_only=True):
     """One call of a tool, whole."""
 
     id: str
-    function: CalledFunction
+    function: OllamaFunction
 
 
-class Said(Struct, kw_only=True):
+class OllamaMessage(Struct, kw_only=True):
     """The model's turn, or more of it."""
 
     role: Literal["assistant"] = "assistant"
     content: str
     thinking: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
 
 
-class Chatted(Reply, kw_only=True):
+class Chatted(OllamaAnswer, kw_only=True):
     """Of `/api/chat`."""
 
-    message: Said
+    message: OllamaMessage
 
 
 class Details(Struct, kw_only=True):
@@ -101,7 +101,7 @@ class NamedModel(Struct, kw_only=True):
     context_length: int | UnsetType = UNSET
 
 
-class ModelList(Struct):
+class OllamaModels(Struct):
     """The names that requests may use."""
 
     models: list[NamedModel]
@@ -119,7 +119,7 @@ class ShownModel(Struct, kw_only=True):
     modified_at: datetime
 
 
-class Version(Struct):
+class OllamaVersion(Struct):
     """The version of Ollama whose API this is."""
 
     version: str

@@ -60,7 +60,7 @@ class GenerateBody(_Asked, kw_only=True):
     raw: bool | None = None
 
 
-class CalledFunction(Struct, kw_only=True):
+class EarlierFunction(Struct, kw_only=True):
     """What was called."""
 
     name: str
@@ -69,15 +69,15 @@ class CalledFunction(Struct, kw_only=True):
     description: Annotated[str | None, _EARLIER] = None
 
 
-class ToolCall(Struct, kw_only=True):
+class EarlierCall(Struct, kw_only=True):
     """One call of an earlier answer."""
 
-    function: CalledFunction
+    function: EarlierFunction
     id: str | None = None
     type: Annotated[str | None, _EARLIER] = None
 
 
-class Turn(Struct, kw_only=True):
+class OllamaTurn(Struct, kw_only=True):
     """One turn of a conversation; those of the role tool say what the tool `tool_name` said."""
 
     role: str
@@ -86,14 +86,14 @@ class Turn(Struct, kw_only=True):
     tool_call_id: str | None = None
     thinking: str | None = None
     images: Annotated[Any, only([])] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[EarlierCall] | None = None
 
 
 @refusing
-class ChatBody(_Asked, kw_only=True):
+class OllamaChatBody(_Asked, kw_only=True):
     """The body of `/api/chat`; without messages it asks to load the model."""
 
-    messages: list[Turn] | None = None
+    messages: list[OllamaTurn] | None = None
     tools: list[dict[str, Any]] | None = None
 
 

@@ -24,11 +24,11 @@ from nanoserve.entrypoints.server.http.fields import (
     switch_options,
 )
 from nanoserve.entrypoints.server.protocols.ollama.body import (
-    ChatBody,
+    EarlierCall,
     GenerateBody,
+    OllamaChatBody,
+    OllamaTurn,
     Options,
-    ToolCall,
-    Turn,
 )
 from nanoserve.ports.checks import check_integer, check_vocabulary, shown
 from nanoserve.ports.driven import Message
@@ -69,7 +69,7 @@ async def generate_order(body: GenerateBody, service: TextService, client: Clien
     return attrs.evolve(order, is_turn=True)
 
 
-def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
+def chat_order(body: OllamaChatBody, service: TextService, client: Client) -> Order:
     """What `/api/chat` asks for; raises `BadValueError`."""
     messages: list[Message] = []
     messages += [_message(turn) for turn in body.messages or ()]
@@ -82,7 +82,7 @@ def chat_order(body: ChatBody, service: TextService, client: Client) -> Order:
     return _order(body, conversation, service, client)
 
 
-def _message(turn: Turn) -> Message:
+def _message(turn: OllamaTurn) -> Message:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.thinking:
         message["reasoning_content"] = turn.thinking
@@ -95,7 +95,7 @@ def _message(turn: Turn) -> Message:
     return message
 
 
-def _call(call: ToolCall, place: int) -> Message:
+def _call(call: EarlierCall, place: int) -> Message:
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"id": call.id or f"call_{place}", "type": "function", "function": function}
 
@@ -112,7 +112,7 @@ def _thinking(think: bool | str | None, service: TextService) -> Mapping[str, An
 
 
 def _order(
-    body: GenerateBody | ChatBody,
+    body: GenerateBody | OllamaChatBody,
     prompt: str | tuple[int, ...] | Conversation,
     service: TextService,
     client: Client,

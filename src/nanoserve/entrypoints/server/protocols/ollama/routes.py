@@ -16,7 +16,7 @@ from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond
 from nanoserve.entrypoints.server.protocols.ollama import answer as wire
-from nanoserve.entrypoints.server.protocols.ollama.body import ChatBody, GenerateBody, ShowBody
+from nanoserve.entrypoints.server.protocols.ollama.body import GenerateBody, OllamaChatBody, ShowBody
 from nanoserve.entrypoints.server.protocols.ollama.reading import (
     LATEST,
     chat_order,
@@ -48,12 +48,12 @@ async def generate(
     return await _answered(request, service, order, model, chats=False)
 
 
-@post("/api/chat", status_code=200, **documented(ChatBody))
+@post("/api/chat", status_code=200, **documented(OllamaChatBody))
 async def chat(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
 ) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
-    body = await read_body(request, ChatBody, any_type=True)
+    body = await read_body(request, OllamaChatBody, any_type=True)
     model = known_name(body.model, service)
     order = chat_order(body, service, client) if body.messages else None
     return await _answered(request, service, order, model, chats=True)
@@ -71,16 +71,16 @@ async def _answered(
 
 
 @get("/api/tags")
-async def tags(service: NamedDependency[TextService]) -> wire.ModelList:
+async def tags(service: NamedDependency[TextService]) -> wire.OllamaModels:
     """The names under which the model is served."""
-    return wire.ModelList(_models(service))
+    return wire.OllamaModels(_models(service))
 
 
 @get("/api/ps")
-async def running(service: NamedDependency[TextService]) -> wire.ModelList:
+async def running(service: NamedDependency[TextService]) -> wire.OllamaModels:
     """The same names: the model stays in memory."""
     length = service.facts.max_model_len
-    return wire.ModelList(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
+    return wire.OllamaModels(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
 
 
 @post("/api/show", status_code=200, **documented(ShowBody))
@@ -108,9 +108,9 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
 
 
 @get("/api/version")
-async def version() -> wire.Version:
+async def version() -> wire.OllamaVersion:
     """The version of Ollama whose API this is."""
-    return wire.Version(API_VERSION)
+    return wire.OllamaVersion(API_VERSION)
 
 
 @route(_REFUSED, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)

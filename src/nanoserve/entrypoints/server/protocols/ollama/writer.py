@@ -13,13 +13,13 @@ from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import Token, chosen_tokens
 from nanoserve.entrypoints.server.protocols.ollama.answer import (
-    CalledFunction,
     Chatted,
-    ErrorBody,
     Generated,
-    Reply,
-    Said,
-    ToolCall,
+    OllamaAnswer,
+    OllamaCall,
+    OllamaError,
+    OllamaFunction,
+    OllamaMessage,
 )
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import AnswerEvent, CallEnded, ReasoningDelta, TextDelta
@@ -50,7 +50,7 @@ class LineWriter:
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """A line for each piece that says something or has log-probabilities; a call comes whole, where it ends."""
         said = self._read(choice.events)
-        return _line(self._reply(piece, said)) if piece.logprobs or said != Said(content="") else b""
+        return _line(self._reply(piece, said)) if piece.logprobs or said != OllamaMessage(content="") else b""
 
     def end(self, answer: Answer) -> bytes:
         """The line that says how it went."""
@@ -58,21 +58,21 @@ class LineWriter:
 
     def fail(self, error: Exception) -> bytes:
         """A line for the error."""
-        return _line(ErrorBody.of(classify(error)))
+        return _line(OllamaError.of(classify(error)))
 
-    async def whole(self, answer: Answer) -> Reply:
+    async def whole(self, answer: Answer) -> OllamaAnswer:
         """All that was said, and how it went."""
         (choice,) = answer.choices
         piece = choice.joined()
         return self._ended(self._reply(piece, self._read(choice.said)), answer)
 
-    def nothing(self, **more: Any) -> Reply:
+    def nothing(self, **more: Any) -> OllamaAnswer:
         """A reply without text."""
-        return self._made(Said(content=""), **more)
+        return self._made(OllamaMessage(content=""), **more)
 
-    def _read(self, events: Sequence[AnswerEvent]) -> Said:
+    def _read(self, events: Sequence[AnswerEvent]) -> OllamaMessage:
         """What the events say; those of a call that has not ended are kept until it has."""
-        said = Said(content="")
+        said = OllamaMessage(content="")
         for event in events:
             match event:
                 case TextDelta(text):
@@ -86,18 +86,18 @@ class LineWriter:
                         self._call = []
         return said
 
-    def _reply(self, piece: Piece, said: Said) -> Reply:
+    def _reply(self, piece: Piece, said: OllamaMessage) -> OllamaAnswer:
         if self._num_logprobs is None:
             return self._made(said)
         return self._made(said, logprobs=chosen_tokens(piece.logprobs, self._num_logprobs, self._token))
 
-    def _made(self, said: Said, **more: Any) -> Reply:
+    def _made(self, said: OllamaMessage, **more: Any) -> OllamaAnswer:
         head = {"model": self._model, "created_at": datetime.now(UTC), **more}
         if self._chats:
             return Chatted(message=said, **head)
         return Generated(response=said.content, thinking=said.thinking, **head)
 
-    def _ended(self, reply: Reply, answer: Answer) -> Reply:
+    def _ended(self, reply: OllamaAnswer, answer: Answer) -> OllamaAnswer:
         """What was cut, by its deadline or otherwise, is shorter than it could have been: `length`."""
         (choice,) = answer.choices
         last = choice.last
@@ -117,15 +117,15 @@ class LineWriter:
         return reply
 
 
-def _tool_call(index: int, events: Sequence[AnswerEvent]) -> ToolCall:
+def _tool_call(index: int, events: Sequence[AnswerEvent]) -> OllamaCall:
     (call,) = joined(events)
     assert isinstance(call, CallPart)
     arguments = read_arguments(call.text)
     given = {"arguments": arguments} if isinstance(arguments, str) else arguments
-    return ToolCall(id=call.id, function=CalledFunction(index=index, name=call.name, arguments=given))
+    return OllamaCall(id=call.id, function=OllamaFunction(index=index, name=call.name, arguments=given))
 
 
-def _line(reply: Reply | ErrorBody) -> bytes:
+def _line(reply: OllamaAnswer | OllamaError) -> bytes:
     return _encode(reply) + b"\n"
 
 

@@ -17,19 +17,19 @@ class InputTokensDetails(Struct):
     cache_write_tokens: int = 0
 
 
-class OutputTokensDetails(Struct):
+class ResponseTokensDetails(Struct):
     """How many of the generated tokens were reasoning."""
 
     reasoning_tokens: int = 0
 
 
-class Usage(Struct, kw_only=True):
+class ResponseUsage(Struct, kw_only=True):
     """What the response cost, in tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails = field(default_factory=OutputTokensDetails)
+    output_tokens_details: ResponseTokensDetails = field(default_factory=ResponseTokensDetails)
     total_tokens: int
 
 
@@ -89,7 +89,7 @@ class ResponseObject(Struct, kw_only=True):
     top_logprobs: int = 0
     top_p: float
     truncation: Literal["auto", "disabled"] = "disabled"
-    usage: Usage | None = None
+    usage: ResponseUsage | None = None
     user: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 

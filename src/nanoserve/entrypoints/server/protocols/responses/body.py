@@ -68,7 +68,7 @@ class TextOptions(Struct, kw_only=True):
     verbosity: Annotated[Literal["low", "medium", "high"] | None, FIELDS["verbosity"]] = None
 
 
-class StreamOptions(Struct, kw_only=True):
+class ResponseStreamOptions(Struct, kw_only=True):
     """Streams carry no padding against observers of their sizes."""
 
     include_obfuscation: Annotated[bool, only(False)] = False
@@ -85,7 +85,7 @@ class CreateResponse(Struct, kw_only=True):
     top_logprobs: int | None = None
     include: list[str] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
     background: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

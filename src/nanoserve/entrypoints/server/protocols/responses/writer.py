@@ -210,12 +210,12 @@ class ResponseWriter:
         return [] if count is None else chosen_tokens(piece.logprobs, count, self._token)
 
 
-def _usage(answer: Answer) -> wire.Usage:
+def _usage(answer: Answer) -> wire.ResponseUsage:
     prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
-    return wire.Usage(
+    return wire.ResponseUsage(
         input_tokens=prompt,
         input_tokens_details=wire.InputTokensDetails(answer.num_cached_tokens),
         output_tokens=generated,
-        output_tokens_details=wire.OutputTokensDetails(answer.num_reasoning_tokens or 0),
+        output_tokens_details=wire.ResponseTokensDetails(answer.num_reasoning_tokens or 0),
         total_tokens=prompt + generated,
     )

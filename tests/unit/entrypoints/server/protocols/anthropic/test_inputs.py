@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.entrypoints.server.protocols.anthropic.inputs import INVALID, InputText, read_input
+from nanoserve.entrypoints.server.protocols.anthropic.inputs import INVALID, InputJson, read_input
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -20,7 +20,7 @@ OBJECTS = st.dictionaries(st.text(), VALUES, max_size=4)
 
 
 def sent(pieces: list[str]) -> str:
-    reader = InputText()
+    reader = InputJson()
     return "".join(map(reader.push, pieces)) + reader.close()
 
 
