@@ -102,6 +102,7 @@ def app_world(
     service: ServiceSettings | None = None,
     assembly: Assembly | None = None,
     fail_at: dict[int, StepFailedError] | None = None,
+    eos_token_ids: tuple[int, ...] = (EOS,),
     ui: bool = True,
     is_open: bool = True,
     administers: bool = False,
@@ -121,7 +122,7 @@ def app_world(
         num_blocks=1000,
         max_tokens=CONTEXT,
         fail_at=fail_at,
-        eos_token_ids=(EOS,),
+        eos_token_ids=eos_token_ids,
         template=LetterTemplate(),
         clock=clock,
     )
