@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 import typing
 from collections.abc import Mapping
@@ -9,16 +10,44 @@ from typing import Any, Final
 
 import msgspec
 
-from nanoserve.adapters.engine_process.wire.events import EVENT_FRAME, event_of_frame, event_to_frame
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused, Report, Turned, owner_of
 from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
 
 _UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 _Decoder = msgspec.msgpack.Decoder[Any]
+
+_KINDS: Final[tuple[type, ...]] = typing.get_args(EngineEvent)
+"""Events are sent for every token, as arrays without field names: each class has a struct with its fields in their order."""
+
+
+def _event_frame(kind: type, tag: int) -> type[msgspec.Struct]:
+    fields = list(typing.get_type_hints(kind).items())
+    return msgspec.defstruct(f"{kind.__name__}Frame", fields, tag=tag, array_like=True, gc=False)
+
+
+_EVENT_FRAMES: Final = tuple([_event_frame(kind, tag) for tag, kind in enumerate(_KINDS)])
+_KIND_OF: Final = dict(zip(_EVENT_FRAMES, _KINDS, strict=True))
+_FRAME_OF: Final = {
+    kind: (frame, operator.attrgetter(*frame.__struct_fields__)) for frame, kind in _KIND_OF.items()
+}
+_EVENT_FRAME: Final[Any] = typing.Union[_EVENT_FRAMES]  # noqa: UP007 - made of classes that only exist at run time
+
+
+def _event_to_frame(event: EngineEvent) -> msgspec.Struct:
+    """What is sent of an event."""
+    frame, values = _FRAME_OF[type(event)]
+    return frame(*values(event))
+
+
+def _event_of_frame(frame: msgspec.Struct) -> EngineEvent:
+    """The event that was sent."""
+    event: EngineEvent = _KIND_OF[type(frame)](*msgspec.structs.astuple(frame))
+    return event
 
 
 class Frame(msgspec.Struct, array_like=True):
@@ -43,7 +72,7 @@ class MsgpackWire:
         self._encoder = msgspec.msgpack.Encoder()
         self._frames = msgspec.msgpack.Decoder(Frame)
         self._commands = _decoders(Command, {Add: Request})
-        self._reports = _decoders(Report, {Turned: tuple[tuple[EVENT_FRAME, ...], EngineState | None]})
+        self._reports = _decoders(Report, {Turned: tuple[tuple[_EVENT_FRAME, ...], EngineState | None]})
 
     def frames(self) -> FrameCutter:
         """A cutter that has seen nothing yet."""
@@ -69,7 +98,7 @@ class MsgpackWire:
         if isinstance(report, Turned):
             whose = report.owner and f"{report.owner}."
             return self._frame(
-                Turned, ([event_to_frame(each) for each in report.events], report.state), whose
+                Turned, ([_event_to_frame(each) for each in report.events], report.state), whose
             )
         return self._frame(type(report), report, report.request_id if isinstance(report, Refused) else "")
 
@@ -90,7 +119,9 @@ class MsgpackWire:
         value: Any = _decode(_known(self._reports, frame.kind), frame.body)
         if frame.kind == Turned.__name__:
             frames, state = value
-            return Turned(tuple([event_of_frame(each) for each in frames]), state, owner_of(frame.request_id))
+            return Turned(
+                tuple([_event_of_frame(each) for each in frames]), state, owner_of(frame.request_id)
+            )
         report: Report = value
         return report
 
