@@ -9,15 +9,7 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.help import Command, CommandGroup
-from nanoserve.entrypoints.cli.options import (
-    ENGINE,
-    LOADING,
-    MODEL,
-    Panels,
-    api_key_option,
-    configured,
-    named,
-)
+from nanoserve.entrypoints.cli.options import API_KEY, ENGINE, LOADING, MODEL, command, named, option
 from nanoserve.entrypoints.compose.config.command_settings import (
     BenchSettings,
     ClientSettings,
@@ -30,7 +22,6 @@ from nanoserve.ports.parameter import Door
 _TEMPERATURE: Final = 0.6
 """If not set: benchmarks sample, as servers do."""
 _BENCH: Final = settings_of(BenchSettings)
-_REPEATS: Final = ("seeds", "warmup")
 
 
 @click.group(cls=CommandGroup)
@@ -41,23 +32,28 @@ def bench() -> None:
     """
 
 
-def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _json_file(summary: str) -> click.Option:
+    return option("--output-json", "--json", "json_file", help=summary)
+
+
+def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., None]], Command]:
     """The settings that all benchmarks of the engine share, around their own."""
-    panels: Panels = {
-        "Model": (MODEL, *LOADING),
-        "Benchmark": (*named(_BENCH, *settings), "--output-json"),
-        "Sampling": sampling_settings(Door.BENCH),
-        "Engine": ENGINE,
-    }
-    options = configured(
-        f"nanoserve bench {name}", panels, defaults={"temperature": _TEMPERATURE}, argument="model"
+    own = named(_BENCH, *settings, "input_len", "output_len", "seeds", "warmup")
+    written = _json_file("Write every number, the machine and the command here.")
+    return command(
+        f"nanoserve bench {name}",
+        {
+            "Model": (MODEL, *LOADING),
+            "Benchmark": (*own, written),
+            "Sampling": sampling_settings(Door.BENCH),
+            "Engine": ENGINE,
+        },
+        defaults={"temperature": _TEMPERATURE},
+        argument="model",
     )
-    help_text = "Write every number, the machine and the command here."
-    json_file = click.option("--output-json", "--json", "json_file", metavar="FILE", help=help_text)
-    return lambda command: bench.command(name, cls=Command)(json_file(options(command)))
 
 
-@_benchmark("throughput", "workload", "num_prompts", "input_len", "output_len", *_REPEATS)
+@_benchmark("throughput", "workload", "num_prompts")
 def throughput(configuration: Configuration, *, json_file: str | None) -> None:
     """Run many prompts at once and report tokens per second.
 
@@ -68,7 +64,7 @@ def throughput(configuration: Configuration, *, json_file: str | None) -> None:
     run_throughput(configuration, json_file=json_file)
 
 
-@_benchmark("latency", "batch_sizes", "input_len", "output_len", *_REPEATS)
+@_benchmark("latency", "batch_sizes")
 def latency(configuration: Configuration, *, json_file: str | None) -> None:
     """Run batches that begin together and report how long the first token, each next one and all of them take."""
     from nanoserve.entrypoints.bench.command import run_latency  # noqa: PLC0415 - not needed for --help
@@ -87,38 +83,33 @@ _LENGTHS: Final = {
     "input_len": "Tokens (for chats: words) of each prompt; 256 if not given.",
     "output_len": "Tokens of each answer; 128 if not given.",
 }
-_LOAD: Final = (
-    *settings_of(ServeBenchSettings),
-    *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in named(_BENCH, *_LENGTHS)),
-)
 
 
-@bench.command(cls=Command)
-@configured(
+@command(
     "nanoserve bench serve",
     {
-        "Server": (*settings_of(ClientSettings), _SERVED_MODEL, "--api-key"),
-        "Load": (*_LOAD, "--output-json", "--plot"),
+        "Server": (*settings_of(ClientSettings), _SERVED_MODEL, API_KEY),
+        "Load": (
+            *settings_of(ServeBenchSettings),
+            *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in named(_BENCH, *_LENGTHS)),
+            _json_file("Write every number of every request here."),
+            option("--plot", "plot_file", help="Draw latency against throughput into this PNG file."),
+        ),
         "Sampling": sampling_settings(Door.LOAD),
     },
     defaults={"temperature": _TEMPERATURE, "ignore_eos": True},
     argument="url",
     unset="the server's",
 )
-@api_key_option
-@click.option(
-    "--output-json", "--json", "json_file", metavar="FILE", help="Write every number of every request here."
-)
-@click.option(
-    "--plot", "plot_file", metavar="FILE", help="Draw latency against throughput into this PNG file."
-)
-def serve(
-    configuration: Configuration, *, api_key: str | None, json_file: str | None, plot_file: str | None
-) -> None:
+def serve(configuration: Configuration, *, api_key: str | None, **files: Any) -> None:
     """Send load to the server at URL, which speaks OpenAI's protocol, and report how long the answers take.
 
     Latencies count from the moment at which a request was due, so a server that stalls cannot hide it.
     """
     from nanoserve.entrypoints.bench.serving.command import run_serving  # noqa: PLC0415 - not needed for --help
 
-    run_serving(configuration, key=api_key, json_file=json_file, plot_file=plot_file)
+    run_serving(configuration, key=api_key, **files)
+
+
+for _each in (throughput, latency, serve):
+    bench.add_command(_each)

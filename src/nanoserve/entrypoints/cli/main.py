@@ -13,14 +13,9 @@ from typing import Any, Final
 import rich_click as click
 
 from nanoserve.entrypoints.cli.bench import bench
-from nanoserve.entrypoints.cli.chat import chat
-from nanoserve.entrypoints.cli.env import env, models
+from nanoserve.entrypoints.cli.commands import chat, env, generate, inspect, models, serve, top, verify
 from nanoserve.entrypoints.cli.failures import Reporting, report, warn
-from nanoserve.entrypoints.cli.generate import generate
 from nanoserve.entrypoints.cli.help import Command, CommandGroup
-from nanoserve.entrypoints.cli.serve import serve
-from nanoserve.entrypoints.cli.verify import verify
-from nanoserve.entrypoints.cli.viewing import inspect, top
 from nanoserve.entrypoints.compose.config.setting import LEFT_OUT, load_extensions
 from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
 

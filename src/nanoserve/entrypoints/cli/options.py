@@ -1,16 +1,18 @@
-"""A command's options made from its settings, the configuration read back from them, and `--print-config`, which shows it."""
+"""Commands made of settings: an option for each, the configuration read back from them, and `--print-config`, which shows it."""
 
 from __future__ import annotations
 
-import functools
+import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import Reporting
+from nanoserve.entrypoints.cli.help import OWN_PAGES, Command
 from nanoserve.entrypoints.cli.settings_shown import as_table, as_toml, written
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration, settings_of
@@ -18,11 +20,10 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import set_by
+from nanoserve.ports.sampling import PARAMETERS, set_by
 
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-Panels = Mapping[str, Sequence[Setting | str]]
-"""A command's help by the title of each panel: its settings, and the flags of its other options."""
+Panels = Mapping[str, Sequence[Setting | click.Option]]
+"""A command's help by the title of each panel: its settings, and options that are none."""
 
 
 def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
@@ -30,21 +31,40 @@ def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
     return tuple(each for each in settings if each.name in names)
 
 
-_ALL: Final = settings_of(EngineSettings)
-MODEL: Final = _ALL[0]
+MODEL, *_OTHERS = settings_of(EngineSettings)
 LOADING: Final = named(
-    _ALL[1:], "revision", "dtype", "device", "quantization", "tensor_parallel_size", "max_model_len"
+    _OTHERS, "revision", "dtype", "device", "quantization", "tensor_parallel_size", "max_model_len"
 )
 """How the model is loaded, which stands beside it in every help."""
-ENGINE: Final = tuple(each for each in _ALL[1:] if each not in LOADING)
+ENGINE: Final = tuple(each for each in _OTHERS if each not in LOADING)
 _PATHS: Final = {"FILE", "FOLDER", "PATH", "ID_OR_FOLDER"}
-Print = Callable[[Configuration, Sequence[Setting]], Iterator[str]]
-api_key_option: Final = click.option(
+
+
+def option(*names: str, metavar: str | None = "FILE", **extra: Any) -> click.Option:
+    """An option that is no setting."""
+    return click.Option(names, metavar=metavar, **extra)
+
+
+def switch(*names: str, **extra: Any) -> click.Option:
+    """The same without a value."""
+    return click.Option(names, is_flag=True, **extra)
+
+
+API_KEY: Final = option(
     "--api-key", metavar="KEY", help="The server's key; the environment's OPENAI_API_KEY if not given."
 )
+_CONFIG: Final = option("--config", type=click.Path(), help="Read settings from a TOML file.")
 
 
-def configured(
+def _printing(flag: str, form: Callable[..., Any], summary: str) -> click.Option:
+    return click.Option([flag, "print_as"], flag_value=form, type=click.UNPROCESSED, help=summary)
+
+
+_PRINT_CONFIG: Final = _printing("--print-config", as_table, "Show every setting, its value and its origin.")
+_PRINT_TOML: Final = _printing("--print-toml", as_toml, "Show them as a configuration file with comments.")
+
+
+def command(
     name: str,
     panels: Panels,
     *,
@@ -52,94 +72,82 @@ def configured(
     argument: str | None = None,
     unset: str = "{}",
     sample: bool = False,
-    shown: Callable[..., Configuration] = lambda configuration, **_options: configuration,
-) -> Callable[[CommandT], Callable[..., Any]]:
-    """Give a command the options of its settings; it is called with the configuration that they make, and its own options.
+    shown: Callable[[Configuration], Configuration] = lambda configuration: configuration,
+    pages: Path = OWN_PAGES,
+) -> Callable[[Callable[..., None]], Command]:
+    """Make a command of a function, which is called with the configuration, and its options that are no settings.
 
     Args:
         name: the command as it is typed.
         panels: what it has beside logging, `--config` and `--print-config`.
         defaults: the command's own defaults, by setting.
-        argument: the setting that the command's only argument stands for.
+        argument: the setting that the command's only argument stands for, or `prompt`.
         unset: what help says of a sampling parameter that models have defaults for; `{}` is ours.
         sample: it has `--print-toml`.
-        shown: what `--print-config` shows, from the configuration and the command's own options.
+        shown: what `--print-config` shows of the configuration.
+        pages: where its examples are.
     """
     own = defaults or {}
-    panels = {
-        **panels,
-        "Configuration and logs": (
-            *("--config", "--print-config", *["--print-toml"] * sample, "--help", "--help-all"),
-            *settings_of(LogSettings),
-        ),
+    common: Panels = {
+        "Configuration and logs": (_CONFIG, _PRINT_CONFIG, *[_PRINT_TOML] * sample, *settings_of(LogSettings))
     }
-    settings = [
-        attrs.evolve(each, default=own.get(each.name, each.default))
-        for panel in panels.values()
-        for each in panel
-        if isinstance(each, Setting)
-    ]
-    click.rich_click.OPTION_GROUPS[name] = [
-        {"name": title, "options": [each.flag if isinstance(each, Setting) else each for each in panel]}
-        for title, panel in panels.items()
-    ]
+    settings, options = _lay_out(name, {**panels, **common}, own, unset)
 
-    def decorate(command: CommandT) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def run(
-            reporting: Reporting, /, *, config: str | None, print_as: Print | None, **arguments: Any
-        ) -> None:
+    def make(run: Callable[..., None]) -> Command:
+        @click.pass_obj
+        def called(reporting: Reporting, /, *, config: str | None, print_as: Any, **arguments: Any) -> None:
             flags = {each.name: arguments.pop(each.name) for each in settings}
-            if argument is not None:
-                _stand_for(flags, argument, arguments["named"])
             configuration = _read(flags, config, reporting)
-            if argument is not None:
-                configuration = configuration.with_argument(argument, arguments.pop("named"))
+            if argument in flags:
+                configuration = _with_argument(configuration, argument, arguments.pop("named"), flags)
             _refuse_address(configuration)
             configuration = configuration.with_model_defaults(own, name)
-            if any(each.table == "sampling" for each in settings):
+            if any(each.name in PARAMETERS for each in settings):
                 _ = configuration.sampling  # a value out of range is refused before anything is loaded
             if print_as is None:
-                command(configuration, **arguments)
+                run(configuration, **arguments)
                 return
-            for line in print_as(shown(configuration, **arguments), settings):
+            for line in print_as(shown(configuration), settings):
                 click.echo(line)
 
-        return click.pass_obj(_with_options(run, settings, own, argument, unset, sample=sample))
+        params: list[click.Parameter] = [*options]
+        if argument is not None:
+            place = "named" if any(each.name == argument for each in settings) else argument
+            kind = click.Path() if argument == "model" else str
+            params.append(click.Argument([place], required=False, metavar=f"[{argument.upper()}]", type=kind))
+        title = name.rpartition(" ")[2]
+        return Command(title, callback=called, params=params, help=inspect.getdoc(run), pages=pages)
 
-    return decorate
-
-
-def _with_options(
-    command: Callable[..., Any],
-    settings: Sequence[Setting],
-    own: Mapping[str, Any],
-    argument: str | None,
-    unset: str,
-    *,
-    sample: bool,
-) -> Callable[..., Any]:
-    """The command with an option for each of its settings, those for configurations, and its argument."""
-    made = command
-    prints = {"--print-toml": (as_toml, "Show them as a configuration file with comments.")} if sample else {}
-    prints["--print-config"] = (as_table, "Show every setting, its value and its origin.")
-    for flag, (form, summary) in prints.items():
-        option = click.option(flag, "print_as", flag_value=form, type=click.UNPROCESSED, help=summary)
-        made = option(made)
-    summary = "Read settings from a TOML file."
-    made = click.option("--config", metavar="FILE", type=click.Path(), help=summary)(made)
-    for each in reversed(settings):
-        is_models = each.name in set_by(Door.MODEL) and each.name not in own
-        made = _option(each, unset if is_models else "{}")(made)
-    if argument is not None:
-        kind = click.Path() if argument == "model" else str
-        made = click.argument("named", required=False, metavar=f"[{argument.upper()}]", type=kind)(made)
-    return made
+    return make
 
 
-def _stand_for(flags: Mapping[str, Any], name: str, value: str | None) -> None:
+def _lay_out(
+    name: str, panels: Panels, own: Mapping[str, Any], unset: str
+) -> tuple[list[Setting], list[click.Option]]:
+    """The settings of a command with its own defaults, and all of its options, of which its help shows a panel each."""
+    settings, options = list[Setting](), list[click.Option]()
+    groups = click.rich_click.OPTION_GROUPS[name] = []
+    for title, panel in panels.items():
+        first = len(options)
+        for each in panel:
+            if isinstance(each, Setting):
+                settings.append(attrs.evolve(each, default=own.get(each.name, each.default)))
+                of_models = each.name in set_by(Door.MODEL) - own.keys()
+                options.append(_option(settings[-1], unset if of_models else "{}"))
+            else:
+                options.append(each)
+        groups.append({"name": title, "options": [each.opts[0] for each in options[first:]]})
+    groups[-1]["options"] += ["--help", "--help-all"]
+    return settings, options
+
+
+def _with_argument(
+    configuration: Configuration, name: str, value: str | None, flags: Mapping[str, Any]
+) -> Configuration:
+    """The argument stands for a setting's flag, which may repeat it."""
     if value is not None and flags[name] not in {None, value}:
         raise BadValueError(name, f"is given twice, as {value!r} and as {flags[name]!r}")
+    return configuration.with_argument(name, value)
 
 
 def _refuse_address(configuration: Configuration) -> None:
@@ -161,20 +169,20 @@ def _read(flags: Mapping[str, Any], config: str | None, reporting: Reporting) ->
     return configuration
 
 
-def _option(setting: Setting, unset: str) -> Callable[[CommandT], CommandT]:
+def _option(setting: Setting, unset: str) -> click.Option:
     """Files and words are completed in shells that complete."""
     kind, shown = setting.kind, written(setting.kind, setting.default)
     is_said = shown in ("", "false", "none") or (shown == "auto" and "if not given" in setting.summary)
     text = setting.summary if is_said else f"{setting.summary} [default: {unset.format(shown)}]"
     if kind.is_switch:
-        return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.name, default=None, help=text)
+        names = [f"{setting.flag}/--no-{setting.flag[2:]}", setting.name]
+        return click.Option(names, default=None, help=text)
 
     def words(_ctx: click.Context, _option: click.Parameter, begun: str) -> list[str]:
         return [each for each in kind.words if each.startswith(begun)]
 
-    return click.option(
-        *setting.flags,
-        setting.name,
+    return click.Option(
+        [*setting.flags, setting.name],
         default=None,
         multiple=kind.repeats,
         metavar=kind.metavar,

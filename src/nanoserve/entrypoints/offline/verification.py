@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from nanoserve.entrypoints.compose.assembly import Observed
+from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
+from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.command_settings import VerifySettings
+from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.outputs import PositionLogprobs, RequestOutput
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.driven import Activations, ReferenceModel
@@ -60,6 +64,27 @@ class VerifyVerdict:
     def passed(self, tolerance: float) -> bool:
         """True if every number is close enough and every token equal."""
         return self.same_tokens and all(each.within(tolerance) for each in self.comparisons)
+
+    def lines(self, tolerance: float) -> Iterator[str]:
+        """The report."""
+        yield f"{'compared':<18} {'worst error':>12} {'magnitude':>12}  result"
+        for each in self.comparisons:
+            result = "ok" if each.within(tolerance) else "DIFFERS"
+            yield f"{each.name:<18} {each.error:>12.3e} {each.magnitude:>12.3e}  {result}"
+        counted = f"{self.num_equal_tokens} of {len(self.reference_tokens)} equal"
+        yield f"{'greedy tokens':<18} {counted:>25}  {'ok' if self.same_tokens else 'DIFFERS'}"
+        passed = self.passed(tolerance)
+        yield "verified" if passed else f"not verified (tolerance {tolerance:g} of the magnitude)"
+
+
+def verify_model(engine: EngineSettings, settings: VerifySettings) -> VerifyVerdict:
+    """Load a model and transformers' own, in float32 unless a dtype is asked for, and compare them."""
+    parts = assemble_for_verification(
+        attrs.evolve(engine, dtype="float32") if engine.dtype == "auto" else engine
+    )
+    log_model(parts.assembly)
+    session = Session(parts.assembly)
+    return verify(session, parts.ours, parts.reference, settings.verify_prompt, settings.verify_tokens)
 
 
 def verify(

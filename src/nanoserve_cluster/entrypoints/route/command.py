@@ -6,8 +6,7 @@ from typing import Final
 
 import rich_click as click
 
-from nanoserve.entrypoints.cli.help import Command
-from nanoserve.entrypoints.cli.options import ENGINE, configured, named
+from nanoserve.entrypoints.cli.options import ENGINE, command, named
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings, ListenSettings
 from nanoserve_cluster.entrypoints import HELP
@@ -24,8 +23,7 @@ _BOUNDS: Final = named(
 )
 
 
-@click.command(cls=Command, pages=HELP)
-@configured(
+@command(
     "nanoserve route",
     {
         "Replicas": (*settings_of(RouteSettings), *named(ENGINE, "block_size")),
@@ -33,6 +31,7 @@ _BOUNDS: Final = named(
         "Bounds": _BOUNDS,
     },
     sample=True,
+    pages=HELP,
 )
 def route(configuration: Configuration) -> None:
     """Answer for several servers of one model: each request goes to one of them, by load and by what is cached where.

@@ -8,7 +8,7 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.help import Command
-from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, configured, named
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, command, named, option
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS, Configuration, settings_of
 from nanoserve_cluster.entrypoints import HELP
@@ -32,21 +32,21 @@ _LIMITS: Final = named(
 )
 
 
-@click.command(cls=Command, pages=HELP)
-@configured(
+@command(
     "nanoserve simulate",
     {
         "Requests": (*settings_of(TrafficSettings), *_SEED),
         "Cluster": (_MODEL, *settings_of(ClusterSettings)),
         "Each replica's engine": _LIMITS,
-        "Report": (*_SLO, "--output-json", "--plot"),
+        "Report": (
+            *_SLO,
+            option("--output-json", "--json", "json_file", help="Write every figure of every run here."),
+            option("--plot", "plot_file", help="Draw the figures over time into this PNG file."),
+        ),
     },
     defaults={"block_size": 64},
+    pages=HELP,
 )
-@click.option(
-    "--output-json", "--json", "json_file", metavar="FILE", help="Write every figure of every run here."
-)
-@click.option("--plot", "plot_file", metavar="FILE", help="Draw the figures over time into this PNG file.")
 def simulate(configuration: Configuration, *, json_file: str | None, plot_file: str | None) -> None:
     """Simulate a cluster: the scheduler that serves, over a clock that is not waited for.
 

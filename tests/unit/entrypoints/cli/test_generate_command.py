@@ -50,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_one_answer_is_streamed_in_pieces(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
     monkeypatch.setattr(
-        "nanoserve.entrypoints.cli.writers.click.echo", lambda text="\n", nl=True: pieces.append(text)
+        "nanoserve.entrypoints.cli.generation.click.echo", lambda text="\n", nl=True: pieces.append(text)
     )
     assert run(scripted_assembly(), "hello", "--seed", "7", "--max-tokens", "12").code == 0
     assert "".join(pieces) == alone("hello") + "\n"
@@ -78,7 +78,7 @@ def test_answers_are_written_in_order_as_soon_as_all_before_them_are(
     turns = count_turns(assembly.engine, monkeypatch)
     written: list[int] = []
     monkeypatch.setattr(
-        "nanoserve.entrypoints.cli.writers.click.echo", lambda _text="": written.append(len(turns))
+        "nanoserve.entrypoints.cli.generation.click.echo", lambda _text="": written.append(len(turns))
     )
     assert run(assembly, "--file", str(path), "--json").code == 0
     assert written == [30, 30, 30, 40, 40]

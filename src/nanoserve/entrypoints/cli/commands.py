@@ -1,0 +1,337 @@
+"""The commands but `bench`: what each is given; what each does is imported when it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TextIO
+
+import attrs
+import rich_click as click
+
+from nanoserve.entrypoints.cli.failures import FAILED
+from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import (
+    API_KEY,
+    ENGINE,
+    LOADING,
+    MODEL,
+    command,
+    named,
+    option,
+    switch,
+)
+from nanoserve.entrypoints.compose.config.command_settings import (
+    AnswerSettings,
+    ClientSettings,
+    GenerateSettings,
+    TraceSettings,
+    VerifySettings,
+)
+from nanoserve.entrypoints.compose.config.configuration import (
+    SAMPLING_SETTINGS,
+    Configuration,
+    sampling_settings,
+    settings_of,
+)
+from nanoserve.entrypoints.compose.config.kinds import or_none, text
+from nanoserve.entrypoints.compose.config.serve_settings import (
+    AccessSettings,
+    BoundSettings,
+    ListenSettings,
+    WatchSettings,
+)
+from nanoserve.ports.errors import NanoserveError
+from nanoserve.ports.parameter import Door
+
+_PIPE_WIDTH: Final = 160
+"""Columns where standard output is no terminal."""
+_CHAT_SAMPLING: Final = sampling_settings(Door.CHAT)
+_CHAT_MODEL: Final = attrs.evolve(
+    MODEL,
+    kind=or_none(text("ID_OR_FOLDER"), "built-in"),
+    summary="A model folder, a GGUF file or the name of a model on the Hugging Face hub; with --url, the served model's name.",
+)
+(_SYSTEM,) = named(settings_of(GenerateSettings), "system")
+
+
+def _with_local_defaults(configuration: Configuration) -> Configuration:
+    """The configuration with the model's own sampling defaults, if its files are on this machine already."""
+    from nanoserve.entrypoints.compose.bootstrap import local_defaults  # noqa: PLC0415 - not needed for --help
+
+    defaults = local_defaults(configuration.engine.model)
+    if defaults is not None:
+        configuration = configuration.with_model_defaults(defaults.values, defaults.origin)
+    _ = configuration.sampling  # a value out of range is an error here too
+    return configuration
+
+
+@command(
+    "nanoserve generate",
+    {
+        "Model": (MODEL, *LOADING),
+        "Prompt and output": (
+            option(
+                "--file",
+                type=click.Path(allow_dash=True),
+                help="Prompts: one per line, or JSON objects (.jsonl) with `prompt` or `messages`.",
+            ),
+            option(
+                "--json-schema",
+                type=click.File(encoding="utf-8"),
+                help="Every answer is JSON of the schema in this file.",
+            ),
+            option(
+                "--regex", metavar="PATTERN", help="Every answer matches this regular expression as a whole."
+            ),
+            option(
+                "--choice",
+                metavar="TEXT",
+                multiple=True,
+                help="Every answer is one of these texts; may be repeated.",
+            ),
+            *settings_of(GenerateSettings),
+            *settings_of(TraceSettings),
+        ),
+        "Sampling": SAMPLING_SETTINGS,
+        "Engine": ENGINE,
+    },
+    argument="prompt",
+    shown=_with_local_defaults,
+    unset="the model's, else {}",
+)
+def generate(
+    configuration: Configuration,
+    *,
+    prompt: str | None,
+    file: str | None,
+    json_schema: TextIO | None,
+    regex: str | None,
+    choice: tuple[str, ...],
+) -> None:
+    """Generate text from PROMPT, from standard input (no PROMPT, or -), or from every line of --file.
+
+    Answers go to standard output, everything else to standard error.
+    """
+    from nanoserve.entrypoints.app.structured_outputs import constraint_of  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.cli.prompt_sources import read_sources  # noqa: PLC0415 - as above
+
+    asked = {"json": json_schema and json_schema.read(), "regex": regex, "choice": choice or None}
+    constraint = constraint_of(structured_outputs=asked)
+    sources = read_sources(prompt, file)
+    from nanoserve.entrypoints.cli.generation import run_generation  # noqa: PLC0415 - loads torch
+
+    run_generation(configuration, sources, constraint)
+
+
+@command(
+    "nanoserve chat",
+    {
+        "Who answers": (
+            _CHAT_MODEL,
+            *settings_of(ClientSettings),
+            API_KEY,
+            attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),
+        ),
+        "Model": (*LOADING, *settings_of(AnswerSettings)),
+        "Sampling": _CHAT_SAMPLING,
+        "Engine": ENGINE,
+    },
+    defaults={"max_tokens": None},
+    argument="model",
+    unset="the model's, else {}",
+)
+def chat(configuration: Configuration, *, api_key: str | None) -> None:
+    """Talk to MODEL in this process, or to a server (--url).
+
+    /help lists the commands, Ctrl-C stops an answer. From a pipe, every line is a message and only answers are printed.
+    """
+    from nanoserve.entrypoints.client.chat import run_chat  # noqa: PLC0415 - not needed for --help
+
+    run_chat(configuration, key=api_key, sampling=_CHAT_SAMPLING)
+
+
+@command(
+    "nanoserve serve",
+    {
+        "Model": (MODEL, *LOADING, *settings_of(AnswerSettings)),
+        "Listening": settings_of(ListenSettings),
+        "Access": settings_of(AccessSettings),
+        "Bounds": settings_of(BoundSettings),
+        "Watching the engine": (*settings_of(TraceSettings), *settings_of(WatchSettings)),
+        "Engine": ENGINE,
+    },
+    argument="model",
+    sample=True,
+)
+def serve(configuration: Configuration) -> None:
+    """Serve MODEL, a folder, a GGUF file or a name on the Hugging Face hub; if none is named, the built-in one.
+
+    SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
+    """
+    from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
+
+    log, values = configuration.log, configuration.values
+    if values["log_level"].origin == "default":
+        log = attrs.evolve(log, log_level="info")  # a server logs each request
+    if values["log_json"].origin == "default":
+        log = attrs.evolve(log, log_json=not sys.stderr.isatty())
+    configure_log(log)
+    from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.start_errors import with_code  # noqa: PLC0415 - as above
+
+    settings = Serving(
+        engine=configuration.engine,
+        serve=configuration.serve,
+        answers=configuration.answers,
+        log=log,
+        trace=configuration.trace,
+    )
+    try:
+        run(settings, lambda started: _announce(started, as_record=log.log_json))
+    except NanoserveError as error:
+        raise with_code(error) from error
+
+
+def _announce(started: Any, *, as_record: bool) -> None:
+    """Say that the server has started: to people on standard output, to programs as one more record."""
+    import structlog  # noqa: PLC0415 - slow to import
+
+    for line in started.lines():
+        click.echo(line)
+    if as_record:
+        structlog.get_logger().info("ready", **started.record())
+    for warning in started.warnings:
+        structlog.get_logger().warning(warning)
+
+
+@command(
+    "nanoserve verify",
+    {"Model": (MODEL, *LOADING), "Comparison": settings_of(VerifySettings), "Engine": ENGINE},
+    argument="model",
+)
+def verify(configuration: Configuration) -> None:
+    """Compare every layer of MODEL, the logits, greedy tokens and log-probabilities with transformers.
+
+    Both sides compute in float32 unless --dtype says otherwise. Exits with 1 where anything differs.
+    """
+    from nanoserve.entrypoints.offline.verification import verify_model  # noqa: PLC0415 - loads torch
+
+    verdict = verify_model(configuration.engine, configuration.verify)
+    tolerance = configuration.verify.tolerance
+    for line in verdict.lines(tolerance):
+        click.echo(line)
+    if not verdict.passed(tolerance):
+        sys.exit(FAILED)
+
+
+@command(
+    "nanoserve top",
+    {
+        "Server": (
+            *settings_of(ClientSettings),
+            API_KEY,
+            switch("--once", help="Show the numbers of about a second, and exit."),
+        )
+    },
+    argument="url",
+)
+def top(configuration: Configuration, *, api_key: str | None, once: bool) -> None:
+    """Show what the server at URL does, live; if none is named, the one at http://127.0.0.1:8000.
+
+    q or Ctrl-C leaves. Into a pipe or a file goes one plain line per second.
+    """
+    from nanoserve.entrypoints.client.top import run_top  # noqa: PLC0415 - not needed for --help
+
+    run_top(configuration.client.url or "http://127.0.0.1:8000", key=api_key, once=once)
+
+
+click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
+    {"name": "Instead of the browser", "options": ["--report", "--png", "--summary"]},
+    {"name": "The page", "options": ["--no-browser", "--port"]},
+    {"name": "Others", "options": ["--debug", "--help", "--help-all"]},
+]
+_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+
+
+@click.command(cls=Command)
+@click.argument("file", metavar="STEP_LOG", type=click.Path())
+@click.option(
+    "--report", metavar="OUT.html", help="Write the page with the trace into one file that needs no server."
+)
+@click.option(
+    "--png", metavar="OUT.png", help="Draw the run: sequences, steps and blocks over time (needs Chromium)."
+)
+@click.option("--summary", is_flag=True, help="Print its figures only.")
+@click.option(
+    "--no-browser",
+    "browser",
+    flag_value=False,
+    default=True,
+    help="Print the page's address and open nothing.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="The port of the page on 127.0.0.1; a free one if not given.",
+)
+@_debug
+def inspect(*, file: str, **options: Any) -> None:
+    """Show the run in STEP_LOG, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
+    from nanoserve.entrypoints.page.inspect.command import run_inspect  # noqa: PLC0415 - not needed for --help
+
+    run_inspect(file, **options)
+
+
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_debug
+def env(*, as_json: bool) -> None:
+    """Show versions, processor and memory, for bug reports."""
+    from nanoserve.entrypoints.compose.bootstrap import environment  # noqa: PLC0415 - not needed for --help
+
+    facts = environment()
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name, value in _flat(facts):
+        click.echo(f"{name:<24} {value}")
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested facts as dotted names."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif prefix == "memory.":
+            yield prefix + name, f"{value / 2**30:.1f} GiB"
+        elif isinstance(value, list):
+            yield prefix + name, ", ".join(map(str, value)) or "none"
+        else:
+            yield prefix + name, "not installed" if value is None else str(value)
+
+
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@_debug
+def models(*, as_json: bool) -> None:
+    """List the families of models, and what is supported of each."""
+    from rich.console import Console  # noqa: PLC0415 - nor are these needed for --help
+    from rich.table import Table  # noqa: PLC0415
+
+    from nanoserve.entrypoints.compose.families import families  # noqa: PLC0415
+
+    found = families()
+    if as_json:
+        click.echo(json.dumps([attrs.asdict(each) for each in found]))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model_type", "feeds", "cache", "prefix reuse", "devices", "quantized", "shape:"):
+        table.add_column(heading, overflow="fold")
+    for each in found:
+        told = (each.model_type, each.feed, each.cache, each.reuse, each.devices, each.quantized)
+        table.add_row(*told, ", ".join(each.shapes))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False).print(table)
