@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS
-from nanoserve.entrypoints.server.protocols.openai.reading import chat_sampling, completion_sampling
+from nanoserve.entrypoints.server.protocols.openai.chat import chat_sampling
+from nanoserve.entrypoints.server.protocols.openai.completions import completion_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.ports.parameter import Door
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,16 +12,31 @@ from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import body_format, make_order, openai_choice, reasoning_budget
+from nanoserve.entrypoints.server.http.fields import (
+    body_format,
+    called,
+    effort_options,
+    make_order,
+    openai_choice,
+    openai_tool,
+    read_sampling,
+    read_tools,
+    reasoning_budget,
+    requested_logprobs,
+    required,
+    switch_options,
+    template_options,
+)
 from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
 from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai import answers
-from nanoserve.entrypoints.server.protocols.openai.reading import chat_sampling, read_conversation
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody
-from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter
+from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, TokenizeBody
+from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter, check_body
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tool_calls import (
@@ -53,6 +69,53 @@ async def chat_completions(
         budget=reasoning_budget(service, body.thinking_token_budget, "thinking_token_budget"),
     )
     return await respond(request, service, ChatWriter(body, service, sampling), [order])
+
+
+def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Conversation:
+    """What to render; raises `BadValueError`."""
+    options: dict[str, Any] = dict(effort_options(service, body.reasoning_effort, "reasoning_effort"))
+    if body.enable_thinking is not None:
+        options |= switch_options(service, "enable_thinking", on=body.enable_thinking)
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise BadValueError("add_generation_prompt", "is false where `continue_final_message` is true")
+    if continues and body.enable_thinking:
+        raise BadValueError("enable_thinking", "does not go with `continue_final_message`")
+    return Conversation(
+        [_known_message(each, f"messages[{place}]") for place, each in enumerate(body.messages or [])],
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        tools=read_tools(body.tools, service, functools.partial(openai_tool, nested=True)),
+        options={**options, **template_options(service, body.chat_template_kwargs)},
+    )
+
+
+def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
+    """Read a chat body's sampling parameters; raises `BadValueError`."""
+    check_body(body)
+    if body.echo:
+        raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
+    if body.add_special_tokens:
+        raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
+    logprobs = requested_logprobs(body.logprobs, body.top_logprobs)
+    return read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
+
+
+def _known_message(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """With earlier calls of custom tools as the model knows them."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    changed = [_known_call(call, f"{where}.tool_calls[{place}]") for place, call in enumerate(calls)]
+    return {**message, "tool_calls": changed}
+
+
+def _known_call(call: Any, where: str) -> Any:
+    if not isinstance(call, Mapping) or call.get("type") != "custom":
+        return call
+    custom = required(call, "custom", dict, where)
+    name, text = (required(custom, each, str, f"{where}.custom") for each in ("name", "input"))
+    return {"id": call.get("id"), "type": "function", "function": called(name, text)}
 
 
 class ChatWriter(ChunkWriter):

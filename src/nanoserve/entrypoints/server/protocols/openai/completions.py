@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -17,7 +17,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.app.tokenizing import TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import body_format, given_sampling, make_order
+from nanoserve.entrypoints.server.http.fields import body_format, given_sampling, make_order, read_sampling
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai.answers import (
@@ -27,15 +27,16 @@ from nanoserve.entrypoints.server.protocols.openai.answers import (
     PromptTokensDetails,
     Usage,
 )
-from nanoserve.entrypoints.server.protocols.openai.reading import completion_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
-from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter
-from nanoserve.ports.checks import shown
+from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter, check_body
+from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
+
+_LEGACY_MAX_TOKENS: Final = 16
 
 
 @post("/v1/completions", status_code=200, **documented(CompletionBody))
@@ -64,6 +65,47 @@ async def completions(
     texts = [each if isinstance(each, str) and not is_cut else None for each in prompts]
     writer = CompletionWriter(body, service, sampling, texts, drops_output=drops_output)
     return await respond(request, service, writer, orders)
+
+
+def completion_sampling(body: CompletionBody, service: TextService) -> tuple[SamplingParams, bool]:
+    """Read a completion body's sampling parameters; raises `BadValueError`.
+
+    True with them where nothing was to be generated (`max_tokens: 0`): an engine has to generate at least one token.
+    """
+    given = check_body(body)
+    if body.top_logprobs is not None:
+        raise BadValueError("top_logprobs", "belongs to chat; a completion's `logprobs` is a number")
+    _check_alternatives("logprobs", body.logprobs)
+    max_tokens, prompt_logprobs = given.get("max_tokens"), given.get("prompt_logprobs")
+    _check_alternatives("prompt_logprobs", prompt_logprobs)
+    drops_output = max_tokens == 0
+    if drops_output:
+        _check_nothing_to_generate(given, echo=bool(body.echo))
+        max_tokens = 1
+    scored = prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        scored = max(body.logprobs, prompt_logprobs or 0)
+    sampling = read_sampling(
+        body,
+        Api.OPENAI,
+        service.settings.defaults,
+        max_tokens=_LEGACY_MAX_TOKENS if max_tokens is None else max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=scored,
+    )
+    return sampling, drops_output
+
+
+def _check_alternatives(name: str, value: int | None) -> None:
+    if value is not None:
+        check_integer(name, value, 0, MAX_LOGPROBS)
+
+
+def _check_nothing_to_generate(given: dict[str, Any], *, echo: bool) -> None:
+    if not echo:
+        raise BadValueError("max_tokens", "must be at least 1; 0 needs `echo: true`")
+    if given.get("min_tokens"):
+        raise BadValueError("min_tokens", f"must be at most max_tokens (0), got {given['min_tokens']}")
 
 
 PromptInput = str | tuple[int, ...]

@@ -20,7 +20,7 @@ from nanoserve.entrypoints.server.protocols.openai.answers import (
     TokenizerInfo,
     Tokens,
 )
-from nanoserve.entrypoints.server.protocols.openai.reading import read_conversation
+from nanoserve.entrypoints.server.protocols.openai.chat import read_conversation
 from nanoserve.entrypoints.server.protocols.openai.schemas import DetokenizeBody, TokenizeBody
 from nanoserve.ports.errors import BadValueError
 

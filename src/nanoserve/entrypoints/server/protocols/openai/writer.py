@@ -1,4 +1,4 @@
-"""What the answers of OpenAI's two endpoints have in common: names, usage, endings, and chunks of text alone."""
+"""What OpenAI's two endpoints have in common: what bodies are checked for, and of answers names, usage, endings and chunks of text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import abc
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.fields import given_sampling
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, data_frame, error_frame
 from nanoserve.entrypoints.server.protocols.openai.answers import (
@@ -22,11 +23,34 @@ from nanoserve.entrypoints.server.protocols.openai.answers import (
     Usage,
 )
 from nanoserve.entrypoints.server.protocols.openai.schemas import GenerationBody, StreamOptions
+from nanoserve.ports.checks import check_number
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceTimes
+from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 
 _DONE = b"data: [DONE]\n\n"
+_STRONGEST_BIAS: Final = 100.0
+_LONGEST_NAME: Final = 256
+
+
+def check_body(body: GenerationBody) -> dict[str, Any]:
+    """What the endpoints check alike, beside what `SamplingParams` does; returns the sampling values that are given."""
+    given = {name: value for name, (_, value) in given_sampling(body, Api.OPENAI).items()}
+    n = given.get("n", 1)
+    if body.best_of is not None and body.best_of != n:
+        raise BadValueError("best_of", f"can only be equal to n ({n}), got {body.best_of}")
+    for bias in given.get("logit_bias", {}).values():
+        check_number("logit_bias", bias, -_STRONGEST_BIAS, _STRONGEST_BIAS)
+    name = body.request_id or ""
+    if len(name) > _LONGEST_NAME:
+        raise BadValueError("request_id", f"may have {_LONGEST_NAME} characters, got {len(name)}")
+    if not (name.isascii() and name.isprintable()):
+        raise BadValueError("request_id", "takes printable ASCII characters only")
+    if body.stream_options is not None and not body.stream:
+        raise BadValueError("stream_options", "needs `stream: true`")
+    return given
 
 
 class ChunkWriter(abc.ABC):
