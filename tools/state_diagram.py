@@ -11,7 +11,7 @@ import enum
 import pathlib
 from collections.abc import Iterable
 
-from nanoserve.adapters.engine_process.client import supervision
+from nanoserve.adapters.engine_process.client import kept_engine
 from nanoserve.domain import sequence
 from nanoserve.ports.driving import EngineStatus
 
@@ -25,7 +25,7 @@ def _diagram(arrows: Iterable[str], first: enum.Enum, last: enum.Enum) -> str:
 
 def diagrams() -> dict[str, str]:
     """The Mermaid sources, fences included, by the name in their markers."""
-    moves, followers = sequence.TRANSITIONS.items(), supervision.TRANSITIONS.items()
+    moves, followers = sequence.TRANSITIONS.items(), kept_engine.TRANSITIONS.items()
     phases = [f"{start.value} --> {end.value}: {move.value}" for (start, move), end in moves]
     statuses = [f"{start.value} --> {end.value}" for start, ends in followers for end in ends]
     return {

@@ -10,7 +10,6 @@ import sys
 
 import psutil
 
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.offline import LLM
@@ -19,6 +18,7 @@ from tests.patience import wait_until
 from tests.process.command import environment
 from tests.process.server_process import ServerProcess, server_process
 from tests.unit.adapters.engine_process.client.engines import (
+    RemoteEngine,
     is_alive,
     pid_of,
     read,

@@ -10,8 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
+from nanoserve.adapters.engine_process.client.requests import PendingReply
 from nanoserve.adapters.engine_process.ranks.leader import Rank, Ranks
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import EngineSettings
@@ -23,6 +22,7 @@ from nanoserve.ports.sampling import SamplingParams
 from tests.patience import wait_until
 from tests.served import is_greedy
 from tests.unit.adapters.engine_process.client.engines import (
+    RemoteEngine,
     is_alive,
     pid_of,
     read,

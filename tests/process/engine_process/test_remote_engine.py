@@ -14,7 +14,6 @@ import psutil
 import pytest
 import uvloop
 
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import (
     BadValueError,
@@ -27,6 +26,7 @@ from nanoserve.ports.request import FinishReason
 from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.client.engines import (
     Answer,
+    RemoteEngine,
     balanced,
     expected,
     is_alive,
@@ -140,7 +140,7 @@ class HandWatch:
 
 @pytest.fixture
 def hand_watch(monkeypatch: pytest.MonkeyPatch) -> type[HandWatch]:
-    monkeypatch.setattr("nanoserve.adapters.engine_process.client.engine_life.StallWatch", HandWatch)
+    monkeypatch.setattr("nanoserve.adapters.engine_process.client.process.StallWatch", HandWatch)
     monkeypatch.setattr(HandWatch, "stuck", False)
     monkeypatch.setattr(HandWatch, "progress", 0)
     return HandWatch
@@ -270,7 +270,7 @@ async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_alwa
 
 
 async def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanoserve.adapters.engine_process.client.supervision.MOST_DEATHS", 3)
+    monkeypatch.setattr("nanoserve.adapters.engine_process.client.supervisor.MOST_DEATHS", 3)
     async with started(scripted_engine()) as engine:
         waiting: list[asyncio.Task[Answer]] = []
         for death in range(3):

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psutil
 
-from nanoserve.adapters.engine_process.client.joined_engine import JoinedEngine
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES
-from nanoserve.adapters.engine_process.client.shared_engine import Member, SharedEngine
+from nanoserve.adapters.engine_process.client.membership import Membership
+from nanoserve.adapters.engine_process.client.sharing import Member, Sharing
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.system.shared_table import SharedTable
+from nanoserve.entrypoints.compose.engine_client import joined_engine
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Add, Command, Follow, Moved, Report, Turned
@@ -21,6 +24,7 @@ from nanoserve.ports.errors import EngineDiedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
 from tests.unit.adapters.engine_process.client.engines import (
+    RemoteEngine,
     balanced,
     expected,
     pid_of,
@@ -35,10 +39,12 @@ from tests.unit.adapters.engine_process.host.scripted_host import SLOW
 
 WIRE = MsgpackWire()
 LONG = (SLOW, 1)
+Joined = KeptEngine[Membership]
+Shared = tuple[RemoteEngine, Sharing, list[Joined], list[Member]]
 
 
 @contextlib.asynccontextmanager
-async def shared(members: int) -> AsyncIterator[tuple[SharedEngine, list[JoinedEngine], list[Member]]]:
+async def shared(members: int) -> AsyncIterator[Shared]:
     """An engine with members `w1`, `w2`, ..., all of which count in one table."""
     table = SharedTable.create({"ledger": LEDGER_NAMES}, members + 1)
     rows = [table.row(number, "ledger") for number in range(members + 1)]
@@ -46,28 +52,34 @@ async def shared(members: int) -> AsyncIterator[tuple[SharedEngine, list[JoinedE
     def counts(number: int) -> Counts:
         return Counts(rows[number], [*rows[:number], *rows[number + 1 :]], table.lock)
 
-    engine = scripted_engine(counts=counts(0), is_shared=True)
-    assert isinstance(engine, SharedEngine)
+    engine = scripted_engine(counts=counts(0))
+    sharing = Sharing(engine)
     joined, admitted = [], []
     try:
         await engine.start()
         for number in range(1, members + 1):
             ours, theirs = socket.socketpair()
-            joined.append(JoinedEngine(theirs, wire=WIRE, counts=counts(number)))
-            admitted.append(await engine.admit(f"w{number}", ours))
+            joined.append(joined_engine(theirs, counts(number)))
+            admitted.append(await sharing.admit(f"w{number}", ours))
             await joined[-1].start()
-        yield engine, joined, admitted
+        yield engine, sharing, joined, admitted
     finally:
         await engine.stop()
         for each in joined:
-            await each.gone.wait()
+            await each.keeper.gone.wait()
             await each.stop()
 
 
 def test_everyone_gets_what_is_his_and_one_ledger_counts_it_all() -> None:
     async def work() -> None:
-        async with shared(2) as (engine, (one, two), _):
-            asked = [(one, "w1.a"), (two, "w2.a"), (engine, "a"), (two, "w2.b"), (one, "w1.b")]
+        async with shared(2) as (engine, _, (one, two), _):
+            asked: list[tuple[KeptEngine[Any], str]] = [
+                (one, "w1.a"),
+                (two, "w2.a"),
+                (engine, "a"),
+                (two, "w2.b"),
+                (one, "w1.b"),
+            ]
             prompts = [(number, number + 1) for number in range(1, 6)]
             replies = [
                 client.submit(request(name, prompt))
@@ -76,7 +88,7 @@ def test_everyone_gets_what_is_his_and_one_ledger_counts_it_all() -> None:
             answers = await asyncio.gather(*map(read, replies))
             assert [each.ids for each in answers] == [expected(prompt) for prompt in prompts]
             for client in (engine, one, two):
-                books = client._ledger.books()
+                books = client.ledger.books()
                 assert (books.accepted, books.running, books.waiting) == (5, 0, 0)
             await until(lambda: engine.state is not None and engine.state.generated_tokens == 100)
             assert balanced(engine)
@@ -86,7 +98,7 @@ def test_everyone_gets_what_is_his_and_one_ledger_counts_it_all() -> None:
 
 def test_who_waits_is_served_by_the_next_engine_and_who_has_read_learns_of_the_end() -> None:
     async def work() -> None:
-        async with shared(2) as (engine, (one, two), _):
+        async with shared(2) as (engine, _, (one, two), _):
             begun = [
                 client.submit(request(name, LONG, max_tokens=200))
                 for client, name in ((one, "w1.x"), (two, "w2.x"))
@@ -111,38 +123,38 @@ def test_who_waits_is_served_by_the_next_engine_and_who_has_read_learns_of_the_e
 
 def test_a_member_that_has_gone_leaves_nothing_in_the_engine() -> None:
     async def work() -> None:
-        async with shared(2) as (engine, (one, two), (first, _)):
+        async with shared(2) as (engine, sharing, (one, two), (first, _)):
             gone = asyncio.ensure_future(read(one.submit(request("w1.x", LONG, max_tokens=400))))
             kept = two.submit(request("w2.x", LONG, max_tokens=60))
             reading = asyncio.ensure_future(read(kept))
             await until(lambda: kept.has_been_read)
-            first.cut_off()
+            first.line.cut_off()
             await first.gone.wait()
-            engine.dismiss(first)
+            sharing.dismiss(first)
             assert isinstance((await gone).error, EngineDiedError)
             assert (await reading).ids == expected(LONG, 60)
-            await until(lambda: not engine._totals.has_work)
-            assert engine._totals._latest is not None
-            assert engine._totals._latest.finished[FinishReason.ABORT.value] == 1
+            await until(lambda: not engine.totals.has_work)
+            assert engine.totals._latest is not None
+            assert engine.totals._latest.finished[FinishReason.ABORT.value] == 1
 
     run(work())
 
 
 def test_who_comes_while_the_engine_is_away_waits_for_the_next_one_like_all_others() -> None:
     async def work() -> None:
-        async with shared(0) as (engine, _, _):
+        async with shared(0) as (engine, sharing, _, _):
             killed = engine.facts
             psutil.Process(pid_of(engine)).kill()
             await until(lambda: engine.status is EngineStatus.RESTARTING)
             ours, theirs = socket.socketpair()
-            joined = JoinedEngine(theirs, wire=WIRE)
-            await engine.admit("w1", ours)
+            joined = joined_engine(theirs)
+            await sharing.admit("w1", ours)
             await joined.start()
             assert (joined.status, joined.facts) == (EngineStatus.RESTARTING, killed)
             assert (await read(joined.submit(request("w1.x")))).ids == expected((1, 2, 3))
             assert joined.facts == engine.facts
             await engine.stop()
-            await joined.gone.wait()
+            await joined.keeper.gone.wait()
             await joined.stop()
 
     run(work())
@@ -173,10 +185,10 @@ def test_what_was_for_an_engine_that_has_died_does_not_reach_the_next_one() -> N
     """A member that has not heard of the end yet will send everything again: sent twice, its request would be refused."""
 
     async def work() -> None:
-        async with shared(0) as (engine, _, _):
+        async with shared(0) as (engine, sharing, _, _):
             ours, theirs = socket.socketpair()
             member = RawMember(theirs)
-            await engine.admit("w1", ours)
+            await sharing.admit("w1", ours)
             assert await member.hear() == Moved("ready", 0, engine.facts)
             await member.say(Follow(0))
             psutil.Process(pid_of(engine)).kill()

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from nanoserve.adapters.engine_process.client import spare as spare_module
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.adapters.engine_process.client.spare import Spare
 from nanoserve.ports.driving import EngineStatus
 from tests.unit.adapters.engine_process.client.engines import (
     SCRIPTED,
     Answer,
+    RemoteEngine,
     expected,
     pid_of,
     read,
@@ -80,13 +80,13 @@ async def test_the_spare_becomes_the_engine_and_another_one_takes_its_place() ->
 async def test_no_spare_before_the_engine_is_ready_and_none_where_it_is_not_wanted(wanted: bool) -> None:
     engine = scripted_engine(model="slow", spare=wanted)
     launched: list[str] = []
-    launch = engine._launch
+    launch = engine.keeper._launch
 
     async def noting() -> Any:
         launched.append(engine.status.value)
         return await launch()
 
-    engine._launch = engine._spare._launch = noting  # type: ignore[assignment]
+    engine.keeper._launch = engine.keeper.spare._launch = noting  # type: ignore[assignment]
     async with started(engine):
         await answered(engine, "r")
         await until(lambda: len(launched) == 1 + wanted)
@@ -130,7 +130,7 @@ async def test_killing_that_is_cancelled_at_the_moment_of_the_end_is_cancelled()
     """Or the keeper of a spare would go on to the next one, and whoever takes the engine's place would wait for it."""
     async with started(scripted_engine(spare=True)) as engine:
         await spare_of(engine)
-        process = await engine._spare.take()
+        process = await engine.keeper.spare.take()
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         await process.gone.wait()
@@ -152,7 +152,7 @@ async def test_killing_that_is_cancelled_at_the_moment_of_the_end_is_cancelled()
 async def test_a_prepared_spare_that_is_frozen_is_given_up_for_a_new_process() -> None:
     async with started(scripted_engine(spare=True, reaction_timeout=0.01)) as engine:
         first, spare = pid_of(engine), await spare_of(engine)
-        await until(lambda: engine._spare._process and engine._spare._process.is_prepared)
+        await until(lambda: engine.keeper.spare._process and engine.keeper.spare._process.is_prepared)
         held = asyncio.create_task(read(engine.submit(request("held", stream=False))))
         os.kill(spare, signal.SIGSTOP)
         os.kill(first, signal.SIGKILL)
@@ -165,8 +165,8 @@ async def test_a_prepared_spare_that_is_frozen_is_given_up_for_a_new_process() -
 async def test_a_spare_that_is_still_importing_is_waited_for() -> None:
     async with started(scripted_engine(spare=True, reaction_timeout=0.0)) as engine:
         spare = await spare_of(engine)
-        await until(lambda: engine._spare._process)
-        process = engine._spare._process
+        await until(lambda: engine.keeper.spare._process)
+        process = engine.keeper.spare._process
         assert process is not None
         process.on_report = lambda _report: None  # as if it had not said that it is prepared
         process.is_prepared = False
@@ -192,8 +192,8 @@ async def test_a_take_over_that_is_cancelled_leaves_no_process() -> None:
     engine = scripted_engine(spare=True)
     async with started(engine):
         await spare_of(engine)
-        await until(lambda: engine._spare._process)
-        taking = asyncio.create_task(engine._spare.take())
+        await until(lambda: engine.keeper.spare._process)
+        taking = asyncio.create_task(engine.keeper.spare.take())
         await asyncio.sleep(0)
         taking.cancel()
         await asyncio.wait({taking})

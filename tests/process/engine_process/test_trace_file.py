@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import structlog
 
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.live_feed import LiveFeed
 from nanoserve.entrypoints.app.traces import reader as traces
@@ -24,6 +23,7 @@ from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace
 from nanoserve.ports.errors import BadValueError
 from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.client.engines import (
+    RemoteEngine,
     read,
     request,
     run,

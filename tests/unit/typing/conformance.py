@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoserve.adapters.engine_process.client.local_engine import LocalEngine
-from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
+from nanoserve.adapters.engine_process.client.kept_engine import Keeper, KeptEngine
+from nanoserve.adapters.engine_process.client.membership import Membership
+from nanoserve.adapters.engine_process.client.requests import PendingReply
+from nanoserve.adapters.engine_process.client.supervisor import Supervisor
+from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.link import SocketLink
 from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
@@ -54,10 +56,12 @@ def late_drawing(
     return torch, memory
 
 
-def engine(
-    engine: Engine[Any], remote: RemoteEngine, local: LocalEngine
-) -> tuple[EngineHandle, EngineClient, EngineClient]:
-    return engine, remote, local
+def engine(engine: Engine[Any], kept: KeptEngine[Supervisor]) -> tuple[EngineHandle, EngineClient]:
+    return engine, kept
+
+
+def keepers(process: Supervisor, thread: EngineThread, member: Membership) -> tuple[Keeper, Keeper, Keeper]:
+    return process, thread, member
 
 
 def process(reply: PendingReply, link: SocketLink, wire: MsgpackWire) -> tuple[Reply, Link, EngineWire]:

@@ -9,14 +9,11 @@ from typing import Final
 
 import attrs
 
-from nanoserve.adapters.engine_process.client.joined_engine import JoinedEngine
-from nanoserve.adapters.engine_process.client.local_engine import LocalEngine
-from nanoserve.adapters.engine_process.client.remote_engine import (
-    REACTION_TIMEOUT,
-    STALL_TIMEOUT,
-    RemoteEngine,
-)
-from nanoserve.adapters.engine_process.client.shared_engine import Member, SharedEngine
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
+from nanoserve.adapters.engine_process.client.membership import Membership
+from nanoserve.adapters.engine_process.client.sharing import Member, Sharing
+from nanoserve.adapters.engine_process.client.supervisor import REACTION_TIMEOUT, STALL_TIMEOUT, Supervisor
+from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.adapters.engine_process.launching import own_program, start_program
 from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire
@@ -29,7 +26,7 @@ __all__ = [
     "HOST_COMMAND",
     "JoinedEngine",
     "Member",
-    "SharedEngine",
+    "Sharing",
     "become_member",
     "joined_engine",
     "local_engine",
@@ -38,6 +35,7 @@ __all__ = [
     "start_program",
 ]
 
+JoinedEngine = KeptEngine[Membership]
 HOST_COMMAND: Final = own_program("nanoserve.entrypoints.compose.engine_host")
 
 
@@ -51,11 +49,9 @@ def remote_engine(
     reaction_timeout: float = REACTION_TIMEOUT,
     command: Sequence[str] = HOST_COMMAND,
     counts: Counts | None = None,
-    is_shared: bool = False,
-) -> RemoteEngine:
-    """An engine in a process of its own, a `SharedEngine` if asked for; the options are those of `RemoteEngine`."""
-    kind = SharedEngine if is_shared else RemoteEngine
-    return kind(
+) -> KeptEngine[Supervisor]:
+    """An engine in a process of its own; the options are those of `Supervisor`."""
+    keeper = Supervisor(
         Start(attrs.asdict(settings), attrs.asdict(log or LogSettings())),
         wire=engine_wire(),
         stall_timeout=stall_timeout,
@@ -63,13 +59,13 @@ def remote_engine(
         spare=spare,
         reaction_timeout=reaction_timeout,
         command=command,
-        counts=counts,
     )
+    return KeptEngine(keeper, counts)
 
 
-def joined_engine(connection: socket.socket, counts: Counts) -> JoinedEngine:
+def joined_engine(connection: socket.socket, counts: Counts | None = None) -> JoinedEngine:
     """The engine that the process at the other end keeps alive and shares."""
-    return JoinedEngine(connection, wire=engine_wire(), counts=counts)
+    return KeptEngine(Membership(connection, engine_wire()), counts)
 
 
 become_member = become_host
@@ -78,6 +74,7 @@ become_member = become_host
 
 def local_engine(
     settings: EngineSettings, *, build: Build = assemble, stall_timeout: float = STALL_TIMEOUT
-) -> LocalEngine:
+) -> KeptEngine[EngineThread]:
     """An engine in a thread of this process."""
-    return LocalEngine(functools.partial(host, settings=settings, build=build), stall_timeout=stall_timeout)
+    keeper = EngineThread(functools.partial(host, settings=settings, build=build))
+    return KeptEngine(keeper, stall_timeout=stall_timeout)

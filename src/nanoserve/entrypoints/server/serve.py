@@ -18,7 +18,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.bootstrap import assemble_text, find_model, trace_format
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
-from nanoserve.entrypoints.compose.engine_client import SharedEngine, local_engine, remote_engine
+from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.keys import read_keys
@@ -122,7 +122,7 @@ class _Running:
     def __init__(self, settings: Serving, keys: KeyRing, bound: Bound, folder: str, signals: Signals) -> None:
         shared = shared_counting(settings, keys) if len(bound.groups) > 1 else None
         counting = shared.of(0) if shared else Counting()
-        engine = _make_client(settings, folder, counting, is_shared=shared is not None)
+        engine = _make_client(settings, folder, counting)
         self._settings = settings
         self._bound = bound
         self._folder = folder
@@ -130,10 +130,10 @@ class _Running:
         self._server = make_server(settings, keys, engine, bound.groups[0], counting)
         self._app = make_app(self._server)
         self._workers: Workers | None = None
-        if shared is not None and isinstance(engine, SharedEngine):
+        if shared is not None:
             app = RelayedApp(self._app)
             self._workers = Workers(
-                settings, keys, folder, engine=engine, counting=shared, app=app, groups=bound.groups
+                settings, keys, folder, sharing=Sharing(engine), counting=shared, app=app, groups=bound.groups
             )
 
     async def startup(self, watch: Stopwatch, shutdown: contextlib.AsyncExitStack) -> Started:
@@ -227,7 +227,7 @@ async def _refresh(server: Server) -> None:
         await asyncio.sleep(_REFRESH)
 
 
-def _make_client(settings: Serving, folder: str, counting: Counting, *, is_shared: bool) -> EngineClient:
+def _make_client(settings: Serving, folder: str, counting: Counting) -> EngineClient:
     """The engine: in a process of its own, or in a thread of ours."""
     found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
     stall_timeout = settings.serve.bounds.stall_timeout
@@ -235,10 +235,5 @@ def _make_client(settings: Serving, folder: str, counting: Counting, *, is_share
         return local_engine(found, stall_timeout=stall_timeout)
     spare = settings.serve.listen.spare
     return remote_engine(
-        found,
-        log=settings.log,
-        stall_timeout=stall_timeout,
-        spare=spare,
-        counts=counting.ledger,
-        is_shared=is_shared,
+        found, log=settings.log, stall_timeout=stall_timeout, spare=spare, counts=counting.ledger
     )

@@ -88,12 +88,12 @@ def test_a_rank_that_can_never_be_started_is_one_error(refuse: Any) -> None:
 def test_an_http_process_that_can_never_be_started_is_one_error(refuse: Any) -> None:
     refusing = refuse(float("inf"))
     parts: Any = SimpleNamespace(
-        status=EngineStatus.STARTING,
+        engine=SimpleNamespace(status=EngineStatus.STARTING),
         descriptor=0,
         of=lambda _: SimpleNamespace(tallies=SimpleNamespace(processes=0)),
     )
     keys = KeyRing(())
-    workers = Workers(parts, keys, "", engine=parts, counting=parts, app=parts, groups=[[]])
+    workers = Workers(parts, keys, "", sharing=parts, counting=parts, app=parts, groups=[[]])
     with pytest.raises(StartError, match=r"cannot start an HTTP process: .*Bad address"):
         run(workers.start())
     assert refusing.tries == 3

@@ -84,6 +84,12 @@ class Ledger:
         """So many sequences have ended."""
         self.counts.add(reason, count)
 
+    @property
+    def answers(self) -> int:
+        """Sequences that have ended as their model or their request would have it."""
+        finished = self.books().finished
+        return sum(finished[each.value] for each in (FinishReason.STOP, FinishReason.LENGTH))
+
     def end_all(self) -> int:
         """The process that kept these counts has ended, and its sequences with it; returns how many those were."""
         books = self.books()

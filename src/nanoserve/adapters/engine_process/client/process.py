@@ -1,4 +1,4 @@
-"""A host's process as its parent sees it: started, sent commands, made to show its stacks, and ended."""
+"""A host's process as its parent sees it: started, sent commands, watched for progress, made to show its stacks, and ended."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final
 
-import structlog
+import attrs
 
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
+from nanoserve.adapters.engine_process.client.line import Line
+from nanoserve.adapters.engine_process.client.requests import reported_error
 from nanoserve.adapters.engine_process.launching import start_program
-from nanoserve.ports.engine_link import Command, Prepared, Report
-from nanoserve.ports.engine_wire import EngineWire, WireError
+from nanoserve.ports.engine_link import Began, Command, Failed, Prepared, Ready, Report, Start, Turned
+from nanoserve.ports.engine_wire import EngineWire
+from nanoserve.ports.errors import NanoserveError
 
 _POLL: Final = 0.01
+_DUMP_TIME: Final = 0.5
 _LAST_WORDS: Final = 1.0
 _OWNER_ONLY: Final = 0o600
+TICK: Final = 0.25
+"""Seconds between two looks at an engine."""
 
 
-class EngineProcess(asyncio.Protocol):
+class EngineProcess:
     """One process, in a session of its own, and the one connection it has; made by `launch`.
 
     The connection is a pair of Unix sockets without a name, so nothing else can ever connect; nothing about the
@@ -39,14 +45,13 @@ class EngineProcess(asyncio.Protocol):
     """
 
     def __init__(self, process: subprocess.Popen[bytes], wire: EngineWire) -> None:
-        self.gone = asyncio.Event()
         self.on_report: Callable[[Report], None] = self._note
         self.on_foreign: Callable[[str, bytes], None] | None = None
         self.is_prepared = False
         self._process = process
         self._wire = wire
-        self._frames = wire.frames()
-        self._transport: asyncio.WriteTransport | None = None
+        self._line = Line(wire.frames(), self._take, peer="engine")
+        self.gone = self._line.gone
 
     @classmethod
     async def launch(cls, command: Sequence[str], wire: EngineWire) -> EngineProcess:
@@ -59,7 +64,7 @@ class EngineProcess(asyncio.Protocol):
             process = start_program(command, [theirs.fileno()], start_new_session=True)
             started = cls(process, wire)
             try:
-                await asyncio.get_running_loop().create_unix_connection(lambda: started, sock=ours)
+                await started._line.open(ours)
             except BaseException:
                 await started.kill()
                 raise
@@ -76,29 +81,15 @@ class EngineProcess(asyncio.Protocol):
         """Whether it has hung up or exited."""
         return self.gone.is_set() or self._has_exited
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
-        self._transport = cast("asyncio.WriteTransport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Called by asyncio. A process that sends what no engine sends is cut off."""
-        try:
-            for body in self._frames.feed(data):
-                if self.on_foreign is not None and (owner := self._wire.address(body)[1]):
-                    self.on_foreign(owner, self._wire.framed(body))
-                else:
-                    self.on_report(self._wire.decode_report(body))
-        except WireError as error:
-            structlog.get_logger().exception("the engine cannot be understood", error=str(error))
-            self._hang_up()
+    def _take(self, body: bytes) -> None:
+        if self.on_foreign is not None and (owner := self._wire.address(body)[1]):
+            self.on_foreign(owner, self._wire.framed(body))
+        else:
+            self.on_report(self._wire.decode_report(body))
 
     def _note(self, report: Report) -> None:
         """Of one that is no engine yet."""
         self.is_prepared = isinstance(report, Prepared)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        """Called by asyncio."""
-        self.gone.set()
 
     def send(self, command: Command) -> None:
         """Send a command; raises `BadValueError` where it cannot be sent. Ignored once the process is gone."""
@@ -106,8 +97,7 @@ class EngineProcess(asyncio.Protocol):
 
     def pass_on(self, frame: bytes) -> None:
         """Send a command that is a frame already. Ignored once the process is gone."""
-        if self._transport is not None and not self.gone.is_set():
-            self._transport.write(frame)
+        self._line.send(frame)
 
     def dump_stacks(self) -> None:
         """Make the process write the stacks of its threads to standard error; a stopped process cannot."""
@@ -128,11 +118,11 @@ class EngineProcess(asyncio.Protocol):
         finally:  # whoever waits here may be cancelled
             self._end()
             self._process.wait()
-        if self._transport is not None:
+        if self._line.was_open:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS):  # `wait_for` swallows a cancelling in Python 3.11
                     await self.gone.wait()
-        self._hang_up()
+            self._line.cut_off()
         return _ending(self._process.returncode)
 
     def _end(self) -> None:
@@ -150,9 +140,123 @@ class EngineProcess(asyncio.Protocol):
     def _has_exited(self) -> bool:
         return self._process.poll() is not None
 
-    def _hang_up(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+
+@attrs.define
+class StallWatch:
+    """Whether an engine has been silent for `timeout` seconds of our own attention.
+
+    A look that comes late counts for two ticks at most: if this process was stopped or busy itself, the engine's reports
+    may lie unread, and its silence proves nothing.
+    """
+
+    timeout: float
+    last_look: float
+    silence: float = 0.0
+
+    def note_progress(self) -> None:
+        """The engine has computed something, or has nothing to compute and says so."""
+        self.silence = 0.0
+
+    def is_stalled(self, now: float) -> bool:
+        """Look at the engine; to be asked once every `TICK`."""
+        self.silence += min(now - self.last_look, 2 * TICK)
+        self.last_look = now
+        return self.silence >= self.timeout
+
+
+class EngineLife:
+    """What is known of one engine while it lives.
+
+    Args:
+        process: where it runs; a fresh one or a prepared one.
+        was_spare: whether it is a prepared one.
+        stall_timeout: seconds without progress after which it counts as stuck.
+        on_report: called with each report.
+        is_idle: whether no request waits for an answer; silence is no stall then, if the engine says it is there.
+
+    Attributes:
+        failure: why it ended, as far as it said so itself.
+    """
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        *,
+        was_spare: bool,
+        stall_timeout: float,
+        on_report: Callable[[Report], None],
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self.process = process
+        self.was_spare = was_spare
+        self.failure: NanoserveError | None = None
+        self._on_report = on_report
+        self._is_idle = is_idle
+        self._began = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._stall_timeout = stall_timeout
+        self._watch = StallWatch(stall_timeout, time.monotonic())
+        self._last_step = 0.0
+        process.on_report = self._take
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it has ever been ready."""
+        return self._ready.is_set()
+
+    async def begin(self, start: Start, *, reaction: float, limit: float | None) -> bool:
+        """Have it built; whether it is ready, once it is, or has ended, or `limit` seconds are over.
+
+        A prepared process has nothing to do but to begin: one that takes more than `reaction` seconds is not waited for.
+        """
+        self.process.send(start)
+        if self.process.is_prepared:
+            await _first_of(self._began, self.process.gone, seconds=reaction)
+            if not self._began.is_set():
+                return False
+        await _first_of(self._ready, self.process.gone, seconds=limit)
+        self._watch = StallWatch(self._stall_timeout, time.monotonic())
+        return self.was_ready
+
+    async def until_lost(self) -> bool:
+        """Return when it has ended or is stuck; whether it is stuck."""
+        while not self.process.has_ended:
+            if self._watch.is_stalled(time.monotonic()):
+                return True
+            await _first_of(self.process.gone, seconds=TICK)
+        return False
+
+    async def show_stacks(self) -> None:
+        """Have a stuck one write its stacks to standard error."""
+        self.process.dump_stacks()
+        await asyncio.sleep(_DUMP_TIME)
+
+    def _take(self, report: Report) -> None:
+        self._on_report(report)
+        match report:
+            case Began():
+                self._began.set()
+            case Ready():
+                self._ready.set()
+            case Failed():
+                self.failure = reported_error(report.error, report.message)
+            case Turned(events, state):
+                if events or (state and state.last_step > self._last_step) or self._is_idle():
+                    self._watch.note_progress()
+                if state:
+                    self._last_step = state.last_step
+            case _:
+                pass
+
+
+async def _first_of(*events: asyncio.Event, seconds: float | None) -> None:
+    """Wait until one of the events has happened, for so many seconds at most."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()
 
 
 def _ending(code: int) -> str:

@@ -17,7 +17,7 @@ import structlog
 
 from nanoserve.entrypoints.app.measurements import RESTARTS
 from nanoserve.entrypoints.compose.counting import SharedCounting
-from nanoserve.entrypoints.compose.engine_client import Member, SharedEngine, own_program, start_program
+from nanoserve.entrypoints.compose.engine_client import Member, Sharing, own_program, start_program
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.start_errors import StartError
@@ -46,7 +46,7 @@ class Workers:
 
     Args:
         settings, keys, folder: as in `WorkerStart`.
-        engine: what they share; counting: where they count.
+        sharing: of the engine; counting: where they count.
         app: answers what they do not answer themselves.
         groups: the sockets of each process.
     """
@@ -57,7 +57,7 @@ class Workers:
         keys: KeyRing,
         folder: str,
         *,
-        engine: SharedEngine,
+        sharing: Sharing,
         counting: SharedCounting,
         app: RelayedApp,
         groups: Sequence[Sequence[socket.socket]],
@@ -65,7 +65,8 @@ class Workers:
         self._settings = settings
         self._keys = keys
         self._folder = folder
-        self._engine = engine
+        self._engine = sharing.engine
+        self._sharing = sharing
         self._counting = counting
         self._restarts = counting.of(0).tallies.processes
         self._app = app
@@ -131,7 +132,7 @@ class Workers:
         link.setblocking(False)
         with contextlib.suppress(ConnectionError):  # one that has ended already is noticed as any other
             await asyncio.get_running_loop().sock_sendall(link, encode_start(start))
-        self._living[number] = _Worker(process, await self._engine.admit(owner, link), door)
+        self._living[number] = _Worker(process, await self._sharing.admit(owner, link), door)
         self._app.watch(door)
 
     async def _keep(self, number: int) -> None:
@@ -143,7 +144,7 @@ class Workers:
             if self._engine.status is EngineStatus.STOPPED:
                 return
             ending = await self._end(worker)
-            self._engine.dismiss(worker.member)
+            self._sharing.dismiss(worker.member)
             lost = self._counting.end(number)
             delay = 0.0 if worker.member.opened.is_set() else _longer(delay)
             _log.error("an HTTP process has ended", number=number, ending=ending, lost=lost, restart_in=delay)
@@ -170,7 +171,7 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.process.pid, signal.SIGKILL)
         await _until_ended(worker.process)
-        worker.member.cut_off()
+        worker.member.line.cut_off()
         self._app.leave(worker.door)
         return int(worker.process.returncode)
 

@@ -117,11 +117,11 @@ async def _serve(
     with contextlib.suppress(LeavingError):
         if start.is_loading:
             await http.start()
-        await unless(engine.gone.wait(), _open(start, server, engine), LeavingError)
+        await unless(engine.keeper.gone.wait(), _open(start, server, engine), LeavingError)
         if not start.is_loading:
             await http.start()
-        engine.open()
-        await engine.gone.wait()
+        engine.keeper.open()
+        await engine.keeper.gone.wait()
     await http.stop()
     await engine.stop()
     server.close()

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import attrs
 import psutil
 
-from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
-from nanoserve.adapters.engine_process.client.remote_engine import RemoteEngine
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
+from nanoserve.adapters.engine_process.client.requests import PendingReply
+from nanoserve.adapters.engine_process.client.supervisor import Supervisor
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineClient, EngineStatus
@@ -27,6 +28,7 @@ from tests.unit.adapters.engine_process.host import scripted_host
 from tests.unit.adapters.engine_process.host.scripted_host import VOCAB
 
 ResultT = TypeVar("ResultT")
+RemoteEngine = KeptEngine[Supervisor]
 EngineT = TypeVar("EngineT", bound=EngineClient)
 SCRIPTED = (sys.executable, "-m", scripted_host.__name__)
 

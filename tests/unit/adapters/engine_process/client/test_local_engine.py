@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.engine_process.client.local_engine import LocalEngine
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
+from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.entrypoints.compose import engine_client as compose
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
@@ -28,7 +29,7 @@ from tests.unit.adapters.engine_process.client.engines import (
 from tests.unit.adapters.engine_process.host.scripted_host import build
 
 
-def local_engine(build: Any = build, **settings: Any) -> LocalEngine:
+def local_engine(build: Any = build, **settings: Any) -> KeptEngine[EngineThread]:
     return compose.local_engine(EngineSettings(**settings), build=build)
 
 

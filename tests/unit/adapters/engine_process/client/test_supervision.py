@@ -4,14 +4,10 @@ import itertools
 
 import pytest
 
-from nanoserve.adapters.engine_process.client.supervision import (
-    MOST_DEATHS,
-    TICK,
-    TRANSITIONS,
-    Restarts,
-    StallWatch,
-    following,
-)
+from nanoserve.adapters.engine_process.client.kept_engine import TRANSITIONS, KeptEngine
+from nanoserve.adapters.engine_process.client.process import TICK, StallWatch
+from nanoserve.adapters.engine_process.client.supervisor import MOST_DEATHS, Restarts
+from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.ports.driving import EngineStatus
 
 
@@ -24,22 +20,23 @@ def test_a_stop_is_final_and_always_possible_and_each_status_can_be_reached() ->
 
 
 def test_a_status_that_the_table_does_not_name_is_refused() -> None:
-    assert following(EngineStatus.STARTING, EngineStatus.FAILED) is EngineStatus.FAILED
+    engine = KeptEngine(EngineThread(lambda _link: None))
+    engine.move(EngineStatus.FAILED)
     with pytest.raises(AssertionError, match="failed is never followed by ready"):
-        following(EngineStatus.FAILED, EngineStatus.READY)
+        engine.move(EngineStatus.READY)
+    assert engine.status is EngineStatus.FAILED
 
 
 def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
     restarts = Restarts()
-    assert [restarts.note_death() for _ in range(MOST_DEATHS)] == [0.0, 1.0, 2.0, 4.0, None]
+    assert [restarts.note_death(7) for _ in range(MOST_DEATHS)] == [0.0, 1.0, 2.0, 4.0, None]
     assert restarts.total == MOST_DEATHS - 1
 
 
 def test_an_answer_between_deaths_forgives_them_but_they_stay_counted() -> None:
     restarts = Restarts()
-    for _ in range(20):
-        assert restarts.note_death() == 0.0
-        restarts.note_answer()
+    for answers in range(1, 21):
+        assert restarts.note_death(answers) == 0.0
     assert restarts.total == 20
 
 

@@ -1,6 +1,6 @@
 """An engine host over a model that is a hash of its prompt, and that some prompts kill, hang or make fail.
 
-Run as a program it is what `RemoteEngine(command=...)` starts: a real process with everything but a model.
+Run as a program it is what `remote_engine(command=...)` starts: a real process with everything but a model.
 """
 
 from __future__ import annotations

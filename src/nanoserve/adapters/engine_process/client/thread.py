@@ -1,4 +1,4 @@
-"""`EngineClient` over an engine in a thread of this process, for debugging: nothing restarts it."""
+"""A keeper whose engine runs in a thread of this process, for debugging: nothing restarts it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
-from nanoserve.adapters.engine_process.client.pending_reply import PendingReply
-from nanoserve.adapters.engine_process.client.reported_engine import ReportedEngine
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.ports.driving import EngineStatus, Link, LinkClosedError
-from nanoserve.ports.engine_link import Add, Command, Ready, Report, Stop
-from nanoserve.ports.errors import EngineDiedError, EngineLoadingError
-from nanoserve.ports.request import Request
+from nanoserve.ports.engine_link import Command, Ready, Report, Stop
+from nanoserve.ports.errors import EngineDiedError
 
 
 class _ThreadLink:
@@ -50,61 +48,41 @@ class _ThreadLink:
             raise LinkClosedError("the event loop is closed") from error
 
 
-class LocalEngine(ReportedEngine):
-    """Runs `serve` with an engine in a thread; it shares the interpreter, and with it the time, of everything else here."""
+class EngineThread:
+    """Runs `serve` in a thread; its engine shares the interpreter, and with it the time, of everything else here."""
 
-    def __init__(self, serve: Callable[[Link], None], *, stall_timeout: float) -> None:
-        super().__init__()
+    _engine: KeptEngine[Any]
+
+    def __init__(self, serve: Callable[[Link], None]) -> None:
         self._serve = serve
-        self._stall_timeout = stall_timeout
         self._life: tuple[_ThreadLink, threading.Thread] | None = None
-
-    @property
-    def status(self) -> EngineStatus:
-        """An engine that has been silent for long is stalled, and may come back."""
-        silent = time.monotonic() - self._last_report > self._stall_timeout
-        return EngineStatus.STALLED if self._status is EngineStatus.READY and silent else self._status
 
     @property
     def restarts(self) -> int:
         """Always 0."""
         return 0
 
-    async def start(self) -> None:
-        """Start the thread and wait until its engine is ready."""
+    async def start(self, engine: KeptEngine[Any], /) -> None:
+        """Start the thread."""
+        self._engine = engine
         loop = asyncio.get_running_loop()
         link = _ThreadLink(loop, self._take)
         thread = threading.Thread(target=self._run, args=(link, loop), name="engine", daemon=True)
         self._life = (link, thread)
         thread.start()
-        await self._until_settled()
 
     async def stop(self) -> None:
         """End the engine; one that is stuck in a step is left behind."""
-        if self._status is not EngineStatus.STOPPED:
-            self._close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
         if self._life is not None:
             link, thread = self._life
             link.commands.put(Stop())
             await asyncio.to_thread(thread.join, 5.0)
 
-    def submit(self, request: Request) -> PendingReply:
-        """Hand a request over."""
-        if self._status is not EngineStatus.READY:
-            raise EngineLoadingError(f"the engine is {self._status.value}")
-        reply = self._replies.open(request)
-        reply.engine_has_it = True
-        self._send(Add(request))
-        return reply
-
-    def _send(self, command: Command) -> None:
-        if self._life is not None:
-            self._life[0].commands.put(command)
-
     def _take(self, report: Report) -> None:
-        super()._take(report)
-        if isinstance(report, Ready) and self._status is EngineStatus.STARTING:
-            self._move(EngineStatus.READY)
+        self._engine.take(report)
+        is_first = isinstance(report, Ready) and self._engine.status is EngineStatus.STARTING
+        if is_first and self._life is not None:
+            self._engine.welcome(self._life[0].commands.put)
 
     def _run(self, link: _ThreadLink, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -116,9 +94,10 @@ class LocalEngine(ReportedEngine):
                 loop.call_soon_threadsafe(self._give_up, error)
 
     def _give_up(self, error: Exception) -> None:
-        if self._status is EngineStatus.STOPPED:
+        status = self._engine.status
+        if status is EngineStatus.STOPPED:
             return
-        died = EngineDiedError("the engine has ended and is not started again")
-        if self._status is EngineStatus.READY:
+        if status is not EngineStatus.STARTING:
             structlog.get_logger().error("the engine has ended", error=repr(error))
-        self._close(EngineStatus.FAILED, died, why=error)
+        died = EngineDiedError("the engine has ended and is not started again")
+        self._engine.close(EngineStatus.FAILED, died, why=error)

@@ -7,9 +7,8 @@ from typing import Any
 import attrs
 import pytest
 
-from nanoserve.adapters.engine_process.client.pending_reply import MOST_ENGINES, PendingReply
-from nanoserve.adapters.engine_process.client.replies import Replies, remaining
-from nanoserve.ports.engine_link import Refused
+from nanoserve.adapters.engine_process.client.requests import MOST_ENGINES, PendingReply, Requests, remaining
+from nanoserve.ports.engine_link import Abort, Add, Command, Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, PromptTooLongError
 from nanoserve.ports.events import (
     EngineEvent,
@@ -33,50 +32,59 @@ def tokens(name: str, *ids: int, index: int = 0, end: FinishReason | None = None
 
 
 class Board:
-    """Replies, and what was said to the engine."""
+    """Requests, and what was said to the engine."""
 
     def __init__(self) -> None:
-        self.aborted: list[str] = []
-        self.replies = Replies(self.aborted.append)
+        self.said: list[Command] = []
+        self.requests = Requests()
+        self.requests.engine = self.said.append
+
+    @property
+    def aborted(self) -> list[str]:
+        return [each.request_id for each in self.said if isinstance(each, Abort)]
+
+    @property
+    def added(self) -> list[str]:
+        return [each.request.request_id for each in self.said if isinstance(each, Add)]
 
     def open(self, name: str, *, n: int = 1, stream: bool = True, **more: Any) -> PendingReply:
-        reply = self.replies.open(request(name, n=n, stream=stream, **more))
-        self.hand_over(reply)
-        return reply
+        return self.requests.open(request(name, n=n, stream=stream, **more))
 
-    @staticmethod
-    def hand_over(reply: PendingReply) -> None:
-        reply.num_engines += 1
-        reply.engine_has_it = True
-
-    def turn(self, *events: EngineEvent) -> bool:
-        answered = self.replies.take(events)
+    def turn(self, *events: EngineEvent) -> None:
+        self.requests.take(events)
         self.check()
-        return answered
+
+    def replace_engine(self) -> tuple[int, int]:
+        aftermath = self.requests.lose_engine()
+        self.check()
+        self.said.clear()
+        self.requests.engine = self.said.append
+        self.requests.hand_over_waiting()
+        return aftermath
 
     def check(self) -> None:
-        ledger = self.replies.ledger.books()
+        ledger = self.requests.ledger.books()
         assert ledger.waiting >= 0
         assert ledger.running >= 0
         assert ledger.accepted == sum(ledger.finished.values()) + ledger.running + ledger.waiting
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        ledger = self.replies.ledger.books()
+        ledger = self.requests.ledger.books()
         return ledger.accepted, ledger.running, ledger.waiting
 
 
 async def test_events_go_to_their_requests_and_the_answer_ends() -> None:
     board = Board()
     one, two = board.open("one"), board.open("two")
-    assert not board.turn(tokens("one", 1), tokens("two", 5), tokens("nobody", 9))
-    assert not board.turn(tokens("two", 6))
-    assert board.turn(tokens("one", 2, end=FinishReason.LENGTH))
-    assert board.turn(tokens("two", end=FinishReason.STOP))
+    board.turn(tokens("one", 1), tokens("two", 5), tokens("nobody", 9))
+    board.turn(tokens("two", 6))
+    board.turn(tokens("one", 2, end=FinishReason.LENGTH))
+    board.turn(tokens("two", end=FinishReason.STOP))
     assert (await read(one)).ids == [1, 2]
     answer = await read(two)
     assert (answer.ids, answer.reasons) == ([5, 6], {0: FinishReason.STOP})
-    assert len(board.replies) == 0
+    assert len(board.requests) == 0
 
 
 async def test_what_piles_up_is_joined_into_one_event_per_sequence() -> None:
@@ -143,17 +151,17 @@ async def test_an_unstreamed_answer_comes_whole() -> None:
 async def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
     board = Board()
     long, bad, odd = board.open("long"), board.open("bad"), board.open("odd")
-    board.replies.refuse(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
-    board.replies.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer"))
-    board.replies.refuse(Refused("odd", "KeyError", "the request could not be checked"))
-    board.replies.refuse(Refused("nobody", "KeyError", ""))
+    board.requests.refuse(Refused("long", "PromptTooLongError", "the prompt has 9 tokens"))
+    board.requests.refuse(Refused("bad", "BadValueError", "stop: needs a tokenizer"))
+    board.requests.refuse(Refused("odd", "KeyError", "the request could not be checked"))
+    board.requests.refuse(Refused("nobody", "KeyError", ""))
     assert isinstance((await read(long)).error, PromptTooLongError)
     error = (await read(bad)).error
     assert isinstance(error, BadValueError)
     assert (error.parameter, str(error)) == ("stop", "stop: needs a tokenizer")
     assert str((await read(odd)).error) == "the request could not be checked"
     board.check()
-    assert board.replies.ledger.books().finished["refused"] == 3
+    assert board.requests.ledger.books().finished["refused"] == 3
 
 
 async def test_the_ledger_follows_every_sequence() -> None:
@@ -166,7 +174,7 @@ async def test_the_ledger_follows_every_sequence() -> None:
     assert board.counts == (2, 1, 1)
     board.turn(tokens("r", end=FinishReason.ABORT), tokens("r", index=1, end=FinishReason.ABORT))
     assert board.counts == (2, 0, 0)
-    assert board.replies.ledger.books().finished["abort"] == 2
+    assert board.requests.ledger.books().finished["abort"] == 2
 
 
 async def test_cancelling_asks_the_engine_once_and_not_after_the_end() -> None:
@@ -175,7 +183,7 @@ async def test_cancelling_asks_the_engine_once_and_not_after_the_end() -> None:
     for _ in range(3):
         reply.cancel()
     assert board.aborted == ["r"]
-    assert not board.turn(tokens("r", end=FinishReason.ABORT))
+    board.turn(tokens("r", end=FinishReason.ABORT))
     assert (await read(reply)).reasons == {0: FinishReason.ABORT}
     reply.cancel()
     assert board.aborted == ["r"]
@@ -183,9 +191,10 @@ async def test_cancelling_asks_the_engine_once_and_not_after_the_end() -> None:
 
 async def test_without_an_engine_cancelling_ends_the_request_here() -> None:
     board = Board()
-    reply = board.replies.open(request("r", n=2))
+    board.requests.engine = None
+    reply = board.open("r", n=2)
     reply.cancel()
-    assert board.aborted == []
+    assert board.said == []
     assert set((await read(reply)).reasons.values()) == {FinishReason.ABORT}
     assert board.counts == (2, 0, 0)
 
@@ -197,15 +206,11 @@ async def test_when_the_engine_dies_only_replies_that_were_read_are_lost() -> No
     board.turn(tokens("seen", 1), tokens("unseen", 2))
     assert await anext(aiter(seen.events()))
     left.cancel()
-    aftermath = board.replies.lose_engine()
-    board.check()
-    assert aftermath == (2, 2)
+    assert board.replace_engine() == (2, 2)
     assert isinstance((await read(seen)).error, EngineDiedError)
     assert (await read(left)).reasons == {0: FinishReason.ABORT}
-    assert [reply.request.request_id for reply in board.replies.without_engine()] == ["unseen", "silent"]
+    assert board.added == ["unseen", "silent"]
     assert board.counts == (4, 0, 2)
-    for reply in board.replies.without_engine():
-        board.hand_over(reply)
     board.turn(tokens("unseen", 2), tokens("silent", 3))
     board.turn(*(tokens(name, 4, end=FinishReason.LENGTH) for name in ("unseen", "silent")))
     assert (await read(unseen)).ids == [2, 4]
@@ -217,19 +222,18 @@ async def test_knowing_that_a_request_was_admitted_is_not_output() -> None:
     reply = board.open("r")
     board.turn(SequenceAdmitted("r", 0, 1, 0, resumed=False))
     assert await anext(aiter(reply.events()))
-    assert board.replies.lose_engine() == (1, 0)
+    assert board.requests.lose_engine() == (1, 0)
 
 
 async def test_a_sequence_that_ended_before_the_death_is_not_computed_twice() -> None:
     board = Board()
     reply = board.open("r", n=2, stream=False)
     board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH))
-    board.replies.lose_engine()
-    board.hand_over(reply)
+    board.replace_engine()
     board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH), tokens("r", 3, index=1, end=FinishReason.STOP))
     answer = await read(reply)
     assert answer.token_ids == {0: [1, 2], 1: [3]}
-    assert board.replies.ledger.books().finished["length"] == 1
+    assert board.requests.ledger.books().finished["length"] == 1
     board.check()
 
 
@@ -237,9 +241,8 @@ async def test_a_request_that_was_there_when_two_engines_died_is_given_up() -> N
     board = Board()
     reply = board.open("r")
     for _ in range(MOST_ENGINES - 1):
-        assert board.replies.lose_engine() == (1, 0)
-        board.hand_over(reply)
-    assert board.replies.lose_engine() == (0, 1)
+        assert board.replace_engine() == (1, 0)
+    assert board.replace_engine() == (0, 1)
     error = (await read(reply)).error
     assert isinstance(error, EngineDiedError)
     assert "twice" in str(error)
@@ -249,18 +252,20 @@ async def test_a_request_that_was_there_when_two_engines_died_is_given_up() -> N
 async def test_what_waits_for_an_engine_runs_out_of_time_as_it_would_with_one() -> None:
     board = Board()
     now = time.monotonic()
-    late = board.replies.open(request("late", deadline=now + 5))
-    impatient = board.replies.open(request("impatient", queue_timeout=3.0))
-    calm = board.replies.open(request("calm"))
-    board.replies.end_overdue(now + 2)
-    assert len(board.replies) == 3
-    board.replies.end_overdue(now + 6)
+    board.requests.engine = None
+    late = board.requests.open(request("late", deadline=now + 5))
+    impatient = board.requests.open(request("impatient", queue_timeout=3.0))
+    board.requests.open(request("calm"))
+    board.requests.end_overdue(now + 2)
+    assert len(board.requests) == 3
+    board.requests.end_overdue(now + 6)
     assert (await read(late)).reasons == {0: FinishReason.TIMEOUT}
     assert (await read(impatient)).reasons == {0: FinishReason.TIMEOUT}
-    assert board.replies.without_engine() == [calm]
-    board.hand_over(calm)
-    board.replies.end_overdue(now + 1e6)
-    assert len(board.replies) == 1
+    board.requests.engine = board.said.append
+    board.requests.hand_over_waiting()
+    assert board.added == ["calm"]
+    board.requests.end_overdue(now + 1e6)
+    assert len(board.requests) == 1
 
 
 def test_patience_spent_before_an_engine_took_the_request_is_spent() -> None:

@@ -1,4 +1,4 @@
-"""The reply to one submitted request: the engine's events, joined until somebody reads them."""
+"""Requests that wait for answers: the engine's events are sorted to their replies, and they outlive the engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Final
 
 import attrs
 
-from nanoserve.adapters.engine_process.client.ledger import Ledger
-from nanoserve.ports.errors import NanoserveError
+from nanoserve.adapters.engine_process.client.ledger import REFUSED, Ledger
+from nanoserve.ports import errors
+from nanoserve.ports.engine_link import Abort, Add, Command, Refused
+from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, NanoserveError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
@@ -181,3 +183,146 @@ class PendingReply:
 
 def _shows_output(event: EngineEvent) -> bool:
     return not isinstance(event, (SequenceAdmitted, SequencePreempted))
+
+
+_KNOWN: Final = {
+    name: each
+    for name, each in vars(errors).items()
+    if isinstance(each, type) and issubclass(each, NanoserveError)
+}
+
+
+def reported_error(name: str, message: str) -> NanoserveError:
+    """What the engine's process raised; an error of no class of ours becomes a plain `NanoserveError`."""
+    if name == BadValueError.__name__:
+        parameter, _, rest = message.partition(": ")
+        return BadValueError(parameter, rest)
+    return _KNOWN.get(name, NanoserveError)(message)
+
+
+class Requests:
+    """The requests that have not ended, and their replies.
+
+    Attributes:
+        engine: takes commands to the engine; None while there is none.
+        ledger: counts the sequences.
+    """
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.engine: Callable[[Command], None] | None = None
+        self.ledger = ledger or Ledger()
+        self._living: dict[str, PendingReply] = {}
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+    def send(self, command: Command) -> None:
+        """Hand a command to the engine, where there is one."""
+        if self.engine is not None:
+            self.engine(command)
+
+    def open(self, request: Request) -> PendingReply:
+        """Hand a request over, to the next engine if there is none; its reply."""
+        if request.request_id in self._living:
+            raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
+        reply = PendingReply(request, self.ledger, self._cancel)
+        self._living[request.request_id] = reply
+        if self.engine is not None:
+            self._hand_over(reply)
+        return reply
+
+    def hand_over_waiting(self) -> None:
+        """An engine has come: what waits for one is its work now, the oldest first."""
+        for reply in self._waiting():
+            self._hand_over(reply)
+
+    def take(self, events: Sequence[EngineEvent]) -> None:
+        """Sort events to their replies."""
+        living = self._living
+        for event in events:
+            reply = living.get(event.request_id)
+            if reply is not None:
+                reply.take(event)
+                if reply.is_over:
+                    del living[event.request_id]
+
+    def refuse(self, refused: Refused) -> None:
+        """The engine has turned a request away."""
+        if reply := self._living.get(refused.request_id):
+            self._fail(reply, reported_error(refused.error, refused.message), REFUSED)
+
+    def lose_engine(self) -> tuple[int, int]:
+        """The engine has died. Requests with nothing delivered wait for the next one, all others end.
+
+        Returns how many wait, and how many have ended.
+        """
+        self.engine = None
+        died, requeued = list(self._living.values()), 0
+        for reply in died:
+            if reply.can_start_anew:
+                reply.forget_engine()
+                requeued += 1
+            elif reply.cancelled:
+                self._end(reply, FinishReason.ABORT)
+            else:
+                self._fail(reply, EngineDiedError(_cause(reply)))
+        return requeued, len(died) - requeued
+
+    def end_overdue(self, now: float) -> None:
+        """End the requests without an engine that would have run out of time with one."""
+        for reply in self._waiting():
+            if _is_overdue(reply, now):
+                self._end(reply, FinishReason.TIMEOUT)
+
+    def fail_all(self, error: NanoserveError) -> None:
+        """End every request with an error."""
+        for reply in list(self._living.values()):
+            self._fail(reply, error)
+
+    def _waiting(self) -> list[PendingReply]:
+        return [reply for reply in self._living.values() if not reply.engine_has_it]
+
+    def _hand_over(self, reply: PendingReply) -> None:
+        try:
+            self.send(Add(remaining(reply.request, time.monotonic() - reply.submitted_at)))
+        except BadValueError as error:
+            self._fail(reply, error)
+        else:
+            reply.num_engines += 1
+            reply.engine_has_it = True
+
+    def _cancel(self, reply: PendingReply) -> None:
+        if reply.engine_has_it:
+            self.send(Abort(reply.request.request_id))
+        else:
+            self._end(reply, FinishReason.ABORT)
+
+    def _end(self, reply: PendingReply, reason: FinishReason) -> None:
+        del self._living[reply.request.request_id]
+        reply.end(reason)
+
+    def _fail(
+        self, reply: PendingReply, error: NanoserveError, reason: str = FinishReason.ERROR.value
+    ) -> None:
+        del self._living[reply.request.request_id]
+        reply.fail(error, reason)
+
+
+def remaining(request: Request, waited: float) -> Request:
+    """The request as it is handed to an engine after it has waited for one: with less patience left."""
+    if request.queue_timeout is None:
+        return request
+    return attrs.evolve(request, queue_timeout=max(0.0, request.queue_timeout - waited))
+
+
+def _is_overdue(reply: PendingReply, now: float) -> bool:
+    request = reply.request
+    if request.deadline is not None and now >= request.deadline:
+        return True
+    return request.queue_timeout is not None and now - reply.submitted_at >= request.queue_timeout
+
+
+def _cause(reply: PendingReply) -> str:
+    if reply.has_been_read:
+        return "the engine ended in the middle of the answer; send the request again"
+    return "the engine ended twice while it computed this request, which is not tried a third time"

@@ -1,23 +1,21 @@
-"""`EngineClient` over an engine in a process of its own, which is started again when it dies or gets stuck."""
+"""A keeper whose engine has a process of its own, and is started again when it dies or gets stuck."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+import attrs
 import structlog
 
-from nanoserve.adapters.engine_process.client.engine_life import EngineLife
-from nanoserve.adapters.engine_process.client.process import EngineProcess
-from nanoserve.adapters.engine_process.client.replaced_engine import ReplacedEngine
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
+from nanoserve.adapters.engine_process.client.process import EngineLife, EngineProcess
 from nanoserve.adapters.engine_process.client.spare import Spare
-from nanoserve.adapters.engine_process.client.supervision import Restarts
-from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus
-from nanoserve.ports.engine_link import Command, Start, Stop
+from nanoserve.ports.engine_link import Start, Stop
 from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import EngineDiedError
 
@@ -26,11 +24,35 @@ REACTION_TIMEOUT: Final = 10.0
 _FAREWELL: Final = 3.0
 _RESTART_FACTOR: Final = 5.0
 _RESTART_GRACE: Final = 60.0
+MOST_DEATHS: Final = 5
+"""Engines that may die in a row, without an answer between them, before no other is started."""
+_LONGEST_DELAY: Final = 30.0
 _log = structlog.get_logger()
 
 
-class RemoteEngine(ReplacedEngine):
-    """Keeps one engine process alive. Everything happens in the event loop that called `start`.
+@attrs.define
+class Restarts:
+    """Counts deaths; `total` of all time, `in_a_row` since an engine last finished an answer."""
+
+    total: int = 0
+    in_a_row: int = 0
+    answers: int = 0
+
+    def note_death(self, answers: int) -> float | None:
+        """Seconds to wait before the next engine (0, 1, 2, 4, ...), or None to give up.
+
+        `answers` have been finished until now by all engines: one that has finished some works.
+        """
+        self.in_a_row = 1 if answers > self.answers else self.in_a_row + 1
+        self.answers = answers
+        if self.in_a_row >= MOST_DEATHS:
+            return None
+        self.total += 1
+        return 0.0 if self.in_a_row == 1 else min(2.0 ** (self.in_a_row - 2), _LONGEST_DELAY)
+
+
+class Supervisor:
+    """Keeps one engine process alive.
 
     Args:
         building: what the process builds its engine from, and how it logs on the standard error it shares with us.
@@ -40,8 +62,13 @@ class RemoteEngine(ReplacedEngine):
         start_timeout: seconds that a restart may take; None allows five times what the first start took and a minute.
         spare: whether another process waits to be the next engine.
         reaction_timeout: seconds after which a prepared spare that does not begin is given up for a new process.
-        counts: of the ledger.
+
+    Attributes:
+        spare: the process that waits, if there is one.
+        on_foreign: called with the owner and the frame of what the engine has for another process.
     """
+
+    _engine: KeptEngine[Any]
 
     def __init__(
         self,
@@ -53,19 +80,19 @@ class RemoteEngine(ReplacedEngine):
         start_timeout: float | None = None,
         spare: bool = False,
         reaction_timeout: float = REACTION_TIMEOUT,
-        counts: Counts | None = None,
     ) -> None:
-        super().__init__(counts)
+        self.on_foreign: Callable[[str, bytes], None] | None = None
+        self.wire = wire
         self._building = building
         self._stall_timeout = stall_timeout
         self._start_timeout = start_timeout
         self._reaction_timeout = reaction_timeout
         self._start_limit: float | None = None
         self._launch = functools.partial(EngineProcess.launch, command, wire)
-        self._spare = Spare(self._launch, wanted=spare)
+        self.spare = Spare(self._launch, wanted=spare)
         self._restarts = Restarts()
         self._away_since = time.monotonic()
-        self._engine: EngineProcess | None = None
+        self._process: EngineProcess | None = None
         self._supervision: asyncio.Task[None] | None = None
 
     @property
@@ -73,45 +100,29 @@ class RemoteEngine(ReplacedEngine):
         """How often it had to be started again."""
         return self._restarts.total
 
-    async def start(self) -> None:
-        """Start the engine and wait until it is ready; a first start that fails is not tried again."""
+    async def start(self, engine: KeptEngine[Any], /) -> None:
+        """Start the engine; a first start that fails is not tried again."""
+        self._engine = engine
         self._away_since = time.monotonic()
         self._supervision = asyncio.create_task(self._supervise())
-        await self._until_settled()
 
     async def stop(self) -> None:
-        """End the engine, its spare, and every answer."""
-        if self._status is not EngineStatus.STOPPED:
-            self._close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
-            await self._end_supervision()
-
-    async def _end_supervision(self) -> None:
+        """End the engine and its spare."""
         if self._supervision is None:
             return
-        if self._engine is not None:
-            self._send(Stop())
+        if self._process is not None:
+            self._process.send(Stop())
             await asyncio.wait({self._supervision}, timeout=_FAREWELL)
         self._supervision.cancel()
         await asyncio.wait({self._supervision})
 
-    @property
-    def _has_engine(self) -> bool:
-        return self._engine is not None
-
-    def _send(self, command: Command) -> None:
-        if self._engine is not None:
-            self._engine.send(command)
-
-    def _is_idle(self) -> bool:
-        """Whether no request waits for an answer."""
-        return not self._replies
-
-    def _note_answer(self) -> None:
-        self._restarts.note_answer()
+    def pass_on(self, frame: bytes) -> None:
+        """Hand the engine a command that is a frame already, where there is an engine."""
+        if self._process is not None:
+            self._process.pass_on(frame)
 
     async def _supervise(self) -> None:
         """One engine after another, until stopped, or until engines die as fast as they come."""
-        overdue = asyncio.create_task(self._end_overdue())
         try:
             while True:
                 delay = await self._live()
@@ -120,14 +131,13 @@ class RemoteEngine(ReplacedEngine):
                 await asyncio.sleep(delay)
         except Exception:  # noqa: BLE001 - clients must get an end, whatever it is
             _log.exception("the supervision of the engine has failed")
-            self._close(EngineStatus.FAILED, EngineDiedError("the engine is no longer supervised"))
+            self._engine.close(EngineStatus.FAILED, EngineDiedError("the engine is no longer supervised"))
         finally:
-            overdue.cancel()
-            await self._spare.stop()
+            await self.spare.stop()
 
     async def _live(self) -> float | None:
         """The whole life of one engine; returns when to start the next one, None for never."""
-        spare = await self._spare.take()
+        spare = await self.spare.take()
         try:
             process = spare or await self._launch()
         except OSError as error:
@@ -136,36 +146,36 @@ class RemoteEngine(ReplacedEngine):
             process,
             was_spare=spare is not None,
             stall_timeout=self._stall_timeout,
-            on_report=self._take,
-            is_idle=self._is_idle,
+            on_report=self._engine.take,
+            is_idle=lambda: self._engine.is_idle,
         )
         try:
             await self._look_after(life)
         finally:
-            self._engine = None
+            self._process = self._engine.requests.engine = None
             if life.was_ready:
                 self._away_since = time.monotonic()
             ending = await process.kill()
-            self._totals.close_books()
+            self._engine.totals.close_books()
         return self._after_death(ending, life)
 
     async def _look_after(self, life: EngineLife) -> None:
         """Return when an engine is lost."""
         is_ready = await life.begin(self._building, reaction=self._reaction_timeout, limit=self._start_limit)
-        if not is_ready or self._status is EngineStatus.STOPPED:
+        if not is_ready or self._engine.status is EngineStatus.STOPPED:
             return
         self._welcome(life)
-        if await life.until_lost() and self._status is EngineStatus.READY:
+        if await life.until_lost() and self._engine.status is EngineStatus.READY:
             _log.error(
                 "the engine is stuck; its stacks follow", pid=life.process.pid, seconds=self._stall_timeout
             )
-            self._move(EngineStatus.STALLED)
+            self._engine.move(EngineStatus.STALLED)
             await life.show_stacks()
 
     def _welcome(self, life: EngineLife) -> None:
         """An engine is ready: what waits for one is its work now, and a new spare may start beside it."""
         seconds = time.monotonic() - self._away_since
-        if self._status is EngineStatus.STARTING:
+        if self._engine.status is EngineStatus.STARTING:
             self._start_limit = self._start_timeout or _RESTART_FACTOR * seconds + _RESTART_GRACE
         else:
             _log.warning(
@@ -174,31 +184,31 @@ class RemoteEngine(ReplacedEngine):
                 restarts=self._restarts.total,
                 was_spare=life.was_spare,
             )
-        self._engine = life.process
-        self._move(EngineStatus.READY)
-        self._hand_over_waiting()
-        self._spare.keep()
+        self._process = life.process
+        life.process.on_foreign = self.on_foreign
+        self._engine.welcome(life.process.send)
+        self.spare.keep()
 
     def _after_death(self, ending: str, life: EngineLife | None) -> float | None:
         """Settle what a dead engine leaves behind; returns when to start the next one, None for never."""
         failure = None if life is None else life.failure
-        if self._status is EngineStatus.STOPPED:
+        if self._engine.status is EngineStatus.STOPPED:
             return None
-        if self._status is EngineStatus.STARTING:
+        if self._engine.status is EngineStatus.STARTING:
             error = failure or EngineDiedError(f"the engine ended while it started ({ending})")
-            self._close(EngineStatus.FAILED, error)
+            self._engine.close(EngineStatus.FAILED, error)
             return None
         if life is not None and life.was_spare and not life.was_ready:
             _log.warning("the spare could not become the engine; a new process is tried", ending=ending)
             return 0.0
-        delay, reason = self._restarts.note_death(), str(failure or "unknown")
+        delay, reason = self._restarts.note_death(self._engine.ledger.answers), str(failure or "unknown")
         if delay is None:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
             error = EngineDiedError("the engine keeps ending and is not started again")
-            self._close(EngineStatus.FAILED, error)
+            self._engine.close(EngineStatus.FAILED, error)
             return None
-        self._move(EngineStatus.RESTARTING)
-        requeued, lost = self._replies.lose_engine()
+        self._engine.move(EngineStatus.RESTARTING)
+        requeued, lost = self._engine.requests.lose_engine()
         _log.error(
             "the engine has ended",
             ending=ending,

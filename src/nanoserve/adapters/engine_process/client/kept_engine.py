@@ -1,0 +1,207 @@
+"""`EngineClient`: an engine that a keeper keeps alive, as far as it is known here, and the requests that outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
+from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests
+from nanoserve.ports.counts import Counts
+from nanoserve.ports.driving import EngineStatus, WatchListener
+from nanoserve.ports.engine_facts import EngineFacts, EngineState
+from nanoserve.ports.engine_link import (
+    Command,
+    ForgetPrefixes,
+    Logged,
+    Ready,
+    Refused,
+    Report,
+    Turned,
+    Unwatch,
+    Watch,
+)
+from nanoserve.ports.errors import EngineDiedError, EngineLoadingError, NanoserveError
+from nanoserve.ports.request import Request
+
+_AWAY: Final = (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED)
+TRANSITIONS: Final = {
+    EngineStatus.STARTING: (EngineStatus.READY, EngineStatus.FAILED, EngineStatus.STOPPED),
+    EngineStatus.READY: (EngineStatus.STALLED, *_AWAY),
+    EngineStatus.STALLED: _AWAY,
+    EngineStatus.RESTARTING: (EngineStatus.READY, *_AWAY),
+    EngineStatus.FAILED: (EngineStatus.STOPPED,),
+    EngineStatus.STOPPED: (),
+}
+"""What may follow each status; `docs/architecture.md` draws its diagram from this table."""
+_LOOK: Final = 0.25
+"""Seconds between two looks at whose time is over."""
+
+
+class Keeper(Protocol):
+    """Keeps an engine there, and tells the `KeptEngine` what becomes of it, until it is stopped."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine had to be started again."""
+
+    async def start(self, engine: KeptEngine[Any], /) -> None:
+        """Have an engine from now on; returns before it is ready."""
+
+    async def stop(self) -> None:
+        """Have none any more; may be called again, and without a start."""
+
+
+KeeperT = TypeVar("KeeperT", bound=Keeper)
+
+
+class KeptEngine(Generic[KeeperT]):
+    """What a server holds, wherever its engine runs. Everything happens in the event loop that called `start`.
+
+    Args:
+        counts: of the ledger.
+        stall_timeout: seconds of silence after which a ready engine counts as stalled without its keeper's saying so.
+
+    Attributes:
+        facts: of the running engine, or of the last one.
+        last_report: the monotonic clock at the last report.
+        on_move: called after each change of the status.
+    """
+
+    def __init__(
+        self, keeper: KeeperT, counts: Counts | None = None, *, stall_timeout: float = math.inf
+    ) -> None:
+        self.keeper = keeper
+        self.facts: EngineFacts | None = None
+        self.last_report = time.monotonic()
+        self.ledger = Ledger(counts or Counts())
+        self.totals = Totals()
+        self.requests = Requests(self.ledger)
+        self.on_move: Callable[[], None] = lambda: None
+        self._status = EngineStatus.STARTING
+        self._stall_timeout = stall_timeout
+        self._settled = asyncio.Event()
+        self._why_closed: Exception = EngineDiedError("the server has stopped")
+        self._watched: tuple[Watch, WatchListener] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> EngineStatus:
+        """What it is doing now."""
+        is_silent = time.monotonic() - self.last_report > self._stall_timeout
+        return EngineStatus.STALLED if self._status is EngineStatus.READY and is_silent else self._status
+
+    @property
+    def state(self) -> EngineState | None:
+        """The latest books; counters go on through restarts, and sequences are counted as of now."""
+        return self.totals.state(self.ledger)
+
+    @property
+    def restarts(self) -> int:
+        """How often it had to be started again."""
+        return self.keeper.restarts
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer; silence is no stall then, if the engine says it is there."""
+        return not self.requests and not self.totals.has_work
+
+    async def start(self) -> None:
+        """Return once the engine is ready; raise why it is not going to be."""
+        self._looking = asyncio.create_task(self._end_overdue())
+        await self.keeper.start(self)
+        await self._settled.wait()
+        if self._status in {EngineStatus.FAILED, EngineStatus.STOPPED}:
+            raise self._why_closed
+
+    async def stop(self) -> None:
+        """End the engine, as far as it is ours, and every answer."""
+        self.leave()
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.keeper.stop()
+
+    def submit(self, request: Request) -> PendingReply:
+        """Hand a request over, to the next engine if need be; one that cannot be sent at all ends with `BadValueError`."""
+        if self._status is EngineStatus.STARTING:
+            raise EngineLoadingError("the engine is starting")
+        if self._status in {EngineStatus.FAILED, EngineStatus.STOPPED}:
+            raise EngineLoadingError("the engine has ended and is not started again", retry_after=30)
+        return self.requests.open(request)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache; a new engine has none."""
+        self.requests.send(ForgetPrefixes())
+
+    def watch(self, asked: Watch, listener: WatchListener) -> None:
+        """Have this engine and those that follow keep a step log."""
+        self._watched = (asked, listener)
+        self._resume_watch()
+
+    def unwatch(self) -> None:
+        """Keep no step log any more."""
+        self._watched = None
+        if self._status is EngineStatus.READY:
+            self.requests.send(Unwatch())
+
+    def take(self, report: Report) -> None:
+        """What the engine says."""
+        self.last_report = time.monotonic()
+        match report:
+            case Turned(events, state):
+                self.requests.take(events)
+                if state is not None:
+                    self.totals.take(state)
+            case Ready(facts):
+                self.facts = facts
+            case Refused():
+                self.requests.refuse(report)
+            case Logged():
+                self._tell(report)
+            case _:
+                pass
+
+    def welcome(self, send: Callable[[Command], None]) -> None:
+        """An engine is ready and takes commands: what waits for one is its work now."""
+        self.requests.engine = send
+        self.move(EngineStatus.READY)
+        self.requests.hand_over_waiting()
+
+    def move(self, status: EngineStatus) -> None:
+        """Change the status, which `TRANSITIONS` must allow."""
+        assert status in TRANSITIONS[self._status], (
+            f"{self._status.value} is never followed by {status.value}"
+        )
+        self._status = status
+        self._tell(status)
+        self._settled.set()
+        self._resume_watch()
+        self.on_move()
+
+    def close(self, status: EngineStatus, error: NanoserveError, *, why: Exception | None = None) -> None:
+        """Come to an end, with `error` for every request, and `why` for who waits for the engine to become ready."""
+        self._why_closed = why or error
+        self.move(status)
+        self.requests.fail_all(error)
+
+    def leave(self) -> None:
+        """The engine stops, or is no longer ours to use."""
+        if self._status is not EngineStatus.STOPPED:
+            self.close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
+
+    def _resume_watch(self) -> None:
+        """Have a ready engine keep the step log that is asked for."""
+        if self._watched is not None and self._status is EngineStatus.READY:
+            self.requests.send(self._watched[0])
+
+    def _tell(self, news: Logged | EngineStatus) -> None:
+        if self._watched is not None:
+            self._watched[1](news)
+
+    async def _end_overdue(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            self.requests.end_overdue(time.monotonic())

@@ -1,0 +1,93 @@
+"""One end of a connection between two processes of a server: whole frames go out, the bodies of frames come in."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable
+from typing import cast
+
+import structlog
+
+from nanoserve.ports.engine_wire import Frames, WireError
+
+
+class Line(asyncio.Protocol):
+    """Sends until the connection is lost, and cuts off a peer that cannot be understood or does not read.
+
+    Args:
+        frames: cuts what comes into bodies.
+        take: called with each body; raises `WireError` for one that no correct peer sends.
+        peer: the name of the other end in the log.
+        most_unread: bytes that may wait for the peer to read them.
+        on_lost: called once the connection is lost.
+
+    Attributes:
+        gone: set once the connection is lost.
+    """
+
+    def __init__(
+        self,
+        frames: Frames,
+        take: Callable[[bytes], None],
+        *,
+        peer: str,
+        most_unread: float = math.inf,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.gone = asyncio.Event()
+        self._frames = frames
+        self._take = take
+        self._peer = peer
+        self._most_unread = most_unread
+        self._on_lost = on_lost
+        self._transport: asyncio.WriteTransport | None = None
+
+    async def open(self, connection: socket.socket) -> None:
+        """Read and write this connection from now on."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
+
+    @property
+    def was_open(self) -> bool:
+        """Whether there has ever been a connection."""
+        return self._transport is not None
+
+    def send(self, frame: bytes) -> None:
+        """Hand a frame over without waiting for its reader; ignored where there is no connection any more."""
+        if self._transport is None or self.gone.is_set():
+            return
+        self._transport.write(frame)
+        if self._transport.get_write_buffer_size() > self._most_unread:
+            structlog.get_logger().error("a process does not read and is cut off", peer=self._peer)
+            self.cut_off()
+
+    def close(self) -> None:
+        """End the connection once everything is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def cut_off(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Called by asyncio."""
+        self.gone.set()
+        self._on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        try:
+            for body in self._frames.feed(data):
+                self._take(body)
+        except WireError as error:
+            structlog.get_logger().exception(
+                "a process cannot be understood", peer=self._peer, error=str(error)
+            )
+            self.cut_off()

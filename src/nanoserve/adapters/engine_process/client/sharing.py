@@ -1,0 +1,100 @@
+"""An engine that is kept alive here and used by other processes too: what is theirs is passed on unread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final, cast
+
+from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
+from nanoserve.adapters.engine_process.client.line import Line
+from nanoserve.adapters.engine_process.client.supervisor import Supervisor
+from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.engine_link import Abort, AbortAll, Add, Follow, Moved, Opened
+from nanoserve.ports.engine_wire import EngineWire, WireError
+
+MOST_UNREAD: Final = 64 << 20
+"""Bytes that may wait for a member; one that reads so little is cut off."""
+_PASSED_ON: Final = frozenset({Add.__name__, Abort.__name__})
+
+
+class Member:
+    """Another process that uses the engine.
+
+    Attributes:
+        line: the connection to it.
+        opened: set once it takes requests of clients; gone: set once the connection is lost.
+        engine: the number of the engine that its commands are for.
+    """
+
+    def __init__(self, owner: str, wire: EngineWire, obey: Callable[[Member, str, bytes], None]) -> None:
+        self.owner = owner
+        self.line = Line(wire.frames(), self._take, peer=owner, most_unread=MOST_UNREAD)
+        self.opened = asyncio.Event()
+        self.gone = self.line.gone
+        self.engine = -1
+        self._wire = wire
+        self._obey = obey
+
+    def _take(self, body: bytes) -> None:
+        kind, _ = self._wire.address(body)
+        if kind == Follow.__name__:
+            self.engine = cast("Follow", self._wire.decode_command(body)).engine
+        elif kind == Opened.__name__:
+            self.opened.set()
+        else:
+            self._obey(self, kind, self._wire.framed(body))
+
+
+class Sharing:
+    """Lets other processes use an engine as its members; its ledger counts theirs too.
+
+    Members are told what becomes of the engine, and keep their own requests through it. The engine tells whose its
+    events are by the requests' ids.
+
+    Attributes:
+        engine: what is shared; one that a `Supervisor` keeps.
+    """
+
+    def __init__(self, engine: EngineClient) -> None:
+        assert isinstance(engine, KeptEngine)
+        assert isinstance(engine.keeper, Supervisor)
+        self.engine: KeptEngine[Supervisor] = engine
+        self._wire = engine.keeper.wire
+        self._members: dict[str, Member] = {}
+        engine.on_move = self._tell_all
+        engine.keeper.on_foreign = self._pass_on
+
+    async def admit(self, owner: str, connection: socket.socket) -> Member:
+        """Let another process use the engine; its requests begin with the owner's name and a dot."""
+        member = Member(owner, self._wire, self._obey)
+        await member.line.open(connection)
+        self._members[owner] = member
+        member.line.send(self._news())
+        return member
+
+    def dismiss(self, member: Member) -> None:
+        """A member has ended: nothing is computed for it any more."""
+        del self._members[member.owner]
+        self.engine.requests.send(AbortAll(member.owner))
+
+    def _obey(self, member: Member, kind: str, frame: bytes) -> None:
+        """Pass a command on, unless it was for an engine that is no more: then its sender learns of that and sends it again."""
+        if kind not in _PASSED_ON:
+            raise WireError(f"a member sends no {kind}")
+        if member.engine == self.engine.restarts:
+            self.engine.keeper.pass_on(frame)
+
+    def _pass_on(self, owner: str, frame: bytes) -> None:
+        if member := self._members.get(owner):
+            member.line.send(frame)
+
+    def _tell_all(self) -> None:
+        news = self._news()
+        for member in self._members.values():
+            member.line.send(news)
+
+    def _news(self) -> bytes:
+        engine = self.engine
+        return self._wire.encode_report(Moved(engine.status.value, engine.restarts, engine.facts))
