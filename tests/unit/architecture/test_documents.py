@@ -80,6 +80,8 @@ def test_files_named_in_the_architecture_exist() -> None:
         assert (folder / name).exists(), f"architecture.md names {name}"
     for name in re.findall(r"`(nanoserve_cluster/[\w/.]+)`", text):
         assert (ROOT / "src" / name).exists(), f"architecture.md names {name}"
+    for name in re.findall(r"`(\w+/[\w/]+\.py)`", text):
+        assert any((ROOT / "src").glob(f"**/{name}")), f"architecture.md names {name}"
 
 
 def test_where_to_change_what_names_what_is_there() -> None:

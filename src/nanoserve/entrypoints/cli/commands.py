@@ -1,4 +1,4 @@
-"""The commands but `bench`: what each is given; what each does is imported when it runs."""
+"""Commands declare their arguments and options here (`bench` has a page of its own); what a command does is imported when it runs."""
 
 from __future__ import annotations
 
