@@ -2,10 +2,11 @@
 
     python -m benchmarks.offline MODEL ... [--loads single b8 fixed prefill] [--num-prompts N] [--input-len N] [--output-len N]
                                  [--seeds 3] [--warmup 1] [--scale 1] [--bandwidth TB/S] [--compute TFLOP/S]
-                                 [--vs hf | vllm] [--profile] [--json FILE] [OPTIONS OF THE ENGINE, as of nanoserve serve]
+                                 [--vs hf | vllm] [--profile] [--idle] [--json FILE] [OPTIONS OF THE ENGINE, as of nanoserve serve]
 
 Each model, such as shape:llama-3.2-1b or built-in, has one engine for all loads, and each load its own row: medians of the runs that count,
 with the least and the most. `--scale` divides all lengths. The floor is known on a GPU, and elsewhere with `--bandwidth`.
+`system-prompt` and `chat` are classes of `benchmarks.traffic_classes`, all at once. `--idle` says how long the GPU waited in a whole load.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.ceilings import Ceilings, choose_ceilings
 from benchmarks.floors import FloorModel, expected_experts
 from benchmarks.peers.running import PEERS, check_peer, run_peer
+from benchmarks.traffic_classes import CHAT, SYSTEM_PROMPT, TrafficClass, draw_sessions
 from nanoserve.entrypoints.bench.command import BenchSubject, choose_subject, load_model, measure
-from nanoserve.entrypoints.bench.measurement import summarize
+from nanoserve.entrypoints.bench.measurement import run_load, summarize
 from nanoserve.entrypoints.bench.report import check_writable, doing, number, show, table, write_report
 from nanoserve.entrypoints.bench.workloads import WORKLOADS, BenchLoad, BenchWorkload
 from nanoserve.entrypoints.compose.assembly import BenchParts
@@ -34,10 +36,49 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration, re
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import NanoserveError
 
+
+@attrs.frozen(kw_only=True)
+class ClassWorkload(BenchWorkload):
+    """A class of traffic, all of it at once. Lengths are the class's own."""
+
+    traffic: TrafficClass
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of its sequences can have."""
+        return self._scaled.longest
+
+    def draw(self, *, vocab_size: int, seed: int) -> BenchLoad:  # noqa: ARG002 - classes have ids of their own
+        """The first turns of as many sessions; the same ids in every vocabulary."""
+        sessions = draw_sessions(self._scaled, self.num_prompts, seed)
+        turns = [each.turns[0] for each in sessions]
+        return BenchLoad(
+            seed=seed,
+            prompts=[each.tokens for each in turns],
+            output_lengths=[each.output_len for each in turns],
+        )
+
+    @property
+    def _scaled(self) -> TrafficClass:
+        return attrs.evolve(self.traffic, input_len=self.input_len, output_len=self.output_len)
+
+
+def _of_class(traffic: TrafficClass, num_prompts: int) -> ClassWorkload:
+    return ClassWorkload(
+        name=traffic.name,
+        num_prompts=num_prompts,
+        input_len=traffic.input_len,
+        output_len=traffic.output_len,
+        traffic=traffic,
+    )
+
+
 LOADS: Final[Mapping[str, BenchWorkload]] = {
     "single": BenchWorkload(name="single", num_prompts=1, input_len=128, output_len=512),
     "b8": BenchWorkload(name="b8", num_prompts=8, input_len=512, output_len=256),
     **WORKLOADS,
+    "system-prompt": _of_class(SYSTEM_PROMPT, 64),
+    "chat": _of_class(CHAT, 300),
 }
 FAMILY: Final = ("single", "b8", "fixed", "prefill")
 """The loads by which families of models are compared."""
@@ -53,6 +94,8 @@ COLUMNS: Final = {
 STEPS: Final = 16
 """Decode steps to profile, where the load has as many."""
 MOST_KERNELS: Final = 25
+LONG_GAP: Final = 10.0
+"""Microseconds without a kernel that are more than a launch within a graph."""
 
 
 def run_model(
@@ -107,6 +150,9 @@ def run_model(
     for workload in workloads if given.profile else ():
         load = workload.draw(vocab_size=vocab_size, seed=len(seeds))
         report["loads"][workload.name]["profile"] = profile_load(parts, subject, load, model, ceilings)
+    for workload in workloads if given.idle else ():
+        load = workload.draw(vocab_size=vocab_size, seed=len(seeds) + 1)
+        report["loads"][workload.name]["idle"] = measure_idle(parts, subject, load)
     return subject.describe("offline", parts.facts) | report
 
 
@@ -184,6 +230,34 @@ def profile_kernels(work: Any, *, on_gpu: bool) -> list[tuple[str, int, float]]:
     return sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
 
 
+def measure_idle(parts: BenchParts, subject: BenchSubject, load: BenchLoad) -> dict[str, float]:
+    """Show how long nothing ran on the GPU between the first kernel and the last of a whole load.
+
+    The profiler makes the host slower, so what it finds is an upper bound.
+    """
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
+        run_load(parts.engine, load, subject.sampling)
+        torch.cuda.synchronize()
+    spans = sorted(
+        (each.time_range.start, each.time_range.end)
+        for each in recorded.events()
+        if each.device_type.name == "CUDA"
+    )
+    gaps, until = [], spans[0][0]
+    for begin, end in spans:
+        if begin > until:
+            gaps.append(begin - until)
+        until = max(until, end)
+    whole = until - spans[0][0]
+    long = [each for each in gaps if each >= LONG_GAP]
+    found = {"seconds": whole / 1e6, "idle": sum(gaps) / whole, "idle_in_long_gaps": sum(long) / whole}
+    show(
+        f"{found['seconds']:.3f} s on the GPU: idle {found['idle']:.1%}, "
+        f"of it {found['idle_in_long_gaps']:.1%} in {len(long)} gaps of {LONG_GAP:g} us and more"
+    )
+    return found
+
+
 def _read_prompts(engine: EngineHandle) -> None:
     while any(not each.num_generated_tokens for each in engine.living()):
         engine.turn()
@@ -208,6 +282,7 @@ def main() -> None:
     parser.add_argument("--compute", type=float, help="teraflops per second, for the floor")
     parser.add_argument("--vs", choices=PEERS)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     own = [each.name for each in attrs.fields(EngineSettings) if each.name != "model"]
     for each in attrs.fields(EngineSettings)[1:]:
