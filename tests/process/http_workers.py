@@ -14,7 +14,7 @@ import psutil
 
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.spec import read_spec
-from nanoserve.domain.sequence import derive_seed
+from nanoserve.domain.scheduling.admission import derive_seed
 from tests.fakes.memory_runner import expected_token
 from tests.patience import wait_until
 from tests.process import scripted_engine

@@ -5,8 +5,8 @@ A turn passes here once per row, so a token without text takes the short way: it
 
 from __future__ import annotations
 
-from nanoserve.domain.scheduling.draft import Progress
 from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.scheduling.steps import Progress
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
 from nanoserve.ports.driven import Tokenizer

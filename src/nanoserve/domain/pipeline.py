@@ -63,7 +63,7 @@ class Pipeline(Generic[TicketT]):
             self._fill()
             if self._in_flight:
                 self._bring_home_oldest(events)
-            elif constraints.is_awaiting:
+            elif constraints.compiling or constraints.late:
                 constraints.rest()
             elif tiers is not None:
                 tiers.rest()

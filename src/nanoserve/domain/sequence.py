@@ -6,13 +6,12 @@ A request for n answers becomes n sequences. Each has its own tokens, block tabl
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling, TokenLogprobs
 
 
@@ -138,57 +137,3 @@ class Sequence:
             name = f"{self.request.request_id}/{self.index}"
             raise IllegalTransitionError(f"sequence {name} cannot {trigger.value} while {self.phase.value}")
         self.phase = target
-
-
-def expand(
-    request: Request, *, arrival: int, priority: int, now: float, max_model_len: int
-) -> list[Sequence]:
-    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`."""
-    params = request.sampling
-    stop_ids = frozenset(params.stop_token_ids) | (
-        frozenset() if params.ignore_eos else request.eos_token_ids
-    )
-    num_prompt = len(request.prompt_token_ids)
-    budget = max_model_len if params.max_tokens is None else params.max_tokens
-    return [
-        Sequence(
-            request=request,
-            index=index,
-            order=(priority, arrival + index),
-            arrived=now,
-            sampling=_row_sampling(request, index, stop_ids),
-            max_total_tokens=min(num_prompt + budget, max_model_len),
-            min_total_tokens=num_prompt + params.min_tokens,
-            stop_ids=stop_ids,
-            token_ids=list(request.prompt_token_ids),
-        )
-        for index in range(params.n)
-    ]
-
-
-_SHARED: Final = [each.name for each in attrs.fields(RowSampling) if each.name in PARAMETERS]
-"""What a row must know of its request's sampling parameters has the same name there."""
-
-
-def _row_sampling(request: Request, index: int, stop_ids: frozenset[int]) -> RowSampling:
-    params = request.sampling
-    values: dict[str, Any] = {name: getattr(params, name) for name in _SHARED}
-    values |= {
-        "seed": derive_seed(request.seed, index),
-        "top_k": max(params.top_k, 0),
-        "held_back_ids": tuple(sorted(stop_ids)),
-        "bad_token_sequences": request.bad_token_sequences,
-        "prompt_logprobs": params.prompt_logprobs if index == 0 else None,
-    }
-    return RowSampling(**values)
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """The 64-bit seed of a request's sequence `index`; index 0 keeps the seed (SplitMix64, Steele et al. 2014)."""
-    mask = 2**64 - 1
-    if index == 0:
-        return seed & mask
-    mixed = (seed + index * 0x9E3779B97F4A7C15) & mask
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-    return mixed ^ (mixed >> 31)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.prefix_hash import chain_root, fast_hash, strong_hash
+from nanoserve.domain.kv.names import chain_root, fast_hash, strong_hash
 from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 

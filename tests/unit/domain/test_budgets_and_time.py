@@ -124,4 +124,3 @@ def test_chunk_budget_by_hand() -> None:
     assert 60 <= budget.allowance(500, 4) <= 64
     budget.observe(num_prefill=0, num_decoding=4, seconds=50.0)
     assert budget.allowance(500, 4) == 16
-    assert ChunkBudget(max_itl=None, floor=16).allowance(500, 4) == 500

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Masks, Matcher, Pending
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window

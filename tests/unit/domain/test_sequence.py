@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.sequence import (
-    IllegalTransitionError,
-    Phase,
-    Sequence,
-    Trigger,
-    derive_seed,
-    expand,
-)
+from nanoserve.domain.scheduling.admission import derive_seed, expand_request
+from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.sequence import IllegalTransitionError, Phase, Sequence, Trigger
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
@@ -37,8 +32,18 @@ def sequences(
         sampling=SamplingParams(**params),
         seed=seed,
         eos_token_ids=frozenset({9}),
+        priority=-1,
     )
-    return expand(request, arrival=3, priority=-1, now=2.5, max_model_len=max_model_len)
+    limits = Limits(
+        max_num_seqs=8,
+        max_num_batched_tokens=100,
+        max_model_len=max_model_len,
+        vocab_size=100,
+        num_blocks=(100,),
+        block_size=4,
+        policy=Policy.PRIORITY,
+    )
+    return expand_request(request, limits, 3, now=2.5)
 
 
 @pytest.mark.parametrize(("phase", "trigger"), list(itertools.product(Phase, Trigger)))

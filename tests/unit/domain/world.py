@@ -9,9 +9,9 @@ import attrs
 
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.pipeline import FailureNote
+from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits, RequestClass
-from nanoserve.domain.sequence import derive_seed
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated

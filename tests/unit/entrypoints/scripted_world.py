@@ -12,8 +12,8 @@ import pytest
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
+from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.domain.scheduling.limits import Limits, Policy
-from nanoserve.domain.sequence import derive_seed
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.driven import ChatTemplate, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts

@@ -8,7 +8,7 @@ The groups move in step: a sequence has room in all of them or in none, and a pr
 which every group still holds what the next token would read. `match` is therefore an intersection of sets of lengths.
 
 A page gets a *name*, the chained hash of all tokens up to its end. A block that a chunk fills is named when the chunk is
-planned, so that whoever comes next need not compute it again (`promises.py`); one that fills while decoding, when its step is committed
+planned, so that whoever comes next need not compute it again (`names.py`); one that fills while decoding, when its step is committed
 (`share`). A named block is never written again, so any number of tables may hold it. A state is overwritten by every step, so what is
 named is a copy of it, a snapshot, once it is there; a sequence that reuses one gets a copy, too (`states.py`).
 
@@ -31,10 +31,9 @@ from collections.abc import Collection
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Law, Snapshots, law_of
-from nanoserve.domain.kv.promises import Promises
+from nanoserve.domain.kv.names import Promises, fast_hash, strong_hash
 from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.kv.tiers import Tiers
-from nanoserve.domain.prefix_hash import fast_hash, strong_hash
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
@@ -149,6 +148,11 @@ class KVCache:
             if reached > shared:
                 lost[name] = (reached - shared) * self.block_size
         return lost
+
+    def chunk_end(self, sequence: Sequence, start: int, most: int) -> int:
+        """Where a chunk of at most `most` tokens from `start` on ends."""
+        end = min(start + most, len(sequence.token_ids))
+        return self.states.cut(sequence, start, end) if self.has_states else end
 
     def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: list[int]) -> bool:
         """True if `admit` with the same arguments finds room and leaves `spare` pages free in each group."""

@@ -1,6 +1,6 @@
 """The inputs of the keys and values in a block, all in one place: none may be missing where a block is named.
 
-The name of a block is a hash of its tokens and of all before them, from a root (`prefix_hash.hash_root`). It stands for what one engine computes.
+The name of a block is a hash of its tokens and of all before them, from a root (`names.hash_root`). It stands for what one engine computes.
 Blocks that outlive their engine belong to its `fingerprint` as well, and are read by an engine with the same one alone.
 
 Each input is listed with its reason, and so is what changes no key. A setting that is in neither list counts as an input, which costs

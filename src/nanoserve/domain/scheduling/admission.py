@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+import attrs
+
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.prefix_hash import hash_root
+from nanoserve.domain.kv.names import hash_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
-from nanoserve.domain.sequence import Sequence, expand
+from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.checks import check_integer, check_number, check_vocabulary
 from nanoserve.ports.errors import (
     BadValueError,
@@ -14,6 +18,8 @@ from nanoserve.ports.errors import (
     UnknownRequestClassError,
 )
 from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import PARAMETERS
+from nanoserve.ports.step import RowSampling
 
 
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
@@ -35,18 +41,65 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
 
 
 def expand_request(request: Request, limits: Limits, arrival: int, *, now: float) -> list[Sequence]:
-    """The request's sequences, with their places in the order and the root of their block hashes."""
+    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`."""
     priority = 0
     if limits.policy is Policy.PRIORITY:
         of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
         priority = of_class + request.priority
-    sequences = expand(
-        request, arrival=arrival, priority=priority, now=now, max_model_len=limits.max_model_len
-    )
+    params, num_prompt = request.sampling, len(request.prompt_token_ids)
+    stop_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids |= request.eos_token_ids
     root = hash_root(request, prefix_caching=limits.prefix_caching, isolated=limits.isolated)
-    for sequence in sequences:
-        sequence.hash_root = root
-    return sequences
+    return [
+        Sequence(
+            request=request,
+            index=index,
+            order=(priority, arrival + index),
+            arrived=now,
+            sampling=_row_sampling(request, index, stop_ids),
+            max_total_tokens=_max_total_tokens(request, limits),
+            min_total_tokens=num_prompt + params.min_tokens,
+            stop_ids=stop_ids,
+            token_ids=list(request.prompt_token_ids),
+            hash_root=root,
+        )
+        for index in range(params.n)
+    ]
+
+
+def _max_total_tokens(request: Request, limits: Limits) -> int:
+    budget = request.sampling.max_tokens
+    longest = limits.max_model_len
+    return longest if budget is None else min(len(request.prompt_token_ids) + budget, longest)
+
+
+_SHARED: Final = [each.name for each in attrs.fields(RowSampling) if each.name in PARAMETERS]
+"""What a row must know of its request's sampling parameters has the same name there."""
+
+
+def _row_sampling(request: Request, index: int, stop_ids: frozenset[int]) -> RowSampling:
+    params = request.sampling
+    values: dict[str, Any] = {name: getattr(params, name) for name in _SHARED}
+    values |= {
+        "seed": derive_seed(request.seed, index),
+        "top_k": max(params.top_k, 0),
+        "held_back_ids": tuple(sorted(stop_ids)),
+        "bad_token_sequences": request.bad_token_sequences,
+        "prompt_logprobs": params.prompt_logprobs if index == 0 else None,
+    }
+    return RowSampling(**values)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The 64-bit seed of a request's sequence `index`; index 0 keeps the seed (SplitMix64, Steele et al. 2014)."""
+    mask = 2**64 - 1
+    if index == 0:
+        return seed & mask
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & mask
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+    return mixed ^ (mixed >> 31)
 
 
 def _check_times(request: Request) -> None:
@@ -58,10 +111,7 @@ def _check_times(request: Request) -> None:
 
 
 def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:
-    budget = request.sampling.max_tokens
-    total = limits.max_model_len
-    if budget is not None:
-        total = min(len(request.prompt_token_ids) + budget, total)
+    total = _max_total_tokens(request, limits)
     if not cache.fits_alone(total - 1, limits.max_num_batched_tokens):
         room = limits.num_kv_blocks * limits.block_size
         message = f"prompt and answer may reach {total} tokens and the KV cache holds {room}"

@@ -10,12 +10,12 @@ _MEMORY = 0.8
 
 
 class ChunkBudget:
-    """Prefill tokens per step under an inter-token bound of `max_itl` seconds (None: no bound).
+    """Prefill tokens per step under an inter-token bound of `max_itl` seconds.
 
     `floor` tokens are always allowed, so that prefill goes on however tight the bound.
     """
 
-    def __init__(self, *, max_itl: float | None, floor: int) -> None:
+    def __init__(self, *, max_itl: float, floor: int) -> None:
         self._max_itl = max_itl
         self._floor = floor
         self._decode_seconds: float | None = None
@@ -23,16 +23,14 @@ class ChunkBudget:
 
     def allowance(self, budget: int, num_decoding: int) -> int:
         """How much of a step's remaining token budget prefill may use beside `num_decoding` decoding rows."""
-        if self._max_itl is None or num_decoding == 0 or self._seconds_per_token is None:
+        if num_decoding == 0 or self._seconds_per_token is None:
             return budget
         seconds = self._max_itl - (self._decode_seconds or 0.0)
         allowed = int(seconds / self._seconds_per_token) if seconds > 0 else 0
         return min(budget, max(self._floor, allowed))
 
     def observe(self, *, num_prefill: int, num_decoding: int, seconds: float) -> None:
-        """Learn from a step that took `seconds`, where there is a bound to keep."""
-        if self._max_itl is None:
-            return
+        """Learn from a step that took `seconds`."""
         if num_prefill == 0:
             self._decode_seconds = _blend(self._decode_seconds, seconds)
             return

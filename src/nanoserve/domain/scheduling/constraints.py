@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.domain.scheduling.draft import Draft, InFlightStep
+from nanoserve.domain.scheduling.steps import Draft, InFlightStep
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
@@ -35,7 +35,6 @@ from nanoserve.ports.grammar import (
     Matcher,
     Pending,
 )
-from nanoserve.ports.request import Request
 from nanoserve.ports.step import TokenLogprobs
 
 
@@ -62,6 +61,8 @@ class Constraints:
 
     Attributes:
         matchers: of the living sequences that have a constraint, once it is ready.
+        compiling: sequences whose grammar a worker makes, one for each request, with all of the request.
+        late: sequences whose mask a worker makes, though the step that needed it is drawn.
         missed: of the step that was drawn last, the sequences whose mask was late: what was drawn for them is dropped.
     """
 
@@ -73,31 +74,28 @@ class Constraints:
         self._free: set[Sequence] = set()
         self._unsure: set[Sequence] = set()
         self._filling: Filling | None = None
-        self._compiling: dict[Sequence, tuple[list[Sequence], Pending[Grammar]]] = {}
-        self._late: dict[Sequence, Matcher] = {}
+        self.compiling: dict[Sequence, tuple[list[Sequence], Pending[Grammar]]] = {}
+        self.late: dict[Sequence, Matcher] = {}
 
-    def compile(self, request: Request) -> Pending[Grammar] | None:
-        """The grammar of a request; raises `BadValueError` where it cannot be kept."""
-        constraint: Constraint | None = request.constraint
-        if constraint is None:
-            return None
+    def open(self, family: list[Sequence], constraint: Constraint) -> bool:
+        """The sequences of one request start; whether they may at once, or only when `arrivals` has them.
+
+        Raises `BadValueError` where the constraint cannot be kept.
+        """
+        request = family[0].request
         if self._grammars is None or self._drawer is None:
             raise BadValueError("constraint", "this engine cannot make answers follow a grammar")
         if not request.eos_token_ids or request.sampling.ignore_eos:
             raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
         grammar = self._grammars.compile(constraint, request.client)
-        if grammar.done():
-            grammar.result()
-        return grammar
-
-    def open(self, family: list[Sequence], grammar: Pending[Grammar] | None) -> bool:
-        """The sequences of one request start; whether they may at once, or only when `arrivals` has them."""
-        if grammar is None:
-            return True
         if not grammar.done():
-            self._compiling[family[0]] = (family, grammar)
+            self.compiling[family[0]] = (family, grammar)
             return False
-        first = grammar.result().matcher()
+        self._start(family, grammar.result())
+        return True
+
+    def _start(self, family: list[Sequence], grammar: Grammar) -> None:
+        first = grammar.matcher()
         matchers = [first, *(first.copy() for _ in family[1:])]
         self.matchers.update(zip(family, matchers, strict=True))
         request = family[0].request
@@ -106,39 +104,33 @@ class Constraints:
         # Of the others the masks are right as the grammar makes them, ends included, and need not be looked at.
         if request.sampling.min_tokens or request.eos_token_ids != first.ends:
             self._unsure.update(family)
-        return True
 
     def close(self, sequence: Sequence) -> None:
         """The sequence has ended; it need not have a constraint."""
         self.matchers.pop(sequence, None)
         self._free.discard(sequence)
         self._unsure.discard(sequence)
-        self._late.pop(sequence, None)
-        _, grammar = self._compiling.pop(sequence, (None, None))
-        if grammar is not None and grammar not in [each for _, each in self._compiling.values()]:
+        self.late.pop(sequence, None)
+        _, grammar = self.compiling.pop(sequence, (None, None))
+        if grammar is not None and grammar not in [each for _, each in self.compiling.values()]:
             grammar.cancel()
-
-    @property
-    def is_awaiting(self) -> bool:
-        """True if sequences wait for a worker."""
-        return bool(self._compiling or self._late)
 
     def awaits(self, sequence: Sequence) -> bool:
         """True if the sequence waits for a worker."""
-        return sequence in self._late or sequence in self._compiling
+        return sequence in self.late or sequence in self.compiling
 
     def arrivals(self) -> list[tuple[Sequence, str | None]]:
         """The sequences that need not wait for a worker any more, with what is wrong with their grammar, if something is."""
         arrived: list[tuple[Sequence, str | None]] = []
-        for sequence, matcher in list(self._late.items()):
+        for sequence, matcher in list(self.late.items()):
             if self._grammars is not None and self._grammars.is_ready(matcher):
-                del self._late[sequence]
+                del self.late[sequence]
                 arrived.append((sequence, None))
-        for sequence, (family, grammar) in list(self._compiling.items()):
+        for sequence, (family, grammar) in list(self.compiling.items()):
             if grammar.done():
-                del self._compiling[sequence]
+                del self.compiling[sequence]
                 try:
-                    self.open(family, grammar)
+                    self._start(family, grammar.result())
                 except Exception as error:  # noqa: BLE001 - grammars are foreign: they may raise anything
                     arrived.append((sequence, _reason(error)))
                 else:
@@ -226,7 +218,7 @@ class Constraints:
                 row, sequence = filling.rows[number]
                 if numbers.pop(row, None) is not None:
                     sequences.append(sequence)
-        self._late.update((each, living[each]) for each in drawn.late)
+        self.late.update((each, living[each]) for each in drawn.late)
         self.missed = frozenset(drawn.late)
         self._drawer.draw(ticket, Masks(filling.block, numbers))
         return drawn

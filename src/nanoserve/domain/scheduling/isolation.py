@@ -10,31 +10,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from nanoserve.domain.scheduling.draft import InFlightStep
+from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Phase, Sequence
 
 
-class Suspects:
-    """The sequences under suspicion, in the order in which they are tried; while there are any, no other sequence runs."""
+class Suspects(dict[Sequence, int]):
+    """The sequences under suspicion, each with its point, in the order in which they are tried; while there are any, no other sequence runs.
 
-    def __init__(self) -> None:
-        self._points: dict[Sequence, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._points)
+    A sequence's point is the number of its tokens that the failed step could rely on, those in flight included.
+    """
 
     @property
     def first(self) -> Sequence:
         """The one on trial."""
-        return next(iter(self._points))
+        return next(iter(self))
 
     def blame(
         self, flight: InFlightStep, earlier: Iterable[InFlightStep], rows: Iterable[int]
     ) -> list[Sequence]:
         """The sequences in the `rows` that are guilty of a failed step; one alone in its step is guilty anyway.
 
-        Where none is, the living ones of the step become suspects, and the steps `earlier` than it are forgotten together with it. A
-        sequence's point is the number of its tokens that the step could rely on, those in flight included.
+        Where none is, the living ones of the step become suspects, and the steps `earlier` than it are forgotten together with it.
         """
         by_row = flight.by_row
         guilty = [by_row[row] for row in rows if row in by_row]
@@ -43,17 +39,13 @@ class Suspects:
         pending = Counter(sequence for each in earlier for sequence in each.sampling)
         alive = [each for each in by_row.values() if each.phase is not Phase.FINISHED]
         for sequence in sorted(alive, key=lambda each: each.order):
-            self._points[sequence] = len(sequence.token_ids) + pending[sequence]
+            self[sequence] = len(sequence.token_ids) + pending[sequence]
         return []
 
-    def drop(self, sequence: Sequence) -> None:
-        """The sequence has ended; it need not have been a suspect."""
-        self._points.pop(sequence, None)
-
-    def clear(self) -> Sequence | None:
+    def acquit(self) -> Sequence | None:
         """Clear the one on trial if it has come past its point, and return it."""
         sequence = self.first
-        if len(sequence.token_ids) <= self._points[sequence]:
+        if len(sequence.token_ids) <= self[sequence]:
             return None
-        del self._points[sequence]
+        del self[sequence]
         return sequence

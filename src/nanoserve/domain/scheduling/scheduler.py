@@ -32,10 +32,10 @@ from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.draft import Draft, InFlightStep, Progress
 from nanoserve.domain.scheduling.isolation import Suspects
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import Counters, SequenceTable
+from nanoserve.domain.scheduling.steps import Draft, InFlightStep, Progress
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
@@ -70,7 +70,8 @@ class Scheduler:
         self.notices: list[SequenceAdmitted | SequencePreempted] = []
         self.ended: list[Sequence] = []
         self._clock = clock
-        self._chunk_budget = ChunkBudget(max_itl=limits.max_itl, floor=limits.block_size)
+        itl = limits.max_itl
+        self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
         self._remapped: dict[int, list[TableUpdate]] = {}
 
@@ -81,9 +82,9 @@ class Scheduler:
         check_request(request, self.limits, self.cache)
         self.table.waiting.check_room(request)
         self.is_settled = False
-        grammar = self.constraints.compile(request)
         sequences = expand_request(request, self.limits, self.counters.accepted, now=self._clock.now())
-        self.table.add(sequences, may_start=self.constraints.open(sequences, grammar))
+        may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
+        self.table.add(sequences, may_start=may_start)
         self.counters.accepted += len(sequences)
 
     def plan(self) -> StepPlan | None:
@@ -93,7 +94,7 @@ class Scheduler:
             self.finish(sequence, FinishReason.TIMEOUT)
         if self.is_settled and not decoding.has_date(self.step + 1):
             return self._repeat(now)
-        if self.constraints.is_awaiting:
+        if self.constraints.compiling or self.constraints.late:
             self._admit_compiled()
         tiers = self.cache.tiers
         for sequence in () if tiers is None else tiers.poll():
@@ -103,11 +104,11 @@ class Scheduler:
         draft = Draft(self.step + 1)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - len(decoding)
-        left = self._chunk_budget.allowance(left, len(decoding))
+        if self._chunk_budget is not None:
+            left = self._chunk_budget.allowance(left, len(decoding))
         left = self._continue_prefills(draft, left)
         self._admit(draft, left, now)
-        computes_something = draft.chunks or decoding
-        if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
+        if not (draft.chunks or decoding or (tiers and tiers.calls_for_step(is_idle=not self.flights))):
             return None
         return self._dispatch(draft, now)
 
@@ -173,22 +174,19 @@ class Scheduler:
 
     def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
         start = sequence.num_scheduled_tokens
-        self.cache.states.keep_for(sequence, self._next_to_admit(), 0)
-        end = self.cache.states.cut(sequence, start, min(start + most, len(sequence.token_ids)))
+        if self.cache.has_states:
+            self.cache.states.keep_for(sequence, self._next_to_admit(), 0)
+        end = self.cache.chunk_end(sequence, start, most)
         while (updates := self.cache.grow(sequence, start, end)) is None:
             victim = self.table.rows.youngest()
             if victim is sequence:
                 return 0
             self._preempt(victim, draft)
         draft.table_updates.extend(updates)
-        draft.copy(self.cache.states.take(sequence, start, decoding=False))
+        if self.cache.has_states:
+            draft.copy(self.cache.states.take(sequence, start, decoding=False))
         self.cache.promises.give(sequence, start, end, draft.step)
-        assert sequence.row is not None
-        samples = end == len(sequence.token_ids)
-        draft.chunks.append((sequence, Chunk(sequence.row, start, end - start, samples)))
-        sequence.num_scheduled_tokens = end
-        sequence.last_step = draft.step
-        if samples:
+        if draft.compute(sequence, start, end).samples:
             self.table.prefilling.remove(sequence)
         return end - start
 
@@ -202,10 +200,11 @@ class Scheduler:
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
-            copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
-            if self.cache.states.is_expected(sequence, start, self.table.prefilling, copies):
-                return
-            chunk_end = self.cache.states.cut(sequence, start, min(start + left, len(sequence.token_ids)))
+            if self.cache.has_states:
+                copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
+                if self.cache.states.is_expected(sequence, start, self.table.prefilling, copies):
+                    return
+            chunk_end = self.cache.chunk_end(sequence, start, left)
             spare = self._spare if rows.running else [0] * len(self._spare)
             if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 return
@@ -272,7 +271,7 @@ class Scheduler:
                 self.finish(sequence, FinishReason.ERROR, error)
         self.counters.generated_tokens += len(progress)
         if self.suspects:
-            cleared = self.suspects.clear()
+            cleared = self.suspects.acquit()
             if cleared is not None and self.suspects:  # it stands back while others are left
                 self._preempt(cleared)
         return progress
@@ -280,8 +279,7 @@ class Scheduler:
     def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:
         if sequence.phase is Phase.FINISHED:
             return
-        if chunk.row in result.prompt_logprobs:
-            sequence.prompt_logprobs.update(result.prompt_logprobs[chunk.row])
+        sequence.prompt_logprobs.update(result.prompt_logprobs.get(chunk.row, {}))
         if chunk.samples and sequence.first_token is None and sequence not in self.constraints.missed:
             sequence.first_token = now
         if sequence.phase is Phase.RUNNING:
@@ -297,10 +295,10 @@ class Scheduler:
         # With several steps in flight, this one could not begin before the one ahead of it was done.
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
-        num_decoding = len(flight.plan.decoding)
-        prefill = flight.plan.num_tokens - num_decoding
+        num_tokens, num_decoding = flight.plan.num_tokens, len(flight.plan.decoding)
+        prefill = num_tokens - num_decoding
         self.counters.computed_prompt_tokens += prefill
-        if prefill or num_decoding:
+        if self._chunk_budget is not None and num_tokens:
             self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
@@ -310,9 +308,8 @@ class Scheduler:
         if sequence.phase is Phase.RUNNING:
             self._vacate(sequence)
         self.is_settled = False
-        if reason is not FinishReason.LENGTH:
-            self.cut_short_at = self.step
-        self.suspects.drop(sequence)
+        self.cut_short_at = self.cut_short_at if reason is FinishReason.LENGTH else self.step
+        self.suspects.pop(sequence, None)
         self.constraints.close(sequence)
         if self.cache.tiers is not None:
             self.cache.tiers.drop(sequence)
@@ -365,8 +362,7 @@ class Scheduler:
 
     def draw(self, ticket: object) -> None:
         """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
-        (flight,) = self.flights
-        drawn = self.constraints.draw(flight, ticket)
+        drawn = self.constraints.draw(self.flights[0], ticket)
         for sequence in drawn.stuck:
             self.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
         self.counters.late_masks += len(drawn.late)
@@ -384,10 +380,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, draft: Draft | None = None, *, held: bool = False) -> None:
         """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
-        assert sequence.row is not None
         self.is_settled = False
         if draft is not None:
-            self.cache.states.cancel(draft.withdraw(sequence.row))
+            self.cache.states.cancel(draft.withdraw(sequence))
         self._vacate(sequence)
         self.table.send_back(sequence, held=held)
         self.counters.preemptions += 1

@@ -6,9 +6,9 @@ import heapq
 
 import attrs
 
-from nanoserve.domain.scheduling.decode_set import DecodeSet
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.queue import Deadlines, WaitingQueue
+from nanoserve.domain.scheduling.steps import DecodeSet
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
 from nanoserve.ports.request import FinishReason
 

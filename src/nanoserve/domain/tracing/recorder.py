@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nanoserve.domain.scheduling.draft import DecodingRows, InFlightStep, Progress
 from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.driven import Clock, Tokenizer

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from nanoserve.domain.prefix_hash import fast_hash
+from nanoserve.domain.kv.names import fast_hash
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.kv_events import BlockHash
 

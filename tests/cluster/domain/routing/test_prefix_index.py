@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.prefix_hash import fast_hash
+from nanoserve.domain.kv.names import fast_hash
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv_events import BlockHash
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex

@@ -17,7 +17,7 @@ from nanoserve.domain.kv.key_inputs import (
     REQUEST_WITHOUT_EFFECT,
     fingerprint,
 )
-from nanoserve.domain.prefix_hash import hash_root
+from nanoserve.domain.kv.names import hash_root
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config import EngineSettings

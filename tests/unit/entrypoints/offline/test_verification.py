@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nanoserve.domain.sequence import derive_seed
+from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.entrypoints.offline.verification import compare, log_probability, verify
 from nanoserve.ports.driven import Activations
