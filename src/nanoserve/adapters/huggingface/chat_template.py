@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 from jinja2.exceptions import TemplateError
 
-from nanoserve.adapters.huggingface.control_tokens import (
-    ControlTokens,
-    Marks,
-    choose_marks,
-    map_texts,
-    texts_of,
-)
-from nanoserve.adapters.huggingface.messages import plain_messages, plain_options, plain_tools
 from nanoserve.adapters.huggingface.template_process import (
     CPU_SECONDS,
     TemplateFailedError,
     TemplateStoppedError,
     template_process,
 )
-from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer, check_unicode
 from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.tool_calls import Tool
 
 _CUT: Final = "CONTINUED-FROM-HERE "
 """Behind the message that is continued. The blank at its end shows whether the template trims messages."""
+OWN_VARIABLES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+REASONING_NAMES: Final = ("reasoning_content", "thinking", "reasoning")
+NONCHARACTERS: Final = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 
 class HFChatTemplate:
@@ -169,3 +166,172 @@ def _encode_inside(encode: Any, piece: str) -> list[int]:
     if ids[: len(line_break)] == line_break:
         return ids[len(line_break) :]
     return list(encode(piece))
+
+
+def plain_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as dicts whose content is text.
+
+    Text parts are joined with line breaks, as vLLM does for templates that take text; no content is "" and other
+    keys that are None are left out. As in transformers, a message's reasoning goes by every name that templates read.
+    Raises `BadValueError`, naming the message, for anything that is not text.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise BadValueError("messages", "must be a list with at least one message")
+    try:
+        return [_plain_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+    except RecursionError:
+        raise BadValueError("messages", "are nested too deeply") from None
+
+
+def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """Tools in the form that templates take, None where there are none. Raises `BadValueError` as `plain_messages` does."""
+    plain = [tool.as_message() for tool in tools]
+    for place, tool in enumerate(plain):
+        _check_values(tool, f"tools[{place}]")
+    return plain or None
+
+
+def plain_options(options: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+    """Variables for the template besides its own and the `taken` ones. Raises `BadValueError` for one of those."""
+    for name in options:
+        if name in OWN_VARIABLES or name in taken:
+            raise BadValueError(
+                "chat_template_kwargs", f"cannot set {name!r}, which is not a client's to choose"
+            )
+    _check_values(dict(options), "chat_template_kwargs")
+    return dict(options)
+
+
+def _plain_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise BadValueError(where, f"must be an object with role and content, got {message!r}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise BadValueError(f"{where}.role", f"must be a non-empty text, got {role!r}")
+    kept = {key: value for key, value in message.items() if value is not None}
+    plain = {**kept, "content": _text(message.get("content"), f"{where}.content")}
+    _check_values(plain, where)
+    reasoning = next((plain[name] for name in REASONING_NAMES if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise BadValueError(where, f"must be text, null or a list of text parts, got {content!r}")
+    return "\n".join(_part(part, f"{where}[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind != "text":
+        raise BadValueError(where, f"has type {kind!r}, but this model takes text parts only")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise BadValueError(f"{where}.text", f"must be text, got {text!r}")
+    return text
+
+
+def _check_values(value: Any, where: str) -> None:
+    """Only what JSON can hold, and only valid Unicode, reaches a template."""
+    if isinstance(value, str):
+        try:
+            check_unicode(value)
+        except BadValueError as error:
+            raise BadValueError(where, str(error)) from None
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_values(key, where)
+            _check_values(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            _check_values(item, f"{where}[{place}]")
+    elif value is not None and not isinstance(value, (bool, int, float)):
+        raise BadValueError(where, f"must be a JSON value, got {type(value).__name__}")
+
+
+@attrs.frozen
+class Marks:
+    """Three characters: around a control token (`start`, `end`), and where text must not join (`edge`)."""
+
+    start: str
+    end: str
+    edge: str
+
+
+def choose_marks(texts: Iterable[str]) -> Marks:
+    """Marks that occur in none of the texts. Raises `BadValueError` where they leave no three."""
+    used = set().union(*texts)
+    free = [each for each in NONCHARACTERS if each not in used]
+    if len(free) < 3:
+        raise BadValueError(
+            "messages", "contain almost all of the noncharacters U+FDD0 to U+FDEF; remove them"
+        )
+    return Marks(*free[:3])
+
+
+class ControlTokens:
+    """The tokens, by their text, that only the template may write.
+
+    In text the `<|im_end|>` that a user typed looks like the template's own. So the user's are wrapped into marks before
+    rendering: noncharacters (U+FDD0 .. U+FDEF) that occur nowhere in the conversation, hence cannot be forged. The template
+    still sees the whole content, and can trim and search it. The approach is that of transformers' `sanitize_control_tokens`.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        longest_first = sorted(set(tokens), key=len, reverse=True)
+        self._anywhere = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._heads = tuple({token[:cut] for token in longest_first for cut in range(1, len(token))})
+        self._tails = tuple({token[cut:] for token in longest_first for cut in range(1, len(token))})
+
+    def suspicious(self, text: str) -> bool:
+        """True if text contains a control token, or could become part of one beside other text."""
+        core = text.strip()
+        return bool(core.endswith(self._heads) or core.startswith(self._tails) or self._anywhere.search(text))
+
+    def mark(self, text: str, marks: Marks) -> str:
+        """Text with its control tokens wrapped, and with an edge where a part of one might be completed."""
+        core = text.strip()
+        start = text.index(core)
+        left = marks.edge if core.startswith(self._tails) else ""
+        right = marks.edge if core.endswith(self._heads) else ""
+        wrapped = self._anywhere.sub(lambda found: f"{marks.start}{found[0]}{marks.end}", core)
+        return text[:start] + left + wrapped + right + text[start + len(core) :]
+
+    def find(self, text: str) -> list[str]:
+        """The control tokens of a text in order."""
+        return self._anywhere.findall(text)
+
+    def split(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
+        """A rendered text without its marks, as pieces; True for a control token that is to be plain text."""
+        wrapped = f"{marks.start}({self._anywhere.pattern}){marks.end}"
+        pieces = re.split(f"{wrapped}|[{marks.start}{marks.end}{marks.edge}]", rendered)
+        return [(piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece]
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A copy of nested dicts and lists with `change` applied to every text: to values, and to keys that are no plain names."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {
+            key if key.isidentifier() else change(key): map_texts(item, change) for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [map_texts(item, change) for item in value]
+    return value
+
+
+def texts_of(value: Any) -> list[str]:
+    """Every text that `map_texts` changes."""
+    texts: list[str] = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    map_texts(value, collect)
+    return texts

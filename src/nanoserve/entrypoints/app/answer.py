@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from nanoserve.domain.text.dialects.tokenized import AnswerParser
+from nanoserve.domain.text.dialects.parser import AnswerParser
 from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.ports.tool_calls import AnswerEvent, CallBegun, CallEnded, ReasoningDelta, TextDelta
 

@@ -9,12 +9,8 @@ from typing import Any, Final
 import attrs
 import structlog
 
-from nanoserve.domain.text.dialects.tokenized import (
-    AnswerParser,
-    TokenizedDialect,
-    choose_dialect,
-    json_schema_of,
-)
+from nanoserve.domain.text.dialects.parser import AnswerParser
+from nanoserve.domain.text.dialects.tokenized import TokenizedDialect, choose_dialect, json_schema_of
 from nanoserve.entrypoints.app.admission import Reservation
 from nanoserve.entrypoints.app.measurements import Meter
 from nanoserve.entrypoints.app.orders import CURRENT, Order

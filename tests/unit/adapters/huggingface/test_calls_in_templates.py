@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.huggingface.template_language import compile_template
+from nanoserve.adapters.huggingface.template_process import compile_template
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.ports.driven import DialectFacts
 from tests.unit.adapters.huggingface.conftest import templates

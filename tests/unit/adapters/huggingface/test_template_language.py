@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError, TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from nanoserve.adapters.huggingface.messages import plain_messages
-from nanoserve.adapters.huggingface.template_language import compile_template
+from nanoserve.adapters.huggingface.chat_template import plain_messages
+from nanoserve.adapters.huggingface.template_process import compile_template
 from tests.unit.adapters.huggingface.conftest import templates
 
 FAMILIES = templates("families")

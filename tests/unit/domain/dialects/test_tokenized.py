@@ -8,7 +8,8 @@ import pytest
 
 from nanoserve.domain.text.dialects.dialect import EarlierArguments
 from nanoserve.domain.text.dialects.families import DIALECTS, FAMILIES
-from nanoserve.domain.text.dialects.tokenized import TokenizedDialect, choose_dialect, split
+from nanoserve.domain.text.dialects.parser import split
+from nanoserve.domain.text.dialects.tokenized import TokenizedDialect, choose_dialect
 from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.domain.dialects.cases import ROME, TOOLS, parsed, reasoning, text

@@ -26,7 +26,6 @@ class Output:
     Attributes:
         tools: those that may be called, by name.
         num_calls: that have begun.
-        is_open: whether the call that began last has not ended.
         reasons: whether a region of reasoning is open.
     """
 
@@ -38,8 +37,13 @@ class Output:
         self._skips_blank = False
         self._has_arguments = self._has_text = False
         self._gap = ""
-        self._arguments: InputText | LenientJson = LenientJson()
-        self.is_open = self.reasons = False
+        self._arguments: InputText | LenientJson | None = None
+        self.reasons = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while the call that began last has not ended."""
+        return self._arguments is not None
 
     def pop(self) -> list[AnswerEvent]:
         """The events since the last time."""
@@ -73,27 +77,27 @@ class Output:
         self.num_calls += 1
         self._has_arguments = self._has_text = False
         self._gap = ""
-        self.is_open = True
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that began last, as the model wrote them: slips are mended."""
-        self._add_arguments(self._arguments.push(text))
+        if self._arguments is not None:
+            self._add_arguments(self._arguments.push(text))
 
     def _add_arguments(self, text: str) -> None:
         if not text:
             return
         self._has_arguments = True
-        kind = ArgumentsDelta if isinstance(self._arguments, LenientJson) else InputDelta
+        kind = InputDelta if isinstance(self._arguments, InputText) else ArgumentsDelta
         self._events.append(kind(self.num_calls - 1, text))
 
     def end_call(self) -> None:
         """The call that is open ends, if one is: what is open in its arguments is closed; without any it gets an empty object."""
-        if not self.is_open:
+        if self._arguments is None:
             return
-        self.is_open = False
         self._add_arguments(self._arguments.close())
         if not self._has_arguments and isinstance(self._arguments, LenientJson):
             self._add_arguments("{}")
+        self._arguments = None
         self._events.append(CallEnded(self.num_calls - 1))
         self.mark()
 

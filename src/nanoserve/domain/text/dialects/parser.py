@@ -6,7 +6,7 @@ a model writes raises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from nanoserve.domain.text.dialects.channels import read_channels
@@ -17,15 +17,18 @@ from nanoserve.domain.text.dialects.dialect import (
     KeyedCall,
     NamedCall,
     PythonicCall,
+    Region,
 )
 from nanoserve.domain.text.dialects.keyed import read_objects
 from nanoserve.domain.text.dialects.named import read_named
 from nanoserve.domain.text.dialects.output import Output
 from nanoserve.domain.text.dialects.pythonic import read_pythonic
 from nanoserve.domain.text.dialects.reader import END, Reader, Reading
-from nanoserve.ports.tool_calls import AnswerEvent, Tool
+from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
 
 _BREAKS: Final = 2
+TokenText = Callable[[int], str]
+"""The text of a token on its own."""
 
 
 class Parser:
@@ -81,6 +84,112 @@ class Parser:
         if dialect.channels is not None:
             return read_channels(dialect.channels, self._reader, self._output, prompt_tail)
         return _Regions(dialect, self._reader, self._output, tokens).answer(prompt_tail)
+
+
+class AnswerParser:
+    """Takes the pieces of one answer and gives its events out."""
+
+    def __init__(
+        self,
+        parser: Parser,
+        control_tokens: Mapping[int, str],
+        reasoning: Region | None,
+        *,
+        reasons: bool,
+        token_text: TokenText | None = None,
+    ) -> None:
+        self._parser = parser
+        self._control_tokens = control_tokens
+        self._reasoning = reasoning
+        self._reasons = reasons
+        self._num_reasoning_tokens = 0
+        self._token_text = token_text
+        self._num_unsure = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of reasoning so far, its marks left out; a token that is partly a mark counts as what it begins with."""
+        return self._num_reasoning_tokens
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+        return self._parser.num_calls
+
+    def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
+        """The next piece: its text, and the tokens that it came from."""
+        if self._control_tokens.keys().isdisjoint(token_ids):
+            return self._fed(text, token_ids)
+        return [
+            event
+            for part, ids in split(text, token_ids, self._control_tokens)
+            for event in (self._passed(part) if ids is None else self._fed(part, ids))
+        ]
+
+    def _fed(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
+        """Plain text of these tokens."""
+        if self._token_text is not None:
+            return self._spelt(text, token_ids, self._token_text)
+        events = self._parser.feed(text)
+        if events:
+            self._reasons = type(events[-1]) is ReasoningDelta
+        if self._reasons:
+            self._num_reasoning_tokens += len(token_ids)
+        return events
+
+    def _spelt(self, text: str, token_ids: Sequence[int], token_text: TokenText) -> list[AnswerEvent]:
+        """Plain text whose marks are no tokens: token by token, as far as their texts show where each ends."""
+        events: list[AnswerEvent] = []
+        end, last = 0, len(token_ids) - 1
+        for place, token_id in enumerate(token_ids):
+            start, end = end, len(text) if place == last else end + len(token_text(token_id))
+            events += self._counted(text[start:end])
+        return events
+
+    def _counted(self, text: str) -> list[AnswerEvent]:
+        """The text of one token. Where it may be of a mark, it counts once it turns out to be none."""
+        reasoned = self._parser.reasons
+        events = self._parser.feed(text)
+        if events and type(events[0]) is ReasoningDelta:
+            self._num_reasoning_tokens += self._num_unsure + 1
+            self._num_unsure = 0
+        elif not self._parser.reasons:
+            self._num_unsure = 0
+        elif reasoned and text.strip("\n") and self._parser.num_held:
+            self._num_unsure += 1
+        elif reasoned:
+            self._num_reasoning_tokens += 1
+        return events
+
+    def _passed(self, mark: str) -> list[AnswerEvent]:
+        """A control token."""
+        self._reasons = self._reasoning is not None and mark == self._reasoning.open
+        return self._parser.feed(mark, is_token=True)
+
+    def close(self) -> list[AnswerEvent]:
+        """The last events, after the last piece."""
+        self._num_reasoning_tokens += self._num_unsure
+        self._num_unsure = 0
+        return self._parser.close()
+
+
+def split(
+    text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
+) -> list[tuple[str, Sequence[int] | None]]:
+    """A piece as plain texts with their tokens and control tokens with None, in order.
+
+    Tokens that were counted but not printed are left out.
+    """
+    parts: list[tuple[str, Sequence[int] | None]] = []
+    read, plain = 0, list[int]()
+    for token_id in token_ids:
+        mark = control_tokens.get(token_id)
+        if mark is None:
+            plain.append(token_id)
+        elif (start := text.find(mark, read)) >= 0:
+            parts += [(text[read:start], plain), (mark, None)]
+            read, plain = start + len(mark), []
+    return [part for part in [*parts, (text[read:], plain)] if part[0]]
 
 
 class _Regions:

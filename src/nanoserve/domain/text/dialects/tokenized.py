@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.text.dialects.dialect import Dialect, Region
-from nanoserve.domain.text.dialects.earlier import earlier_turns
+from nanoserve.domain.text.dialects.dialect import CallIds, Dialect, EarlierArguments
 from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
 from nanoserve.domain.text.dialects.grammar import answer_grammar
-from nanoserve.domain.text.dialects.parser import Parser
+from nanoserve.domain.text.dialects.parser import AnswerParser, Parser, TokenText
 from nanoserve.domain.text.dialects.response_template import NAME as RESPONSE_TEMPLATE
 from nanoserve.domain.text.dialects.response_template import read_response_template
 from nanoserve.ports.driven import DialectFacts, Message
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind, ReasoningLimit
-from nanoserve.ports.tool_calls import AnswerEvent, CallMode, ReasoningDelta, Tool, ToolChoice
+from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 PROMPT_TAIL: Final = 16
 """How many of the prompt's last tokens a parser has to see as text."""
 NO_DIALECT: Final = "none"
-TokenText = Callable[[int], str]
-"""The text of a token on its own."""
+_NINE: Final = 9
 
 
 @attrs.frozen
@@ -149,8 +148,7 @@ class TokenizedDialect:
 
     def _limit(self, budget: int | None, prompt_tail: str) -> ReasoningLimit | None:
         """None without a budget, and where the prompt has decided that there is no reasoning."""
-        marks = self.dialect.reasoning_marks
-        if budget is None or marks is None:
+        if budget is None or (marks := self.dialect.reasoning_marks) is None:
             return None
         opening, close, decided = marks
         tail, ids = prompt_tail.rstrip(), self._mark_ids
@@ -178,117 +176,11 @@ class TokenizedDialect:
         return earlier_turns(self.dialect, messages)
 
 
-class AnswerParser:
-    """Takes the pieces of one answer and gives its events out."""
-
-    def __init__(
-        self,
-        parser: Parser,
-        control_tokens: Mapping[int, str],
-        reasoning: Region | None,
-        *,
-        reasons: bool,
-        token_text: TokenText | None = None,
-    ) -> None:
-        self._parser = parser
-        self._control_tokens = control_tokens
-        self._reasoning = reasoning
-        self._reasons = reasons
-        self._num_reasoning_tokens = 0
-        self._token_text = token_text
-        self._num_unsure = 0
-
-    @property
-    def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far, its marks left out; a token that is partly a mark counts as what it begins with."""
-        return self._num_reasoning_tokens
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that have begun."""
-        return self._parser.num_calls
-
-    def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
-        """The next piece: its text, and the tokens that it came from."""
-        if self._control_tokens.keys().isdisjoint(token_ids):
-            return self._fed(text, token_ids)
-        return [
-            event
-            for part, ids in split(text, token_ids, self._control_tokens)
-            for event in (self._passed(part) if ids is None else self._fed(part, ids))
-        ]
-
-    def _fed(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
-        """Plain text of these tokens."""
-        if self._token_text is not None:
-            return self._spelt(text, token_ids, self._token_text)
-        events = self._parser.feed(text)
-        if events:
-            self._reasons = type(events[-1]) is ReasoningDelta
-        if self._reasons:
-            self._num_reasoning_tokens += len(token_ids)
-        return events
-
-    def _spelt(self, text: str, token_ids: Sequence[int], token_text: TokenText) -> list[AnswerEvent]:
-        """Plain text whose marks are no tokens: token by token, as far as their texts show where each ends."""
-        events: list[AnswerEvent] = []
-        end, last = 0, len(token_ids) - 1
-        for place, token_id in enumerate(token_ids):
-            start, end = end, len(text) if place == last else end + len(token_text(token_id))
-            events += self._counted(text[start:end])
-        return events
-
-    def _counted(self, text: str) -> list[AnswerEvent]:
-        """The text of one token. Where it may be of a mark, it counts once it turns out to be none."""
-        reasoned = self._parser.reasons
-        events = self._parser.feed(text)
-        if events and type(events[0]) is ReasoningDelta:
-            self._num_reasoning_tokens += self._num_unsure + 1
-            self._num_unsure = 0
-        elif not self._parser.reasons:
-            self._num_unsure = 0
-        elif reasoned and text.strip("\n") and self._parser.num_held:
-            self._num_unsure += 1
-        elif reasoned:
-            self._num_reasoning_tokens += 1
-        return events
-
-    def _passed(self, mark: str) -> list[AnswerEvent]:
-        """A control token."""
-        self._reasons = self._reasoning is not None and mark == self._reasoning.open
-        return self._parser.feed(mark, is_token=True)
-
-    def close(self) -> list[AnswerEvent]:
-        """The last events, after the last piece."""
-        self._num_reasoning_tokens += self._num_unsure
-        self._num_unsure = 0
-        return self._parser.close()
-
-
 def json_schema_of(constraint: Constraint) -> Mapping[str, Any] | None:
     """The schema of a constraint that asks for JSON."""
     if constraint.kind == ConstraintKind.JSON_OBJECT:
         return {"type": "object"}
     return json.loads(constraint.text) if constraint.kind == ConstraintKind.JSON_SCHEMA else None
-
-
-def split(
-    text: str, token_ids: Sequence[int], control_tokens: Mapping[int, str]
-) -> list[tuple[str, Sequence[int] | None]]:
-    """A piece as plain texts with their tokens and control tokens with None, in order.
-
-    Tokens that were counted but not printed are left out.
-    """
-    parts: list[tuple[str, Sequence[int] | None]] = []
-    read, plain = 0, list[int]()
-    for token_id in token_ids:
-        mark = control_tokens.get(token_id)
-        if mark is None:
-            plain.append(token_id)
-        elif (start := text.find(mark, read)) >= 0:
-            parts += [(text[read:start], plain), (mark, None)]
-            read, plain = start + len(mark), []
-    return [part for part in [*parts, (text[read:], plain)] if part[0]]
 
 
 def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:
@@ -324,3 +216,54 @@ def _found(facts: DialectFacts) -> Dialect | None:
         with contextlib.suppress(ModelLoadError):
             return read_response_template(facts.response_template)
     return dialect_of(facts.chat_template, facts.model_type)
+
+
+def earlier_turns(dialect: Dialect, messages: Sequence[Message]) -> list[Message]:
+    """The messages with their calls changed to what the template reads; what cannot be changed stays as it is.
+
+    An id of another shape is replaced wherever it stands, so that results still belong to their calls. Clients may have
+    it from another server, or have made it up.
+    """
+    ids: dict[str, str] = {}
+    return [_turn(message, dialect, ids) for message in messages]
+
+
+def _turn(message: Message, dialect: Dialect, ids: dict[str, str]) -> Message:
+    calls = message.get("tool_calls")
+    if isinstance(calls, (list, tuple)):
+        return {**message, "tool_calls": [_call(call, dialect, ids) for call in calls]}
+    answered = message.get("tool_call_id")
+    if isinstance(answered, str) and answered in ids:
+        return {**message, "tool_call_id": ids[answered]}
+    return message
+
+
+def _call(call: Any, dialect: Dialect, ids: dict[str, str]) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = _arguments(function.get("arguments"), dialect.earlier_arguments)
+    changed = {**call, "function": {**function, "arguments": arguments}}
+    if isinstance(call_id := call.get("id"), str):
+        changed["id"] = ids[call_id] = _shaped(call_id, dialect.call_ids, str(function.get("name")), len(ids))
+    return changed
+
+
+def _arguments(arguments: Any, wanted: EarlierArguments) -> Any:
+    if wanted is EarlierArguments.TEXT and isinstance(arguments, Mapping):
+        return json.dumps(arguments, ensure_ascii=False)
+    if wanted is EarlierArguments.OBJECT and isinstance(arguments, str):
+        try:
+            read = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return arguments
+        return read if isinstance(read, dict) else arguments
+    return arguments
+
+
+def _shaped(call_id: str, shape: CallIds, name: str, index: int) -> str:
+    if shape is CallIds.NINE and not (len(call_id) == _NINE and call_id.isascii() and call_id.isalnum()):
+        return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:_NINE]
+    if shape is CallIds.QUALIFIED and not call_id.startswith("functions."):
+        return f"functions.{name}:{index}"
+    return call_id
