@@ -9,16 +9,21 @@ import time
 from types import FrameType
 
 NOTES = os.open(f"{os.environ['ENTERED_MODULES']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-entered = ""
+AGAIN = 1_000_000
+"""Nanoseconds after which the same module is noted again: a process may have no other."""
+entered, noted = "", 0
 
 
 def note(frame: FrameType, event: str, _argument: object) -> None:
     """Write the time and the module wherever a function of another module than before is called."""
-    global entered  # noqa: PLW0603 - a profile function has no other place for it
+    global entered, noted
     module = frame.f_globals.get("__name__", "")
-    if event == "call" and module != entered and module.startswith("nanoserve."):
-        entered = module
-        os.write(NOTES, f"{time.monotonic_ns()} {module}\n".encode())
+    if event != "call" or not module.startswith("nanoserve."):
+        return
+    now = time.monotonic_ns()
+    if module != entered or now - noted > AGAIN:
+        entered, noted = module, now
+        os.write(NOTES, f"{now} {module}\n".encode())
 
 
 threading.setprofile(note)
