@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3117,
     "domain": 7778,
-    "kernels": 11067,
-    "adapters/pytorch": 9460,
+    "kernels": 11480,
+    "adapters/pytorch": 9600,
     "adapters": 10121,
     "entrypoints/server": 8871,
     "entrypoints": 10768,
