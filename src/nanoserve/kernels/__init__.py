@@ -12,7 +12,8 @@
 | `tuning.py`       | measured sizes, and how work is cut into programs                                            |
 | `cases.py`        | inputs, poisoned outputs and expected results: for the tests, and for the start-up self-test |
 
-Folders of operations do not know each other. `device` holds what kernels of several call or are launched with. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
+Folders of operations do not know each other. `device` holds what kernels of several call or are launched with, `forms` how weights are kept and
+loaded, with a folder for each form. Beside them: `paged.py` and `latent.py`, the paged caches and what attending to them means;
 `recurrent.py`, the states of recurrent layers; `gates.py`, the activations of feeds; `whole_vectors.py`, element-wise functions with invariant bits; `tiles.py`, tiles of queries; `philox.py`, counter-based random
 numbers; `testing.py`, the harness of all cases, and `testing_attention.py`, what those of attention share.
 

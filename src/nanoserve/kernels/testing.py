@@ -7,14 +7,13 @@ in the tests, in every dtype on a GPU, and with a model's own dimensions before 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.stored import BIAS, BLOCK, Form, StoredWeight, scale_count
+from nanoserve.kernels.forms import Form, StoredWeight
 
 POISON: Final = -7
 """What integers are before a kernel writes them; floats are NaN."""
@@ -208,16 +207,11 @@ class Inputs:
 
 
 def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
-    """A weight that keeps what passes through it about as large as it was."""
+    """A weight that keeps what passes through it about as large as it was; every 16 numbers of a row are another size."""
     *others, width = shape
-    if form == "mxfp4":
-        numbers = inputs.integers(0, 256, *others, width // 2).to(torch.uint8)
-        usual = BIAS - round(math.log2(3 * width**0.5))
-        exponents = inputs.integers(usual - 1, usual + 2, *others, scale_count(form, width))
-        return StoredWeight(numbers, exponents.to(torch.uint8))
-    numbers = (8 * inputs.normal(*others, width, dtype=torch.float32)).to(torch.float8_e4m3fn)
-    scales = inputs.normal(*others, -(-width // BLOCK), dtype=torch.float32) * (width**-0.5 / 8)
-    return StoredWeight(numbers, scales)
+    sizes = inputs.normal(*others, -(-width // 16), dtype=torch.float32).exp().repeat_interleave(16, -1)
+    weight = inputs.normal(*shape, dtype=torch.float32) * sizes[..., :width]
+    return StoredWeight(form, *form.quantize(weight * (weight.std() * width**0.5).reciprocal()))
 
 
 def copy_apart(blocks: Tensor) -> Tensor:

@@ -225,7 +225,7 @@ PRODUCTS = [
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize(("n", "k", "gate"), PRODUCTS)
 def test_row_tiles_keep_registers_free(n: int, k: int, gate: bool, itemsize: int) -> None:
-    tile = row_tile(n, k, itemsize, gate=gate)
+    tile = row_tile(n, k, 8 * itemsize, gate=gate)
     chunks = -(-k // tile.chunk)
     bytes_per_thread = tile.rows * tile.chunk * chunks * itemsize / (32 * tile.warps)
     assert 16 <= bytes_per_thread <= 128 * itemsize
@@ -260,8 +260,8 @@ def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None
 
 
 def test_row_tiles_of_the_measured_shapes() -> None:
-    assert row_tile(4096, 2560, 2, gate=False) == (4, 2, 512)
-    assert row_tile(20480, 2560, 2, gate=True) == (2, 2, 512)
-    assert row_tile(262144, 2560, 2, gate=False) == (4, 4, 512)
-    assert row_tile(16384, 2048, 2, gate=True) == (4, 4, 2048)
-    assert row_tile(2048, 8192, 2, gate=False) == (4, 8, 8192)
+    assert row_tile(4096, 2560, 16, gate=False) == (4, 2, 512)
+    assert row_tile(20480, 2560, 16, gate=True) == (2, 2, 512)
+    assert row_tile(262144, 2560, 16, gate=False) == (4, 4, 512)
+    assert row_tile(16384, 2048, 16, gate=True) == (4, 4, 2048)
+    assert row_tile(2048, 8192, 16, gate=False) == (4, 8, 8192)

@@ -15,6 +15,8 @@ from nanoserve.kernels.experts.cases import (
     random_experts,
 )
 from nanoserve.kernels.experts.tuning import ListTile
+from nanoserve.kernels.forms import FORMS, MXFP4, Form, StoredWeight
+from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -23,16 +25,16 @@ from nanoserve.kernels.linear.cases import (
     check_split_linear,
     random_product,
 )
-from nanoserve.kernels.stored import VALUES, Form, StoredWeight, interleaved
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-FORMS = cases("form", ["mxfp4", "fp8"], also=[])
+FP8 = FORMS["fp8"]
+IN_FORMS = cases("form", FORMS.values(), also=[], ids=lambda form: form.name)
 
 
-@FORMS
+@IN_FORMS
 @cases(
     ("sizes", "clamp"),
     [((1, 2, 3, 160, 96), None), ((2, 2, 3, 32, 160), 0.7)],
@@ -49,11 +51,11 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
 
 def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "stored_list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
-    experts = random_experts(inputs, 3, 160, 288, form="mxfp4")
+    experts = random_experts(inputs, 3, 160, 288, form=MXFP4())
     agree(check_feed_lists(inputs, experts, random_choice(inputs, 5, 2, 3)), TOLERANCE[inputs.dtype])
 
 
-@FORMS
+@IN_FORMS
 @cases(
     ("sizes", "clamp"),
     [((17, 3, 7, 32, 160), 0.7)],
@@ -69,7 +71,7 @@ def test_lists_of_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None
     )
 
 
-@FORMS
+@IN_FORMS
 @cases(("tokens", "slots", "experts"), [(17, 3, 7)], also=[(64, 8, 128), (300, 2, 4)])
 def test_lists_with_the_tiles_of_half_precision(
     tokens: int, slots: int, experts: int, form: Form, device: torch.device
@@ -81,10 +83,10 @@ def test_lists_with_the_tiles_of_half_precision(
     agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16], atol=1e-2)
 
 
-@cases("form", ["fp8"], also=["mxfp4"])
+@cases("form", [FP8], also=[MXFP4()], ids=lambda form: form.name)
 def test_edge_blocks_of_8_bit_floats_and_last_groups(form: Form, inputs: Inputs) -> None:
     """Hidden size and size leave a rest of a block, of a step and of what one thread loads."""
-    hidden, size = (352, 224) if form == "mxfp4" else (203, 151)
+    hidden, size = (352, 224) if form.multiple > 1 else (203, 151)
     experts = random_experts(inputs, 3, size, hidden, form=form)
     agree(check_feed_rows(inputs, experts, random_choice(inputs, 1, 2, 3)), TOLERANCE[inputs.dtype])
     agree(check_feed_lists(inputs, experts, random_choice(inputs, 9, 2, 3)), TOLERANCE[inputs.dtype])
@@ -94,25 +96,27 @@ def test_every_number_of_mxfp4_under_every_usual_scale(device: torch.device) -> 
     """All 256 bytes, in groups with exponents from the least that has no subnormal numbers up; powers of two round nothing."""
     numbers = torch.arange(256, dtype=torch.uint8, device=device).view(16, 16)
     exponents = torch.arange(2, 129, 8, dtype=torch.uint8, device=device).view(16, 1)
-    stored = StoredWeight(interleaved(numbers), exponents)
+    stored = StoredWeight(MXFP4(), interleaved(numbers), exponents)
     values = torch.tensor([*VALUES, *(-value for value in VALUES)], device=device)
     low, high = values[(numbers & 15).long()], values[(numbers >> 4).long()]
     wanted = torch.stack((low, high), 2).view(16, 32) * 2.0 ** (exponents.float() - 127)
     assert torch.equal(stored.float(), wanted)
 
 
-def stored_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
-    return random_product(inputs, n, k, **parts)._replace(weight=random_stored(inputs, "fp8", n, k))
+def stored_product(inputs: Inputs, n: int, k: int, form: Form = FP8, **parts: Any) -> LinearCase:
+    k = -(-k // form.multiple) * form.multiple
+    return random_product(inputs, n, k, **parts)._replace(weight=random_stored(inputs, form, n, k))
 
 
+@IN_FORMS
 @cases(
     ("sizes", "gate"),
     [((40, 72), None), ((34, 203), "silu")],
     also=[((48, 300), None), ((64, 1024), "silu"), ((66, 1300), None)],
     ids=str,
 )
-def test_products_of_one_row(sizes: tuple[int, int], gate: Any, inputs: Inputs) -> None:
-    product = stored_product(inputs, *sizes, bias=gate is None, norm_weight=True, gate=gate)
+def test_products_of_one_row(sizes: tuple[int, int], gate: Any, form: Form, inputs: Inputs) -> None:
+    product = stored_product(inputs, *sizes, form, bias=gate is None, norm_weight=True, gate=gate)
     agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
 
 
@@ -121,8 +125,10 @@ def test_products_of_one_row(sizes: tuple[int, int], gate: Any, inputs: Inputs) 
     [(40, 203, 5, None), (34, 1024, 3, "silu")],
     also=[(64, 4096, 3, None), (130, 300, 33, "silu"), (40, 72, 70, None)],
 )
-def test_products_of_a_few_rows(n: int, k: int, m: int, gate: Any, inputs: Inputs) -> None:
-    agree(check_skinny_linear(inputs, stored_product(inputs, n, k, gate=gate), [m]), TOLERANCE[inputs.dtype])
+@IN_FORMS
+def test_products_of_a_few_rows(n: int, k: int, m: int, gate: Any, *, form: Form, inputs: Inputs) -> None:
+    product = stored_product(inputs, n, k, form, gate=gate)
+    agree(check_skinny_linear(inputs, product, [m]), TOLERANCE[inputs.dtype])
 
 
 @cases(
@@ -130,13 +136,15 @@ def test_products_of_a_few_rows(n: int, k: int, m: int, gate: Any, inputs: Input
     [(40, 1300, 5, False)],
     also=[(40, 1300, 5, True), (40, 512, 20, False), (64, 2048, 33, True)],
 )
-def test_partial_sums(n: int, k: int, m: int, half: bool, device: torch.device) -> None:
+@IN_FORMS
+def test_partial_sums(n: int, k: int, m: int, half: bool, *, form: Form, device: torch.device) -> None:
     inputs = Inputs(device, torch.float16 if half else torch.float32)
-    agree(check_split_linear(inputs, stored_product(inputs, n, k), [m]), 1e-3 if half else 2e-5)
+    agree(check_split_linear(inputs, stored_product(inputs, n, k, form), [m]), 1e-3 if half else 2e-5)
 
 
+@IN_FORMS
 @pytest.mark.parametrize("sizes", [(40, 72), (34, 203)])
 def test_many_rows_multiply_with_the_very_weight_that_is_meant(
-    sizes: tuple[int, int], inputs: Inputs
+    sizes: tuple[int, int], form: Form, inputs: Inputs
 ) -> None:
-    agree(check_invariant_linear(inputs, stored_product(inputs, *sizes)), TOLERANCE[inputs.dtype])
+    agree(check_invariant_linear(inputs, stored_product(inputs, *sizes, form)), TOLERANCE[inputs.dtype])

@@ -87,7 +87,7 @@ def test_no_kernel_folder_imports_another() -> None:
     for page in (ROOT / "src/nanoserve/kernels").glob("*/**/*.py"):
         own = page.relative_to(ROOT / "src/nanoserve/kernels").parts[0]
         imported = set(re.findall(r"nanoserve\.kernels\.(\w+)", page.read_text()))
-        assert imported & folders <= {own, "device"}, page
+        assert imported & folders <= {own, "device", "forms"}, page
 
 
 def test_every_source_file_says_what_it_is_for_and_is_one_thing() -> None:
@@ -101,12 +101,20 @@ def test_every_kernel_folder_has_the_same_file_names() -> None:
     folders = [page.parent for page in (ROOT / "src" / "nanoserve" / "kernels").glob("*/__init__.py")]
     assert len(folders) > 10
     for folder in folders:
-        if folder.name == "device":  # no operation, but what kernels of all of them call
+        if folder.name in {"device", "forms"}:  # no operations, but what kernels of several call
             continue
         names = {page.stem for page in folder.glob("*.py")}
         assert {"__init__", "reference"} <= names <= KERNEL_FILES, folder
         assert ("triton" in names) == ("launch" in names) == ("cases" in names), folder
         assert names & {"cpu", "launch"}, f"nothing in {folder} serves"
+
+
+def test_every_form_of_weights_has_the_same_file_names_and_knows_no_other() -> None:
+    for folder in [page.parent for page in (ROOT / "src/nanoserve/kernels/forms").glob("*/__init__.py")]:
+        assert {page.stem for page in folder.glob("*.py")} == {"__init__", "triton"}, folder
+        for page in folder.glob("*.py"):
+            imported = set(re.findall(r"nanoserve\.kernels\.(\w+(?:\.\w+)?)", page.read_text()))
+            assert imported <= {"forms.layout"}, page
 
 
 def test_the_contracts_of_kernels_import_without_triton() -> None:

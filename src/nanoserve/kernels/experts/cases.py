@@ -17,7 +17,7 @@ from nanoserve.kernels.experts.launch import (
     list_pairs,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.stored import Form, StoredWeight
+from nanoserve.kernels.forms import Form, StoredWeight
 from nanoserve.kernels.testing import POISON, Comparison, Inputs, expect, random_stored, scratch
 
 PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)

@@ -38,7 +38,7 @@ from nanoserve.kernels.experts.tuning import (
     stored_gate_up_tile,
     stored_list_tile,
 )
-from nanoserve.kernels.stored import BLOCK, GROUP, StoredWeight
+from nanoserve.kernels.forms import StoredWeight, row_arguments, step_arguments
 
 
 class ExpertsWorkspace(NamedTuple):
@@ -143,11 +143,16 @@ def feed_rows(
     if isinstance(gate_up, StoredWeight) and isinstance(down, StoredWeight):
         tile = stored_gate_up_tile(hidden, gate_up.form)
         stored_row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-            **enter, **common, **_stored_rows(gate_up), ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
+            **enter,
+            **common,
+            **row_arguments(gate_up, tile.chunk),
+            ROWS=tile.rows,
+            CHUNK=tile.chunk,
+            num_warps=tile.warps,
         )
         tile, at_once = stored_down_tile(size, slots, down.form)
         stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
-            **leave, **common, **_stored_rows(down), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
+            **leave, **common, **row_arguments(down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
             num_warps=tile.warps,
         )  # fmt: skip
         return
@@ -159,19 +164,6 @@ def feed_rows(
     row_down_kernel[(tokens, hidden)](
         **leave, **common, weight_ptr=down, PADDED_SLOTS=triton.next_power_of_2(slots), CHUNK=chunk, num_warps=warps
     )  # fmt: skip
-
-
-def _stored_rows(weight: StoredWeight) -> dict[str, Any]:
-    """A stored weight for the kernels of one token: UNIT numbers are what one thread loads at once, which have one scale."""
-    unit = GROUP if weight.form == "mxfp4" else 16
-    return {**_stored(weight, weight.scales), "UNIT": unit}
-
-
-def _stored(weight: StoredWeight, scales: Tensor) -> dict[str, Any]:
-    """A stored weight: PACK numbers are a word, and GROUP of them have a scale in common."""
-    pack, group = (8, GROUP) if weight.form == "mxfp4" else (1, BLOCK)
-    numbers = {"weight_ptr": weight.words(), "scale_ptr": scales, "SCALES": scales.shape[-1]}
-    return {**numbers, "FORM": weight.form, "PACK": pack, "GROUP": group}
 
 
 def feed_lists(
@@ -320,7 +312,7 @@ def _multiply(
     grid = (num_tiles * triton.cdiv(height, tile.bn),)
     if isinstance(weight, StoredWeight):
         pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
-        stored_listed_kernel[grid](x_ptr=x, **_stored(weight, weight.scale_words()), **common, PAIRS=pairs)
+        stored_listed_kernel[grid](x_ptr=x, **step_arguments(weight), **common, PAIRS=pairs)
         return
     described, halves = tile.described and k * x.element_size() % 16 == 0, 2 if gate else 1
     if described:

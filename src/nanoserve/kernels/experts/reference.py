@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.stored import StoredWeight
+from nanoserve.kernels.forms import StoredWeight
 
 STEEPNESS = 1.702
 """Of the sigmoid in a clamped gate."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import triton
 
-from nanoserve.kernels.stored import Form
+from nanoserve.kernels.forms import Form
 
 MOST_PROGRAMS = 128
 """Programs that sort a step's pairs: each reads what all have counted."""
@@ -127,13 +127,13 @@ class ListTile(NamedTuple):
 @cache
 def stored_gate_up_tile(k: int, form: Form) -> RowTile:
     """The tile of gate and up rows of k stored numbers."""
-    return RowTile(16 if form == "mxfp4" else 4, 4, min(1024, triton.next_power_of_2(k)))
+    return RowTile(16 if form.pack > 1 else 4, 4, min(1024, triton.next_power_of_2(k)))
 
 
 @cache
 def stored_down_tile(k: int, slots: int, form: Form) -> tuple[RowTile, int]:
     """The tile of rows of k stored numbers, of which each token adds those of all its slots; and how many slots are in flight."""
-    packed = form == "mxfp4"
+    packed = form.pack > 1
     at_once = next(count for count in ((2, 1) if packed else (4, 3, 2, 1)) if slots % count == 0)
     chunk = min(1024 if packed else 512, triton.next_power_of_2(k))
     return RowTile(8 if packed else 2, 4, chunk), at_once
@@ -143,8 +143,9 @@ def stored_down_tile(k: int, slots: int, form: Form) -> tuple[RowTile, int]:
 def stored_list_tile(
     tokens: int, slots: int, experts: int, itemsize: int, form: Form, *, room: int, invariant: bool
 ) -> ListTile:
-    """`list_tile` of stored weights: a step may not be longer than what has one scale in 8-bit floats."""
-    fewest = 16 if itemsize == 4 or form == "mxfp4" else FEWEST
+    """`list_tile` of stored weights: a step of one byte a number may not be longer than what has one scale."""
+    packed = form.pack > 1
+    fewest = 16 if itemsize == 4 or packed else FEWEST
     bm = max(fewest, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
     if itemsize == 4:
         return ListTile(16 if invariant else min(bm, 64), 32, 32, 4, 2)
@@ -153,8 +154,8 @@ def stored_list_tile(
     elif bm == 32:
         tile = ListTile(bm, 64, 128, 4, 4)
     elif bm > 64:
-        tile = ListTile(128, 128 if form == "mxfp4" else 256, 64, 8, 3)
-    elif form == "mxfp4":
+        tile = ListTile(128, 128 if packed else 256, 64, 8, 3)
+    elif packed:
         tile = ListTile(bm, 64, 256, 4, 3)
     else:  # by two warps, which take instructions of the tensor cores that wait for no other warp
         tile = ListTile(bm, 64, 128, 2, 4 if bm == FEWEST else 3)

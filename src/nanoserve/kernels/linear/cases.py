@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
@@ -19,7 +20,6 @@ from nanoserve.kernels.linear.launch import (
     widen_into,
 )
 from nanoserve.kernels.linear.tuning import split_count
-from nanoserve.kernels.stored import StoredWeight
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)

@@ -9,7 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import launch_options, shared_memory
+from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
+from nanoserve.kernels.forms import StoredWeight, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.tuning import (
@@ -21,7 +22,6 @@ from nanoserve.kernels.linear.tuning import (
     skinny_tile,
     split_count,
 )
-from nanoserve.kernels.stored import BLOCK, StoredWeight
 
 _MARGIN = 2048
 """Bytes of shared memory left to what a kernel needs beside its tiles."""
@@ -85,7 +85,7 @@ def row_linear(
 
     Args:
         x: [1, K].
-        weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
+        weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
         out: [1, N], or [1, N / 2] with `gate`; any float dtype. It may be `residual`, but not `x`.
         bias: [N], added to the product.
         norm_weight: [K]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
@@ -96,12 +96,10 @@ def row_linear(
         pdl: see `nanoserve.kernels.device.pdl`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
-    numbers, scales = _numbers(weight)
-    tile = row_tile(n, k, numbers.element_size(), gate=gate is not None)
+    tile = row_tile(n, k, _bits(weight), gate=gate is not None)
     row_kernel[(triton.cdiv(n, tile.rows),)](
-        x_ptr=x, weight_ptr=numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight,
-        residual_ptr=residual, eps=eps,
-        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, UNIT=min(16, tile.chunk), GROUP=BLOCK,
+        x_ptr=x, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight, residual_ptr=residual, eps=eps,
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, **row_arguments(weight, tile.chunk),
         GATE=gate, PDL=pdl, num_warps=tile.warps, **launch_options(pdl),
     )  # fmt: skip
 
@@ -124,7 +122,7 @@ def skinny_linear(
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
-        weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
+        weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
         out: [M, N], or [M, N / 2] with `gate`, contiguous; any float dtype. It may not be `x`.
         workspace: made for a list of products that has (N, K) in it.
         bias: [N], added to the product.
@@ -152,7 +150,7 @@ def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, 
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
-        weight: [N, K], contiguous, in the dtype of `x`, or 8-bit floats with scales.
+        weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
         partials: float32 [S, M, N], contiguous, with S = split_count(M, N, K).
         pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
 
@@ -169,13 +167,12 @@ def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, 
 
 
 def widen_into(weight: StoredWeight, out: Tensor) -> None:
-    """Write the weight that 8-bit floats with scales stand for into `out` [N, K], contiguous, any float dtype; rounded once."""
+    """Write what a stored weight stands for into `out` [N, K], contiguous, any float dtype; rounded once."""
     n, k = weight.shape
-    rows = 32
-    widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, BLOCK))](
-        weight_ptr=weight.words(), scale_ptr=weight.scales, out_ptr=out,
-        K=k, GROUP=BLOCK, ROWS=rows, N=n, num_warps=4,
-    )  # fmt: skip
+    rows, bk = 32, 128
+    widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, bk))](
+        **step_arguments(weight), out_ptr=out, N=n, K=k, ROWS=rows, BK=bk, num_warps=4
+    )
 
 
 def invariant_linear(
@@ -213,7 +210,7 @@ def _tile(
 ) -> SkinnyTile:
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
-    longest = BLOCK if isinstance(weight, StoredWeight) else None
+    longest = weight.form.longest if isinstance(weight, StoredWeight) else None
     room = _room(weight.device)
     return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=room, longest=longest)
 
@@ -222,9 +219,10 @@ def _room(device: torch.device) -> int:
     return shared_memory(device) - _MARGIN
 
 
-def _numbers(weight: Tensor | StoredWeight) -> tuple[Tensor, Tensor | None]:
-    """What kernels load of a weight, and its scales."""
-    return (weight.words(), weight.scales) if isinstance(weight, StoredWeight) else (weight, None)
+def _bits(weight: Tensor | StoredWeight) -> int:
+    """What a number takes, its share of a scale left out."""
+    numbers = weight if isinstance(weight, Tensor) else weight.numbers
+    return 8 * numbers.element_size() * numbers.shape[-1] // weight.shape[-1]
 
 
 def _launch(
@@ -240,11 +238,10 @@ def _launch(
     pdl: bool,
 ) -> None:
     n, k = weight.shape
-    numbers, scales = _numbers(weight)
+    pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
-        x_ptr=x, weight_ptr=numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias, partials_ptr=partials,
-        counters_ptr=counters, M=len(x),
-        N=n, K=k, GROUP=BLOCK, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits,
+        x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
+        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight), PAIRS=pairs,
         AHEAD=tile.ahead if pdl else 0,
         GATE=gate, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **launch_options(pdl),

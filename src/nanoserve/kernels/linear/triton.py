@@ -12,6 +12,7 @@ import triton.language as tl
 from nanoserve.kernels.device.gates import gated
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
+from nanoserve.kernels.forms.triton import add_left, load_rows, load_step_scales, step, unit_sums, x_factor
 
 
 @triton.jit
@@ -37,39 +38,22 @@ def _load_bias(bias_ptr, rows):
 
 
 @triton.jit
-def _load_scales(
-    chunks, ptrs, units, K: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr
-):
-    """The tuple `chunks` and behind it the scale of each UNIT of rows, of which GROUP numbers have one; zeros past K."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        places = c * CHUNK + units * UNIT
-        chunk = tl.load(ptrs + (places // GROUP)[None, :], mask=places[None, :] < K, other=0.0)
-        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
-    return chunks
-
-
-@triton.jit
 def row_kernel(
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, GATE: tl.constexpr,
-    UNIT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + bias), with x [1, K] and weight [N, K].
+    """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + bias), with x [1, K] and weight [N, K] in a form.
 
-    All of a tile [ROWS, CHUNK] for each chunk of K is in flight before the wait.
-
-    With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, whose products are scaled when those of a UNIT, which one thread
-    has loaded, are added up. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
+    All of a tile [ROWS, CHUNK] for each chunk of K is in flight before the wait. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
     """
     let_next_start(PDL)
     tile = tl.program_id(0)
     rows = _weight_rows(_columns(tile, ROWS, GATE), N, ROWS, GATE)
     ks = tl.arange(0, CHUNK)
-    ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + ks[None, :]
-    weights = load_chunks((), ptrs, ks[None, :], K, CHUNK, "evict_first")
-    if scale_ptr is not None:
-        scale_ptrs = scale_ptr + rows[:, None] * ((K + GROUP - 1) // GROUP)
-        scales = _load_scales((), scale_ptrs, tl.arange(0, CHUNK // UNIT), K, CHUNK, UNIT, GROUP)
+    weights = load_rows(
+        (), weight_ptr, scale_ptr, rows.to(tl.int64), K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first"
+    )
     if norm_ptr is not None:
         norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
@@ -80,18 +64,14 @@ def row_kernel(
     valid = outputs < (N // 2 if GATE is not None else N)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + outputs, mask=valid, other=0.0).to(tl.float32)
-    products = tl.zeros([ROWS, CHUNK if scale_ptr is None else CHUNK // UNIT], tl.float32)
+    products = tl.zeros([ROWS, CHUNK // UNIT], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for c in tl.static_range((K + CHUNK - 1) // CHUNK):
         x = load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
-        if scale_ptr is None:
-            products += weights[c].to(tl.float32) * x[None, :]
-        else:
-            each = weights[c].to(tl.float8e4nv, bitcast=True).to(tl.float32) * x[None, :]
-            products += tl.sum(tl.reshape(each, [ROWS, CHUNK // UNIT, UNIT]), 2) * scales[c]
+        products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
     sums = tl.sum(products, 1)
     if norm_ptr is not None:
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -114,62 +94,64 @@ def _prefetch(ptrs):
 
 
 @triton.jit
-def _add_product(sums, weight, scale_ptrs, k, x, K: tl.constexpr, GROUP: tl.constexpr):
-    """Sums plus the product of weights from element k on, one GROUP at most, and x.
-
-    8-bit floats are widened without a loss, by way of float32, since straight to bfloat16 takes a slow instruction; the product is scaled. That it is added outside has a second reason: tensor cores
-    still read the registers of a left factor while what follows already writes the next one there, unless it waits for the result.
-    """
-    if scale_ptrs is None:
-        sums = tl.dot(weight, x, sums, input_precision="ieee")
-    else:
-        factor = tl.load(scale_ptrs + tl.minimum(k, K - 1) // GROUP)
-        wide = weight.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(x.dtype)
-        sums += tl.dot(wide, x, input_precision="ieee") * factor[:, None]
-    return sums
+def _load_step(
+    weight_ptrs, scale_ptrs, k, left,
+    K: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
+    EVEN: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """Words and scales of BK numbers from k on, of which `left` are there."""
+    words = load_slice(weight_ptrs, tl.arange(0, BK // PACK)[None, :] < left // PACK, EVEN, EVICTION)
+    scales = 1.0
+    if scale_ptrs is not None:
+        scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
+    return words, scales
 
 
 @triton.jit
 def _multiply_whole(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, start, left, K: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
-    EVICTION: tl.constexpr, PDL: tl.constexpr,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, start, left,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a slice that is one step long: the weight is on its way before the wait."""
-    weight = load_slice(weight_ptrs, ks[None, :] < left, EVEN, EVICTION)
+    words, scales = _load_step(
+        weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
+    )
     wait_for_last(PDL)
     x = load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
-    sums = tl.zeros([weight.shape[0], x.shape[1]], tl.float32)
-    return _add_product(sums, weight, scale_ptrs, start, x, K, GROUP)
+    sums = tl.zeros([BN, x.shape[1]], tl.float32)
+    return add_left(sums, words, scales, x, FORM, PAIRS)
 
 
 @triton.jit
 def _multiply_in_steps(
     weight_ptrs, scale_ptrs, x_ptrs, ks, start, left,
-    K: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr, EVEN: tl.constexpr,
-    EVICTION: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a longer slice: a pipelined loop, all of it after the wait."""
     wait_for_last(PDL)
     sums = tl.zeros([BN, BM], tl.float32)
     for k in range(0, SLICE, BK):
-        weight = load_slice(weight_ptrs + k, ks[None, :] < left - k, EVEN, EVICTION)
+        words, scales = _load_step(
+            weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
+        )  # fmt: skip
         x = load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
-        sums = _add_product(sums, weight, scale_ptrs, start + k, x, K, GROUP)
+        sums = add_left(sums, words, scales, x, FORM, PAIRS)
     return sums
 
 
 @triton.jit(do_not_specialize=["M"])
 def skinny_kernel(
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
-    N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SPLITS: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
+    AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, s): out = gate(x weight^T + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
 
-    Sums are [BN, BM], of tiles [BN, BK] and [BK, BM].
-
-    With `scale_ptr` [N, K / GROUP] the weight is 8-bit floats, and steps are not longer than a group.
-    The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
+    Sums are [BN, BM], of tiles [BN, BK] and [BK, BM]. The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
     The first AHEAD steps of the slice are sent for to the L2 cache before the wait: the loads themselves go through few
     registers at a time, or come after it. Without `out_ptr` the sums of slice s go to partials[s, m, n]; with it and
     more than one slice, the last program of a tile to arrive adds them up in order.
@@ -184,26 +166,28 @@ def skinny_kernel(
     ms = tl.arange(0, BM)
     ks = tl.arange(0, BK)
     start = split * SLICE
-    weight_row_ptrs = weight_ptr + rows[:, None].to(tl.int64) * K + start
-    weight_ptrs = weight_row_ptrs + ks[None, :]
+    weight_row_ptrs = weight_ptr + rows[:, None].to(tl.int64) * (K // PACK) + start // PACK
+    weight_ptrs = weight_row_ptrs + tl.arange(0, BK // PACK)[None, :]
     x_ptrs = x_ptr + tl.minimum(ms, M - 1)[None, :] * K + start + ks[:, None]
     scale_ptrs = None
     if scale_ptr is not None:
-        scale_ptrs = scale_ptr + rows * ((K + GROUP - 1) // GROUP)
+        scale_ptrs = scale_ptr + rows * SCALES
     bias = _load_bias(bias_ptr, rows)
     if AHEAD > 0:
-        LINE: tl.constexpr = min(BK, 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth)
-        line_ptrs = weight_row_ptrs + (tl.arange(0, BK // LINE) * LINE)[None, :]
-        for k in tl.static_range(0, AHEAD * BK, BK):
-            _prefetch(line_ptrs + k)
+        WORDS: tl.constexpr = BK // PACK
+        LINE: tl.constexpr = min(WORDS, 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth)
+        line_ptrs = weight_row_ptrs + (tl.arange(0, WORDS // LINE) * LINE)[None, :]
+        for word in tl.static_range(0, AHEAD * WORDS, WORDS):
+            _prefetch(line_ptrs + word)
     if SLICE == BK:
         sums = _multiply_whole(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start, K, GROUP, EVEN, EVICTION, PDL
-        )
+            weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start,
+            K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
+        )  # fmt: skip
     else:
         sums = _multiply_in_steps(
             weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start,
-            K, GROUP, BM, BN, BK, SLICE, EVEN, EVICTION, PDL,
+            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
         )  # fmt: skip
 
     if out_ptr is None:
@@ -251,17 +235,22 @@ def _store_tile(
 @triton.jit
 def widen_kernel(
     weight_ptr, scale_ptr, out_ptr,
-    K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, g): group g of ROWS rows of 8-bit floats [N, K], times its scales [N, K / GROUP]."""
+    """Program (i, j): step j of ROWS rows of a stored weight [N, K]."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    group = tl.program_id(1)
-    ks = group * GROUP + tl.arange(0, GROUP)
+    start = tl.program_id(1) * BK
+    words = start // PACK + tl.arange(0, BK // PACK)
+    ks = start + tl.arange(0, BK)
+    within = tl.minimum(rows, N - 1).to(tl.int64)
+    weight = tl.load(
+        weight_ptr + within[:, None] * (K // PACK) + words[None, :], mask=words[None, :] < K // PACK, other=0
+    )
+    scales = load_step_scales(scale_ptr + within * SCALES, start, K, BK, GROUP, SCALES, FORM)
+    wide, _ = step(weight, scales, tl.float32, True, FORM, False)
     mask = (rows[:, None] < N) & (ks[None, :] < K)
     places = rows[:, None].to(tl.int64) * K + ks[None, :]
-    numbers = tl.load(weight_ptr + places, mask=mask, other=0)
-    scales = tl.load(scale_ptr + rows * ((K + GROUP - 1) // GROUP) + group, mask=rows < N, other=0.0)
-    wide = numbers.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scales[:, None]
     tl.store(out_ptr + places, wide.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -47,8 +47,8 @@ class RowTile(NamedTuple):
 
 
 @cache
-def row_tile(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
-    """The tile of a product of one row of x with weight [n, k]."""
+def row_tile(n: int, k: int, bits: int, *, gate: bool) -> RowTile:
+    """The tile of a product of one row of x with weight [n, k], of so many bits each."""
     chunk = _chunk(k)
     many_chunks = chunk == 512 and k > 2048
     if many_chunks and not gate and n < WIDE and k <= 2 * n:
@@ -59,12 +59,12 @@ def row_tile(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
         rows, bytes_per_thread, most = 4, 256, 65_536
     else:
         rows, bytes_per_thread, most = 2, 64 if n >= WIDE else 128, 0
-    while rows > 2 and rows * k * itemsize > most:
+    while rows > 2 and rows * k * bits // 8 > most:
         rows //= 2
-    wanted = triton.next_power_of_2(triton.cdiv(rows * k * itemsize, 32 * bytes_per_thread))
+    wanted = triton.next_power_of_2(triton.cdiv(rows * k * bits, 8 * 32 * bytes_per_thread))
     # Two wide loads of each chunk for each thread, or one if a thread's registers would not hold all chunks.
-    useful = rows * chunk * itemsize // (32 * 32)
-    if rows * k * itemsize > useful * 32 * 256:
+    useful = rows * chunk * bits // (8 * 32 * 32)
+    if rows * k * bits > useful * 8 * 32 * 256:
         useful *= 2
     return RowTile(rows, min(8, wanted, max(1, useful)), chunk)
 

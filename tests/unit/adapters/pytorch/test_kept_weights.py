@@ -16,7 +16,7 @@ from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
-from nanoserve.kernels.stored import StoredWeight
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
 from tests.unit.adapters.pytorch.test_weight_scales import quantized

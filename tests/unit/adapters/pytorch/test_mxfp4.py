@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from nanoserve.kernels.stored import unpack
+from nanoserve.kernels.forms.mxfp4 import unpack
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, PagedRun, TinyModel, make_prompt, make_tiny_model
 

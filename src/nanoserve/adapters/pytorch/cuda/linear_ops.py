@@ -26,6 +26,7 @@ from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
@@ -35,7 +36,6 @@ from nanoserve.kernels.linear.launch import (
 )
 from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into
-from nanoserve.kernels.stored import StoredWeight
 from nanoserve.ports.layer_spec import Activation
 
 Gate = Activation | None
@@ -138,7 +138,7 @@ class LinearOps:
         matrix = linear.matrix
         if not isinstance(matrix, StoredWeight):
             return matrix
-        wide = self.space.widened[: linear.weight.numel()].view(matrix.shape)
+        wide = self.space.widened[: matrix.shape.numel()].view(matrix.shape)
         widen_into(matrix, wide)
         return wide
 

@@ -160,7 +160,7 @@ def make_workspace(
     follows = [each.linear for each in products if each.follows]
     followed = max_tokens * max((each.in_features for each in follows), default=0)
     skinny = [each.linear for each in (*products, head) if adds_whole or not each.added]
-    stored = [each.linear.weight for each in products if each.linear.weight_scales is not None]
+    stored = [each.linear.matrix for each in products if each.linear.weight_form is not None]
     hidden, vocab_size = head.linear.in_features, model.spec.vocab_size
     entering = [each.linear for each in products if not each.added]
     inner = max(each.linear.in_features for each in products if each.added)
@@ -186,7 +186,7 @@ def make_workspace(
             dtype=dtype,
             device=device,
         ),
-        widened=empty(max((each.numel() for each in stored), default=0)),
+        widened=empty(max((each.shape.numel() for each in stored), default=0)),
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),

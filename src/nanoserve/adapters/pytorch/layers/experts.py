@@ -14,9 +14,11 @@ from nanoserve.adapters.pytorch.layers.norm import Norms
 from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Storable
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.linear.plain import in_form
 from nanoserve.kernels.experts import Experts as Stack
 from nanoserve.kernels.experts import Routing
-from nanoserve.kernels.stored import BLOCK, StoredWeight
+from nanoserve.kernels.forms import Form
+from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -54,6 +56,8 @@ class Experts(Part):
         )
         self.gate_up_scales: nn.Parameter | None = None
         self.down_scales: nn.Parameter | None = None
+        self.gate_up_form: Form | None = None
+        self.down_form: Form | None = None
         self.gate_up_bias = _parameter(count, 2 * feed.size) if feed.bias else None
         self.down_bias = _parameter(count, hidden) if feed.bias else None
         # As checkpoints hold it, until `arrange` has cut it up.
@@ -75,8 +79,8 @@ class Experts(Part):
 
     def mixture(self) -> Mixture:
         """See `Part`."""
-        gate_up = _matrix(self.gate_up, self.gate_up_scales)
-        down = _matrix(self.down, self.down_scales)
+        gate_up = in_form(self.gate_up_form, self.gate_up, self.gate_up_scales)
+        down = in_form(self.down_form, self.down, self.down_scales)
         stack = Stack(gate_up, down, self.gate_up_bias, self.down_bias, self.spec.clamp)
         return Mixture(
             router=self.router,
@@ -174,10 +178,6 @@ def _cut_columns(stored: Tensor, experts: Tensor, size: int) -> None:
     experts.zero_()
     for piece, expert in zip(torch.split(stored, size, dim=1), experts, strict=True):
         expert[:, : piece.shape[1]].copy_(piece)
-
-
-def _matrix(numbers: Tensor, scales: Tensor | None) -> Tensor | StoredWeight:
-    return numbers if scales is None else StoredWeight(numbers, scales)
 
 
 def _parameter(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from nanoserve.kernels.stored import StoredWeight
+from nanoserve.kernels.forms import Form, StoredWeight
 
 
 class Linear(nn.Module):
@@ -17,13 +17,14 @@ class Linear(nn.Module):
 
     weight: nn.Parameter
     weight_scales: nn.Parameter | None
+    weight_form: Form | None
     bias: nn.Parameter | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
-        self.weight_scales = None
+        self.weight_scales, self.weight_form = None, None
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ class Linear(nn.Module):
     @property
     def matrix(self) -> Tensor | StoredWeight:
         """The weight [out_features, in_features] as kernels take it, which may be kept as its checkpoint stores it."""
-        return self.weight if self.weight_scales is None else StoredWeight(self.weight, self.weight_scales)
+        return in_form(self.weight_form, self.weight, self.weight_scales)
 
     def by_rows(self) -> tuple[Tensor, ...]:
         """All that lies in the order of the output, [out_features, ...], to be put into another order."""
@@ -43,6 +44,11 @@ class Linear(nn.Module):
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The tensors a checkpoint fills, by their names there."""
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+
+
+def in_form(form: Form | None, numbers: Tensor, scales: Tensor | None) -> Tensor | StoredWeight:
+    """A weight as kernels take it; without scales it is plain."""
+    return numbers if form is None or scales is None else StoredWeight(form, numbers, scales)
 
 
 class PackedLinear(Linear):

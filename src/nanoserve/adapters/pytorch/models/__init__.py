@@ -31,6 +31,7 @@ from nanoserve.adapters.pytorch.weights.checkpoint import has_own_head, load_che
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
     keep_as_stored,
+    kept_scales,
     scale_targets,
     stored_forms,
 )
@@ -67,8 +68,6 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
 NOISE_LENGTH = 1_000_003
 """Numbers drawn; a prime, so that rows of a matrix, which repeat the noise, still differ from one another."""
 SCALE = 0.02
-SCALE_EXPONENT = 120
-"""Under which random bytes read as MXFP4 deviate by about as much."""
 
 
 def build_model(
@@ -138,8 +137,8 @@ def build_random_model(
         keep_as_stored(model, all_forms(model, spec.stored))
     _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
-    for scales in scale_targets(model).values():
-        scales.fill_(SCALE if scales.is_floating_point() else SCALE_EXPONENT)
+    for form, scales in kept_scales(model):
+        scales.fill_(form.even_scale(SCALE))
     with torch.inference_mode():
         model.fill_plainly()
         model.arrange()
@@ -231,7 +230,7 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
 
 def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
     """Of what is kept as stored, the numbers without their scales."""
-    if dtype is torch.uint8:
+    if not dtype.is_floating_point:
         return (noise / SCALE * 2**20).int().to(dtype)
     return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)
 

@@ -18,10 +18,11 @@ from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
-from nanoserve.kernels.stored import Form, scale_count
+from nanoserve.kernels.forms import FORMS, Form
+from nanoserve.ports.model_spec import Stored
 
-SCALES = "_scales"
-"""Behind the name of a parameter that is kept, that of its scales'."""
+SCALES, FORM = "_scales", "_form"
+"""Behind the name of a parameter that is kept, that of its scales' and of its form's."""
 
 
 class Model(Protocol):
@@ -40,9 +41,9 @@ def stored_forms(folder: str) -> dict[str, Form]:
     forms: dict[str, Form] = {}
     for stored in (each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())):
         if stored.dtype is EIGHT_BITS:
-            forms[stored.name] = "fp8"
+            forms[stored.name] = FORMS["fp8"]
         elif stored.dtype is torch.uint8 and stored.name.endswith(BLOCKS):
-            forms[stored.name.removesuffix(BLOCKS)] = "mxfp4"
+            forms[stored.name.removesuffix(BLOCKS)] = FORMS["mxfp4"]
     return forms
 
 
@@ -58,24 +59,22 @@ def keep_as_stored(model: Model, forms: Mapping[str, Form]) -> None:
         found.setdefault(_memory(tensor), set()).add(forms.get(name))
     for group in _storables(model):
         kinds = set().union(*(found[_memory(getattr(module, name))] for module, name in group))
-        if kinds in ({"fp8"}, {"mxfp4"}):
+        form = kinds.pop()
+        if form is not None and not kinds:
             for module, name in group:
-                _keep(module, name, "fp8" if "fp8" in kinds else "mxfp4")
+                _keep(module, name, form)
 
 
-def all_forms(model: Model, form: Form) -> dict[str, Form]:
-    """The forms in which a checkpoint of this shape comes: 8-bit floats everywhere, or experts in MXFP4."""
+def all_forms(model: Model, stored: Stored) -> dict[str, Form]:
+    """The forms in which a checkpoint of this shape comes: experts in MXFP4, or everything in another one."""
     stacks = ("experts.gate_up_proj", "experts.down_proj")
-    return {name: form for name in model.checkpoint_tensors() if form == "fp8" or name.endswith(stacks)}
+    names = model.checkpoint_tensors()
+    return {name: FORMS[stored] for name in names if stored != "mxfp4" or name.endswith(stacks)}
 
 
 def scale_targets(model: Model) -> dict[str, Tensor]:
     """Where the scales of each tensor go that is kept as stored, by the tensor's name: a row of scales for each of its rows."""
-    kept: dict[int, Tensor] = {}
-    for module, name in (each for group in _storables(model) for each in group):
-        scales = getattr(module, name + SCALES)
-        if scales is not None:
-            kept[_memory(getattr(module, name))] = scales
+    kept = {_memory(numbers): scales for _, numbers, scales in _kept(model)}
     targets = {}
     for name, tensor in model.checkpoint_tensors().items():
         if _memory(tensor) in kept:
@@ -84,6 +83,18 @@ def scale_targets(model: Model) -> dict[str, Tensor]:
             first = tensor.storage_offset() // width
             targets[name] = scales[first : first + tensor.numel() // width]
     return targets
+
+
+def kept_scales(model: Model) -> Iterator[tuple[Form, Tensor]]:
+    """The scales of each parameter that is kept as stored, and its form."""
+    return ((form, scales) for form, _, scales in _kept(model))
+
+
+def _kept(model: Model) -> Iterator[tuple[Form, Tensor, Tensor]]:
+    for module, name in (each for group in _storables(model) for each in group):
+        form = getattr(module, name + FORM)
+        if form is not None:
+            yield form, getattr(module, name), getattr(module, name + SCALES)
 
 
 def _storables(model: Model) -> Iterator[Storable]:
@@ -103,10 +114,6 @@ def _keep(module: nn.Module, name: str, form: Form) -> None:
     def empty(size: int, dtype: torch.dtype) -> nn.Parameter:
         return nn.Parameter(torch.empty(*others, size, dtype=dtype, device=plain.device), requires_grad=False)
 
-    count = scale_count(form, width)
-    if form == "mxfp4":
-        numbers, scales = empty(width // 2, torch.uint8), empty(count, torch.uint8)
-    else:
-        numbers, scales = empty(width, EIGHT_BITS), empty(count, torch.float32)
-    setattr(module, name, numbers)
-    setattr(module, name + SCALES, scales)
+    setattr(module, name, empty(form.stored_width(width), form.dtype))
+    setattr(module, name + SCALES, empty(form.scale_count(width), form.scale_dtype))
+    setattr(module, name + FORM, form)

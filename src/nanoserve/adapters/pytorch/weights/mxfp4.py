@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
-from nanoserve.kernels.stored import BIAS, MOST_EXPONENT, interleaved, unpack
+from nanoserve.kernels.forms.mxfp4 import BIAS, MOST_EXPONENT, interleaved, unpack
 from nanoserve.ports.errors import ModelLoadError
 
 BLOCKS: Final = "_blocks"

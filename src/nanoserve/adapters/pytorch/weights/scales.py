@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
-from nanoserve.kernels.stored import BLOCK
+from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.errors import ModelLoadError
 
 EIGHT_BITS: Final = torch.float8_e4m3fn

@@ -1,10 +1,4 @@
-"""Feeds of experts whose weights are kept as a checkpoint stores them, and widened in registers.
-
-An 8-bit float is converted by the device's own instruction. Of MXFP4 a word of 32 bits holds eight numbers: sign, two bits of
-exponent, one of mantissa (`kernels.stored.PLACES`). Two of them at a time are shifted to where bfloat16 has sign, lowest exponent
-bits and highest mantissa bit, which makes their values times 2 ** -126, subnormal ones included, and the group's power of two makes
-up for that. Widening is what takes these kernels' time, so what counts is how many instructions a number takes.
-"""
+"""Feeds of experts whose weights are kept in a form, and widened in registers."""
 
 from __future__ import annotations
 
@@ -14,10 +8,14 @@ import triton.language as tl
 from nanoserve.kernels.device.gates import clamped
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.experts.triton import _load_tokens
-
-_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
-_NUMBERS = tl.constexpr(-0x7E3F7E40)  # 0x81C081C0
-_UPPER = tl.constexpr(-0x10000)  # 0xFFFF0000
+from nanoserve.kernels.forms.triton import (
+    add_left,
+    add_right,
+    load_rows,
+    load_step_scales,
+    unit_sums,
+    x_factor,
+)
 
 
 @triton.jit
@@ -32,123 +30,6 @@ def _weight_rows(columns, WIDTH: tl.constexpr, TILE: tl.constexpr, GATE: tl.cons
     """The tile's rows of one expert's weight; those past the end read the last one, and their results are not stored."""
     rows = tl.minimum(columns, WIDTH - 1)
     return rows + tl.arange(0, TILE) % 2 * WIDTH if GATE else rows
-
-
-@triton.jit
-def _pairs(words, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word as bfloat16 in its halves, times 2 ** -126."""
-    if FIRST < 3:
-        pairs = (words << 3 * FIRST) & _NUMBERS
-    else:
-        pairs = ((words << 1) & _SIGNS) | ((words >> 5) & 0x01000100) | ((words >> 4) & 0x00C000C0)
-    return pairs
-
-
-@triton.jit
-def _pair(words, FIRST: tl.constexpr):
-    """The same as float32, in a further dimension."""
-    pairs = _pairs(words, FIRST)
-    return tl.join((pairs << 16).to(tl.float32, bitcast=True), (pairs & _UPPER).to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    """The eight numbers of each word [ROWS, WORDS] as float32 [ROWS, 8 WORDS], times 2 ** -126 (see `stored.interleaved`)."""
-    groups = tl.reshape(words, [ROWS, WORDS // 4, 4])
-    first = tl.join(_pair(groups, 0), _pair(groups, 1))
-    second = tl.join(_pair(groups, 2), _pair(groups, 3))
-    both = tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3])
-    return tl.reshape(both, [ROWS, 8 * WORDS])
-
-
-@triton.jit
-def _scaled(words, factors, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, which each word has twice, in a further dimension."""
-    pairs = tl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;",
-        "=r,r,r",
-        [_pairs(words, FIRST), factors],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
-    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
-
-
-@triton.jit
-def _widened(
-    words, scales, like, MORE: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr
-):
-    """The eight numbers of each word [ROWS, WORDS], scaled, in the dtype of `like`, times 2 ** (MORE - 126).
-
-    `scales` [ROWS] holds a row's exponents, the first in the lowest byte. With PAIRS two bfloat16 are multiplied by one
-    instruction (compute capability 9.0 and newer).
-    """
-    GROUPS: tl.constexpr = WORDS // 4
-    exponents = _exponents(scales, ROWS, GROUPS)
-    if PAIRS:
-        groups = tl.reshape(words, [ROWS, GROUPS, 4])
-        factors = ((exponents + MORE) << 7) * 0x10001
-        factors = tl.broadcast_to(factors[:, :, None], [ROWS, GROUPS, 4])
-        first = tl.join(_scaled(groups, factors, 0), _scaled(groups, factors, 1))
-        second = tl.join(_scaled(groups, factors, 2), _scaled(groups, factors, 3))
-        wide = tl.reshape(tl.permute(tl.join(first, second), [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
-    else:
-        wide = tl.reshape(_unpacked(words, ROWS, WORDS), [ROWS, GROUPS, 32])
-        wide = tl.reshape(wide * _power(exponents, MORE)[:, :, None], [ROWS, 8 * WORDS]).to(like.dtype)
-    return wide
-
-
-@triton.jit
-def _exponents(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """GROUPS bytes of a row's words, or its word's lowest ones, by views alone: the compiler then loads words to where numbers are wanted."""
-    if GROUPS >= 4:
-        bytes_ = tl.join(tl.join(words, words >> 16), tl.join(words >> 8, words >> 24))
-    elif GROUPS == 2:
-        bytes_ = tl.join(words, words >> 8)
-    else:
-        bytes_ = words
-    return tl.reshape(bytes_, [ROWS, GROUPS]) & 255
-
-
-@triton.jit
-def _power(exponents, MORE: tl.constexpr):
-    """2 ** (exponents - 127 + MORE) as float32."""
-    return ((exponents.to(tl.int32) + MORE) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _row_chunk(
-    weight_ptr, scale_ptr, rows, START: tl.constexpr,
-    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
-):  # fmt: skip
-    """Words of CHUNK numbers of rows from number START on, and the scale of each UNIT; both are zero past K."""
-    words = START // PACK + tl.arange(0, CHUNK // PACK)
-    units = START // UNIT + tl.arange(0, CHUNK // UNIT)
-    weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
-    scale_ptrs = scale_ptr + rows[:, None] * SCALES + (units * UNIT // GROUP)[None, :]
-    if START + CHUNK <= K:
-        weight = tl.load(weight_ptrs, eviction_policy=EVICTION)
-        scales = tl.load(scale_ptrs)
-    else:
-        weight = tl.load(weight_ptrs, mask=words[None, :] < K // PACK, other=0, eviction_policy=EVICTION)
-        scales = tl.load(scale_ptrs, mask=units[None, :] * UNIT < K, other=0)
-    return weight, scales
-
-
-@triton.jit
-def _row_chunks(
-    chunks, weight_ptr, scale_ptr, rows,
-    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
-):  # fmt: skip
-    """The tuple `chunks` and behind it all of some rows."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        chunk = _row_chunk(
-            weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
-        )
-        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
-    return chunks
 
 
 @triton.jit
@@ -170,26 +51,6 @@ def _x_chunk(ptr, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr)
 
 
 @triton.jit
-def _chunk_sums(
-    stored, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, FORM: tl.constexpr
-):  # fmt: skip
-    """Sums over each unit [ROWS, CHUNK / UNIT] of x times `_x_factor`, scaled."""
-    words, scales = stored
-    if FORM == "mxfp4":
-        wide = _unpacked(words, ROWS, CHUNK // PACK)
-        scales = _power(scales, 62)
-    else:
-        wide = words.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    return tl.sum(tl.reshape(wide * x[None, :], [ROWS, CHUNK // UNIT, UNIT]), 2) * scales
-
-
-@triton.jit
-def _x_factor(FORM: tl.constexpr):
-    """Of MXFP4 numbers come times 2 ** -126: with x times 2 ** 64 nothing is lost, and what x may be is no bound."""
-    return 18446744073709551616.0 if FORM == "mxfp4" else 1.0
-
-
-@triton.jit
 def stored_row_gate_up_kernel(
     x_ptr, norm_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, out_ptr, eps, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
@@ -202,13 +63,11 @@ def stored_row_gate_up_kernel(
     ks = tl.arange(0, CHUNK)
     rows = _weight_rows(_columns(tile, ROWS, True), WIDTH, ROWS, True)
     if norm_ptr is not None:
-        norms = _x_chunks((), norm_ptr, ks, _x_factor(FORM), K, CHUNK)
+        norms = _x_chunks((), norm_ptr, ks, x_factor(FORM), K, CHUNK)
     wait_for_last(PDL)
     let_next_start(PDL)
     weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
-    stored = _row_chunks(
-        (), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
-    )
+    stored = load_rows((), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION)
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + weight_rows).to(tl.float32)
@@ -221,8 +80,8 @@ def stored_row_gate_up_kernel(
             squares += x * x
             x *= norms[c]
         else:
-            x *= _x_factor(FORM)
-        sums += _chunk_sums(stored[c], x, ROWS, CHUNK, PACK, UNIT, FORM)
+            x *= x_factor(FORM)
+        sums += unit_sums(stored[c], x, ROWS, CHUNK, UNIT, FORM)
     products = tl.sum(sums, 1)
     if norm_ptr is not None:
         products *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
@@ -254,47 +113,23 @@ def stored_row_down_kernel(
         stored = ()
         for s in tl.static_range(AT_ONCE):
             weight_rows = tl.load(experts_ptr + pair + s, cache_modifier=".cg").to(tl.int64) * N + rows
-            stored = _row_chunks(
+            stored = load_rows(
                 stored, weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
             )
         if first == 0:
             wait_for_last(PDL)
         for s in tl.static_range(AT_ONCE):
             weight = tl.load(weights_ptr + pair + s)
-            factor = weight * _x_factor(FORM)
+            factor = weight * x_factor(FORM)
             for c in tl.static_range(CHUNKS):
                 inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK) * factor
-                sums += _chunk_sums(stored[s * CHUNKS + c], inner, ROWS, CHUNK, PACK, UNIT, FORM)
+                sums += unit_sums(stored[s * CHUNKS + c], inner, ROWS, CHUNK, UNIT, FORM)
             if bias_ptr is not None:
                 expert = tl.load(experts_ptr + pair + s).to(tl.int64)
                 biases += weight * tl.load(bias_ptr + expert * N + rows).to(tl.float32)
     stream = tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
     total = stream + (tl.sum(sums, 1) + biases)
     tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
-
-
-@triton.jit
-def _add_product(
-    sums, x, weight, scales,
-    NARROW: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, BN: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
-    """Sums plus the product of x and one step of a stored weight (see `stored_listed_kernel`).
-
-    8-bit floats become bfloat16 by way of float32: straight there is one slow instruction for each.
-    """
-    if FORM == "mxfp4":
-        wide = _widened(weight, scales, x, 127 if NARROW else 126, BN, WORDS, PAIRS)
-        factors = 0.5  # a narrow tile is twice as large: a factor of one would be left out
-    else:
-        factors = scales[:, None]
-        wide = weight.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    if NARROW:
-        sums += tl.dot(wide.to(x.dtype), tl.trans(x), input_precision="ieee") * factors
-    else:
-        if FORM == "fp8":
-            wide = (wide * factors).to(x.dtype)
-        sums = tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
-    return sums
 
 
 @triton.jit(do_not_specialize=["num_tiles", "T"])
@@ -304,15 +139,9 @@ def stored_listed_kernel(
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`listed_kernel` of a stored weight; `scale_ptr` [rows, SCALES] has a word for each 128 numbers.
-
-    For few tokens it is the left factor, which tensor cores take from registers. They still read them when the program goes on,
-    and the compiler does not keep the next tile out of these: the product is added outside, which waits for it. For many it is the right
-    one, which goes through shared memory, and nothing has to wait.
-    """
+    """`listed_kernel` of a stored weight: for few tokens it is the left factor, for many the right one (see `forms/triton.py`)."""
     let_next_start(PDL)
     wait_for_last(PDL)
-    BLOCK: tl.constexpr = 128
     HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
     COLUMN_TILES: tl.constexpr = (HEIGHT + BN - 1) // BN
     tile = tl.program_id(0) // COLUMN_TILES
@@ -340,14 +169,11 @@ def stored_listed_kernel(
         else:
             weight = tl.load(weight_ptrs + k // PACK, mask=words[None, :] < (K - k) // PACK, other=0)
         x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
-        if BK > BLOCK:
-            scale_words = tl.arange(0, BK // BLOCK)[None, :] + k // BLOCK
-            scales = tl.load(scale_ptrs[:, None] + scale_words, mask=scale_words < SCALES, other=0)
+        scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
+        if NARROW:
+            sums = add_left(sums, weight, scales, tl.trans(x), FORM, PAIRS)
         else:
-            scales = tl.load(scale_ptrs + k // BLOCK)
-        if FORM == "mxfp4" and BK < BLOCK:
-            scales >>= k % BLOCK // GROUP * 8
-        sums = _add_product(sums, x, weight, scales, NARROW, FORM, PAIRS, BN, BK // PACK)
+            sums = add_right(sums, x, weight, scales, FORM, PAIRS)
     if NARROW:
         sums = tl.trans(sums)
     if bias_ptr is not None:

@@ -1,0 +1,24 @@
+"""The forms in which weights are kept on a GPU, one folder each; what is computed with them stays a product.
+
+| file          | what a form's folder holds                                                                     |
+|---------------|------------------------------------------------------------------------------------------------|
+| `__init__.py` | the layout, what it stands for in float32, and how a weight is put into it; never imports Triton |
+| `triton.py`   | how kernels load it and widen it in registers                                                   |
+
+`FORMS` here and the functions of `forms/triton.py` have a row for each. What is multiplied with stored weights is not rounded to anything,
+so that a product equals that of the widened weight within the rounding of its own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from nanoserve.kernels.forms.fp8 import FP8
+from nanoserve.kernels.forms.layout import Form, StoredWeight, row_arguments, step_arguments
+from nanoserve.kernels.forms.mxfp4 import MXFP4
+
+FORMS: Final[Mapping[str, Form]] = {"fp8": FP8(), "mxfp4": MXFP4()}
+"""Each form as it usually comes, by the name that a `ModelSpec` has for it."""
+
+__all__ = ["FORMS", "FP8", "MXFP4", "Form", "StoredWeight", "row_arguments", "step_arguments"]

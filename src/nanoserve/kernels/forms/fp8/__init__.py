@@ -1,0 +1,51 @@
+"""8-bit floats (e4m3) with a factor for each 128 of a row: blocks of 128 x 128 whose other side is written out, rows, or whole weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from nanoserve.kernels.forms.layout import Form
+
+BLOCK: Final = 128
+"""Numbers of a row that share a factor."""
+LARGEST: Final = 448.0
+"""Of the numbers."""
+
+
+@dataclass(frozen=True)
+class FP8(Form):
+    """Numbers are float8_e4m3fn, scales float32."""
+
+    name = "fp8"
+    dtype = torch.float8_e4m3fn
+    scale_dtype = torch.float32
+
+    @property
+    def group(self) -> int:
+        """See `Form`."""
+        return BLOCK
+
+    def even_scale(self, deviation: float) -> float:
+        """Of numbers that deviate by one."""
+        return deviation
+
+    def words(self, numbers: Tensor) -> Tensor:
+        """Bytes."""
+        return numbers.view(torch.uint8)
+
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Form`; the largest number of each group becomes the largest that there is."""
+        padded = F.pad(weight, (0, -weight.shape[-1] % BLOCK))
+        blocks = padded.reshape(*weight.shape[:-1], -1, BLOCK)
+        scales = (blocks.abs().amax(-1) / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+        numbers = (blocks / scales[..., None]).flatten(-2)[..., : weight.shape[-1]]
+        return numbers.to(self.dtype).contiguous(), scales
+
+    def widen(self, numbers: Tensor, scales: Tensor) -> Tensor:
+        """See `Form`."""
+        return numbers.float() * scales.repeat_interleave(BLOCK, -1)[..., : numbers.shape[-1]]

@@ -1,0 +1,150 @@
+"""What the host knows of a form: how it lays out a weight, and what kernels have to be told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to keep a weight [..., N, K]; two are equal if they lay out their numbers alike.
+
+    Attributes:
+        name: what kernels know it by (`forms/triton.py`).
+        dtype: of its numbers in memory; `scale_dtype`, of its scales.
+        pack: how many numbers a word has that kernels load.
+        unit: how many numbers one thread of the kernels of one row loads at once.
+        multiple: K has to be one of it.
+        longest: the most numbers of a row in one step of the kernels of a few rows.
+    """
+
+    name: ClassVar[str]
+    dtype: ClassVar[torch.dtype]
+    scale_dtype: ClassVar[torch.dtype]
+    pack: ClassVar[int] = 1
+    unit: ClassVar[int] = 16
+    multiple: ClassVar[int] = 1
+    longest: ClassVar[int] = 128
+
+    @property
+    def group(self) -> int:
+        """Neighbours in a row that share a scale."""
+        raise NotImplementedError
+
+    def stored_width(self, width: int) -> int:
+        """Elements of `dtype` that a row of so many numbers takes."""
+        return width
+
+    def width(self, stored: int) -> int:
+        """The numbers of a row of so many elements."""
+        return stored
+
+    def scale_count(self, width: int) -> int:
+        """Elements of `scale_dtype` behind a row of so many numbers."""
+        return -(-width // self.group)
+
+    def even_scale(self, deviation: float) -> float:
+        """The scale under which random elements stand for numbers of about such a standard deviation."""
+        raise NotImplementedError
+
+    def words(self, numbers: Tensor) -> Tensor:
+        """The numbers as kernels load them."""
+        raise NotImplementedError
+
+    def step_scales(self, scales: Tensor) -> Tensor:
+        """The scales as the kernels of more than one row load them."""
+        return scales
+
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers and scales that stand for about a weight, float32 [..., N, K]."""
+        raise NotImplementedError
+
+    def widen(self, numbers: Tensor, scales: Tensor) -> Tensor:
+        """What they stand for, float32 [..., N, K]: what kernels are compared with."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A weight [..., N, K] in a form.
+
+    Attributes:
+        numbers: [..., N, `stored_width`].
+        scales: [..., N, `scale_count`].
+    """
+
+    form: Form
+    numbers: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight it stands for."""
+        *others, stored = self.numbers.shape
+        return torch.Size((*others, self.form.width(stored)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.numbers.device
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int | slice) -> StoredWeight:
+        """Some of the outermost dimension."""
+        return StoredWeight(self.form, self.numbers[index], self.scales[index])
+
+    def float(self) -> Tensor:
+        """The weight it stands for, in float32."""
+        return self.form.widen(self.numbers, self.scales)
+
+
+def row_arguments(weight: Tensor | StoredWeight, chunk: int) -> dict[str, Any]:
+    """What the kernels of one row are told of a weight that they load in chunks of so many numbers."""
+    if isinstance(weight, Tensor):
+        return _plain(weight) | {"UNIT": 1}
+    return _of_form(weight, weight.scales) | {"UNIT": min(weight.form.unit, chunk)}
+
+
+def step_arguments(weight: Tensor | StoredWeight) -> dict[str, Any]:
+    """What the kernels of more than one row are told of a weight."""
+    if isinstance(weight, Tensor):
+        return _plain(weight)
+    return _of_form(weight, weight.form.step_scales(weight.scales))
+
+
+def _plain(weight: Tensor) -> dict[str, Any]:
+    return {"weight_ptr": weight, "scale_ptr": None, "FORM": "plain", "PACK": 1, "GROUP": 1, "SCALES": 0}
+
+
+def _of_form(weight: StoredWeight, scales: Tensor) -> dict[str, Any]:
+    form = weight.form
+    pointers = {"weight_ptr": form.words(weight.numbers), "scale_ptr": scales}
+    return {**pointers, "FORM": form.name, "PACK": form.pack, "GROUP": form.group, "SCALES": scales.shape[-1]}
+
+
+def gathered(blocks: Tensor) -> Tensor:
+    """Put the nibbles of each group of 32, uint8 [..., 16] with the low half first, into the words of the threads that want them.
+
+    A thread of a tensor core's instruction multiplies numbers 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16, with t from 0 to 3. So the t-th word
+    of 32 bits gets those of both halves of the group: the first of each two in its lower 16 bits, the second in its upper ones, so that one
+    instruction widens two neighbours.
+    """
+    return _reordered(blocks, (2, 2, 4, 2))
+
+
+def scattered(blocks: Tensor) -> Tensor:
+    """What `gathered` has put together, in the order of the row again."""
+    return _reordered(blocks, (4, 2, 2, 2))
+
+
+def _reordered(blocks: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The nibbles of bytes, as if of that shape, with its first and last two dimensions swapped."""
+    numbers = torch.stack((blocks & 15, blocks >> 4), dim=-1).view(*blocks.shape[:-1], *shape)
+    swapped = numbers.movedim((-2, -1), (-4, -3)).reshape(*blocks.shape, 2)
+    return swapped[..., 0] | swapped[..., 1] << 4

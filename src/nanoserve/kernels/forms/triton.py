@@ -1,0 +1,119 @@
+"""How kernels read a weight in any form: a constant FORM chooses, and `plain` is one that is as the model computes with it.
+
+Rows lie one after the other, K / PACK words each, and SCALES scales each. Kernels of one row load all of what they need at once, in chunks of
+CHUNK numbers; UNIT of them, which one thread loads, have one scale. Those of more rows load steps of BK.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nanoserve.kernels.forms.fp8 import triton as fp8
+from nanoserve.kernels.forms.mxfp4 import triton as mxfp4
+
+
+@triton.jit
+def _load_row(
+    weight_ptr, scale_ptr, rows, START: tl.constexpr,
+    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """Words of CHUNK numbers of rows from number START on, and the scale of each UNIT; both are zero past K."""
+    words = START // PACK + tl.arange(0, CHUNK // PACK)
+    weight_ptrs = weight_ptr + rows[:, None] * (K // PACK) + words[None, :]
+    WITHIN: tl.constexpr = START + CHUNK <= K
+    if WITHIN:
+        weight = tl.load(weight_ptrs, eviction_policy=EVICTION)
+    else:
+        weight = tl.load(weight_ptrs, mask=words[None, :] < K // PACK, other=0, eviction_policy=EVICTION)
+    if scale_ptr is None:
+        scales = 1.0
+    else:
+        units = START // UNIT + tl.arange(0, CHUNK // UNIT)
+        scale_ptrs = scale_ptr + rows[:, None] * SCALES + (units * UNIT // GROUP)[None, :]
+        if WITHIN:
+            scales = tl.load(scale_ptrs)
+        else:
+            scales = tl.load(scale_ptrs, mask=units[None, :] * UNIT < K, other=0)
+    return weight, scales
+
+
+@triton.jit
+def load_rows(
+    chunks, weight_ptr, scale_ptr, rows,
+    K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """The tuple `chunks` and behind it all of some rows, which are int64."""
+    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+        chunk = _load_row(
+            weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
+        )
+        chunks = chunks + (chunk,)  # noqa: RUF005 - Triton's tuples know no star
+    return chunks
+
+
+@triton.jit
+def x_factor(FORM: tl.constexpr):
+    """What x has to be multiplied with before `unit_sums`."""
+    return mxfp4.X_FACTOR if FORM == "mxfp4" else 1.0
+
+
+@triton.jit
+def unit_sums(row, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexpr, FORM: tl.constexpr):
+    """Sums over each unit, float32 [ROWS, CHUNK / UNIT], of one chunk of rows times x, float32 [CHUNK]."""
+    words, scales = row
+    if FORM == "mxfp4":
+        sums = mxfp4.unit_sums(words, scales, x, ROWS, CHUNK, UNIT)
+    elif FORM == "fp8":
+        sums = fp8.unit_sums(words, scales, x, ROWS, CHUNK, UNIT)
+    else:
+        tl.static_assert(FORM == "plain")
+        sums = words.to(tl.float32) * x[None, :]
+    return sums
+
+
+@triton.jit
+def load_step_scales(
+    ptrs, k, K: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, FORM: tl.constexpr
+):
+    """What scales the numbers of rows from k on, for `step`; `ptrs` [ROWS] are where those of rows begin."""
+    if FORM == "mxfp4":
+        scales = mxfp4.load_step_scales(ptrs, k, K, BK, GROUP, SCALES)
+    else:
+        scales = fp8.load_step_scales(ptrs, k, K, GROUP)
+    return scales
+
+
+@triton.jit
+def step(words, scales, DTYPE: tl.constexpr, WHOLE: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr):
+    """The numbers [ROWS, BK] of words [ROWS, BK / PACK] in DTYPE, and the factors that they still want, unless WHOLE.
+
+    With PAIRS, DTYPE is bfloat16 and two of it are multiplied by one instruction (compute capability 9.0 and newer).
+    """
+    if FORM == "mxfp4":
+        wide, factors = mxfp4.step(words, scales, DTYPE, WHOLE, PAIRS)
+    else:
+        wide, factors = fp8.step(words, scales, DTYPE, WHOLE)
+    return wide, factors
+
+
+@triton.jit
+def add_left(sums, words, scales, x, FORM: tl.constexpr, PAIRS: tl.constexpr):
+    """Sums [ROWS, M] plus the product of one step of the weight, as the left factor, and x [BK, M].
+
+    Tensor cores still read the registers of a left factor while what follows already writes the next one there, unless it waits for the
+    result: that a stored weight's product is added outside makes it wait.
+    """
+    if FORM == "plain":
+        sums = tl.dot(words, x, sums, input_precision="ieee")
+    else:
+        wide, factors = step(words, scales, x.dtype, False, FORM, PAIRS)
+        sums += tl.dot(wide, x, input_precision="ieee") * factors
+    return sums
+
+
+@triton.jit
+def add_right(sums, x, words, scales, FORM: tl.constexpr, PAIRS: tl.constexpr):
+    """Sums [M, ROWS] plus the product of x [M, BK] and one step of the weight, which goes through shared memory, so that nothing has to wait."""
+    wide, _ = step(words, scales, x.dtype, True, FORM, PAIRS)
+    return tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
