@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -185,7 +186,7 @@ class ModelSpec:
         """How many layers there are."""
         return len(self.layers)
 
-    @property
+    @functools.cached_property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The layers by what they keep of a sequence, in order of first appearance."""
         groups: dict[tuple[CacheKind, int], list[int]] = {}

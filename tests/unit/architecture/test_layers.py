@@ -27,7 +27,17 @@ KERNEL_FILES = {
 
 READING_PATH = 3400
 """Lines at most of all files that it takes to understand a step. It may only fall."""
-MUST_BE_READ = {"scheduler", "steps", "cache", "laws", "runner", "decoding", "attending", "drawing", "linear_ops"}
+MUST_BE_READ = {
+    "scheduler",
+    "steps",
+    "cache",
+    "laws",
+    "runner",
+    "decoding",
+    "attending",
+    "drawing",
+    "linear_ops",
+}
 
 IMPORT_EVERYTHING_PURE = """
 import importlib, pkgutil, sys

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.text.detokenizer import Detokenizer
+from nanoserve.domain.text.stream import Detokenizer
 from nanoserve.ports.driven import Tokenizer
 from tests.unit.domain.tokenizers import ByteTokenizer, PieceTokenizer
 

@@ -33,24 +33,24 @@ class PromptScores:
 
 
 class PromptScoring:
-    """Which rows asked for prompt log-probabilities, and how many of the likeliest tokens beside each."""
+    """Prompt log-probabilities of the rows that `asked`: how many of the likeliest tokens beside each, and the prompt's length."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[int, int]] = {}
+        self.asked: dict[int, tuple[int, int]] = {}
 
     def admit(self, admitted: AdmittedRow) -> None:
         """Remember a row that asks."""
         top = admitted.sampling.prompt_logprobs
         if top is not None:
-            self._asked[admitted.row] = (top, admitted.num_prompt_tokens)
+            self.asked[admitted.row] = (top, admitted.num_prompt_tokens)
 
     def release(self, row: int) -> None:
         """Forget a row."""
-        self._asked.pop(row, None)
+        self.asked.pop(row, None)
 
     def asks(self, chunks: tuple[Chunk, ...]) -> bool:
         """Whether any of these chunks' rows does."""
-        return any(chunk.row in self._asked for chunk in chunks)
+        return any(chunk.row in self.asked for chunk in chunks)
 
     def score(
         self, chunks: tuple[Chunk, ...], hidden: Tensor, tokens: Tensor, logits: Callable[[Tensor], Tensor]
@@ -66,7 +66,7 @@ class PromptScoring:
         found: list[PromptScores] = []
         offset = 0
         for chunk in chunks:
-            if chunk.row in self._asked:
+            if chunk.row in self.asked:
                 found += self._score_chunk(chunk, hidden[offset : offset + chunk.length], tokens, logits)
             offset += chunk.length
         return found
@@ -74,7 +74,7 @@ class PromptScoring:
     def _score_chunk(
         self, chunk: Chunk, hidden: Tensor, tokens: Tensor, logits: Callable[[Tensor], Tensor]
     ) -> list[PromptScores]:
-        top, num_prompt_tokens = self._asked[chunk.row]
+        top, num_prompt_tokens = self.asked[chunk.row]
         stop = min(chunk.start + chunk.length, num_prompt_tokens - 1)
         found = []
         for start in range(chunk.start, stop, TOKENS_AT_ONCE):

@@ -16,8 +16,8 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
-from nanoserve.adapters.pytorch.rows import Rows
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
+from nanoserve.adapters.pytorch.step_inputs import Rows
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
 from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
@@ -79,12 +79,10 @@ class TorchRunner:
             return TorchTicket(step=plan.step)
         step = self._rows.step(plan)
         hidden = self._model(step.inputs, self.kv)
-        prompt_scores = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
-        ticket = TorchTicket(
-            step=plan.step,
-            rows=plan.sampling_rows,
-            prompt_scores=tuple(prompt_scores),
-        )
+        ticket = TorchTicket(step=plan.step, rows=plan.sampling_rows)
+        if self._prompt_scoring.asked:
+            scored = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
+            ticket.prompt_scores = tuple(scored)
         if not ticket.rows:
             return ticket
         if plan.chunks:
@@ -143,14 +141,15 @@ class TorchRunner:
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)
-        self._prompt_scoring.release(row)
+        self._prompt_scoring.asked.pop(row, None)
         self._sampler.release(row)
 
     def _admit(self, admitted: AdmittedRow) -> None:
         self._release(admitted.row)
         self._rows.admit(admitted)
         self._sampler.admit(admitted)
-        self._prompt_scoring.admit(admitted)
+        if admitted.sampling.prompt_logprobs is not None:
+            self._prompt_scoring.admit(admitted)
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 

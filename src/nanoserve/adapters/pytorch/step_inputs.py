@@ -1,12 +1,22 @@
-"""What one step computes, as tensors: the ragged tokens of all rows and where their keys and values live."""
+"""What one step computes, as tensors: the ragged tokens of all rows and where their keys and values live.
+
+Rows are persistent: each running sequence's tokens, length and block tables are kept on the device between steps.
+A plan brings only what changed, and a sampled token goes straight from the sampler into its row, so a steady decode
+step copies nothing to the device and reads nothing back. The host knows every length without looking, because
+each step adds one token to the rows that sample.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
 import torch
 from torch import Tensor
+
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, StepPlan, TableUpdate
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,3 +68,142 @@ class StepInputs:
             groups=(GroupInputs(block_tables=blocks[None], slot_mapping=positions + block_size),)
             * num_groups,
         )
+
+
+@attrs.frozen(eq=False)
+class StepRows:
+    """One step's inputs, and which device rows, [S], its S logits belong to."""
+
+    inputs: StepInputs
+    sampling: Tensor
+
+
+@attrs.frozen(eq=False)
+class DecodingRows:
+    """The rows that decode, kept while membership does not change: their index [B] and constants of B rows."""
+
+    rows: tuple[int, ...]
+    index: Tensor
+    order: Tensor
+    lengths: tuple[int, ...]
+
+
+class Rows:
+    """Rows 0 to max_num_seqs - 1.
+
+    Attributes:
+        tokens: int64 [max_num_seqs, max_model_len + 1]; what lies beyond a row's length means nothing.
+    """
+
+    def __init__(self, sizes: EngineSizes, *, num_groups: int, device: torch.device) -> None:
+        self._device = device
+        self._block_size = sizes.block_size
+        max_num_seqs = sizes.max_num_seqs
+        self.tokens = torch.zeros(max_num_seqs, sizes.max_model_len + 1, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._known_lengths = [0] * max_num_seqs
+        self._tables = [
+            torch.full((max_num_seqs, sizes.max_table), SINK_BLOCK, dtype=torch.int64, device=device)
+            for _ in range(num_groups)
+        ]
+        self._decoding = self._decoding_rows(())
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Give a row its tokens and tables; nothing of the last tenant stays."""
+        row, length = admitted.row, len(admitted.token_ids)
+        self.tokens[row, :length] = self._integers(admitted.token_ids)
+        self._lengths[row] = length
+        self._known_lengths[row] = length
+        for table, block_ids in zip(self._tables, admitted.block_tables, strict=True):
+            table[row] = SINK_BLOCK
+            table[row, : len(block_ids)] = self._integers(block_ids)
+
+    def update_tables(self, updates: Sequence[TableUpdate]) -> None:
+        """Write all of a step's table updates, one write per cache group."""
+        for group, table in enumerate(self._tables):
+            cells = [
+                (update.row, update.start + offset, block)
+                for update in updates
+                if update.group == group
+                for offset, block in enumerate(update.block_ids)
+            ]
+            if cells:
+                rows, columns, blocks = self._integers(cells).unbind(1)
+                table[rows, columns] = blocks
+
+    def step(self, plan: StepPlan) -> StepRows:
+        """The inputs of a plan with at least one token: its chunks in order, then the rows that decode."""
+        if plan.decoding != self._decoding.rows:
+            self._decoding = self._decoding_rows(plan.decoding)
+        return self._mixed_step(plan.chunks) if plan.chunks else self._decode_step()
+
+    def append(self, index: Tensor, rows: Sequence[int], tokens: Tensor) -> None:
+        """Append one token [S] to each of the rows, which `index` [S] holds on the device."""
+        self.tokens[index, self._lengths.index_select(0, index)] = tokens
+        self._lengths.index_add_(0, index, torch.ones_like(index))
+        for row in rows:
+            self._known_lengths[row] += 1
+
+    def _decode_step(self) -> StepRows:
+        decoding = self._decoding
+        positions = self._lengths.index_select(0, decoding.index) - 1
+        contexts = tuple([self._known_lengths[row] for row in decoding.rows])
+        inputs = StepInputs(
+            token_ids=self.tokens[decoding.index, positions],
+            positions=positions,
+            query_lengths=decoding.lengths,
+            context_lengths=contexts,
+            logits_indices=decoding.order,
+            groups=self._groups(decoding.index, decoding.index, positions, max(contexts)),
+        )
+        return StepRows(inputs, decoding.index)
+
+    def _mixed_step(self, chunks: tuple[Chunk, ...]) -> StepRows:
+        decoding = self._decoding
+        lengths = [chunk.length for chunk in chunks]
+        index = self._integers([chunk.row for chunk in chunks])
+        owners = torch.cat([index.repeat_interleave(self._integers(lengths)), decoding.index])
+        spans = [torch.arange(each.start, each.start + each.length, device=self._device) for each in chunks]
+        positions = torch.cat([*spans, self._lengths.index_select(0, decoding.index) - 1])
+        contexts = [each.start + each.length for each in chunks]
+        contexts += [self._known_lengths[row] for row in decoding.rows]
+        finished, last = _sampling_chunks(chunks)
+        inputs = StepInputs(
+            token_ids=self.tokens[owners, positions],
+            positions=positions,
+            query_lengths=(*lengths, *decoding.lengths),
+            context_lengths=tuple(contexts),
+            logits_indices=torch.cat([self._integers(last), decoding.order + sum(lengths)]),
+            groups=self._groups(torch.cat([index, decoding.index]), owners, positions, max(contexts)),
+        )
+        return StepRows(inputs, torch.cat([self._integers(finished), decoding.index]))
+
+    def _groups(
+        self, index: Tensor, owners: Tensor, positions: Tensor, longest: int
+    ) -> tuple[GroupInputs, ...]:
+        """Tables of the rows `index` [B], and the slots of tokens at `positions` [T] of the rows `owners` [T]."""
+        size = self._block_size
+        columns = positions.div(size, rounding_mode="floor")
+        offsets = positions - columns * size
+        max_blocks = -(-longest // size)
+        return tuple(
+            GroupInputs(
+                block_tables=table[:, :max_blocks].index_select(0, index),
+                slot_mapping=table[owners, columns].mul_(size).add_(offsets),
+            )
+            for table in self._tables
+        )
+
+    def _decoding_rows(self, rows: tuple[int, ...]) -> DecodingRows:
+        order = torch.arange(len(rows), device=self._device)
+        return DecodingRows(rows, self._integers(rows), order, (1,) * len(rows))
+
+    def _integers(self, values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _sampling_chunks(chunks: tuple[Chunk, ...]) -> tuple[list[int], list[int]]:
+    """The rows of the chunks that sample, and where among the step's tokens each one's last token is."""
+    ends = itertools.accumulate(chunk.length for chunk in chunks)
+    pairs = [(chunk.row, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+    return [row for row, _ in pairs], [last for _, last in pairs]

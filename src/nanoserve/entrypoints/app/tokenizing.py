@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from nanoserve.domain.text.detokenizer import Detokenizer
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
+from nanoserve.domain.text.stream import Detokenizer
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.ports.driven import ChatTemplate, Tokenizer
 from nanoserve.ports.request import Request

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.rows import Rows
+from nanoserve.adapters.pytorch.step_inputs import Rows
 from nanoserve.ports.step import SINK_BLOCK, Chunk, StepPlan, TableUpdate
 from tests.plans import SIZES, admitted
 

@@ -62,11 +62,11 @@ class EngineLoop:
                 self._turn()
             else:
                 self._give_sign_of_life()
-            if self._watching.is_on:
+            if self._watching.recorder:
                 self._watching.send_due(time.monotonic())
 
     def _rest(self) -> float:
-        return BATCH_PERIOD if self._watching.is_on else SIGN_PERIOD
+        return BATCH_PERIOD if self._watching.recorder else SIGN_PERIOD
 
     def _obey(self, command: Command) -> None:
         match command:

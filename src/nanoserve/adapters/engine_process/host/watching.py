@@ -31,6 +31,9 @@ class Watching:
         tokenizer: decodes the tokens for a log with words.
         header: describes the engine; the watcher's part is filled in here.
         trace_format: how records are written.
+
+    Attributes:
+        recorder: the step log; None while none is kept.
     """
 
     def __init__(
@@ -46,27 +49,22 @@ class Watching:
         self._tokenizer = tokenizer
         self._make_header = header
         self._format = trace_format
-        self._recorder: StepLog | None = None
+        self.recorder: StepLog | None = None
         self._asked: Watch | None = None
         self._header = b""
         self._has_gap = True
         self._next = 0.0
 
-    @property
-    def is_on(self) -> bool:
-        """Whether a step log is kept."""
-        return self._recorder is not None
-
     def start(self, asked: Watch) -> None:
         """Record from now on; where that is done already, report a snapshot."""
-        if self._recorder is None or asked != self._asked:
+        if self.recorder is None or asked != self._asked:
             self._begin(asked)
         self.show_everything()
 
     def stop(self) -> None:
         """Record no more."""
         self._engine.stop_recording()
-        self._recorder = self._asked = None
+        self.recorder = self._asked = None
 
     def send_due(self, now: float) -> None:
         """Send what has happened, unless the last part is too fresh."""
@@ -85,14 +83,14 @@ class Watching:
 
     def finish(self) -> None:
         """The engine ends: send what is left, even of a turn that failed in the middle."""
-        if self._recorder is not None and not self._has_gap:
+        if self.recorder is not None and not self._has_gap:
             with contextlib.suppress(Exception):
-                self._recorder.snapshot()
+                self.recorder.snapshot()
                 self._send_turns()
         self.stop()
 
     def _begin(self, asked: Watch) -> None:
-        self._recorder = self._engine.record(self._tokenizer if asked.with_words else None, began=asked.began)
+        self.recorder = self._engine.record(self._tokenizer if asked.with_words else None, began=asked.began)
         self._asked, self._has_gap = asked, True
         header = attrs.evolve(
             self._make_header(),
@@ -103,18 +101,18 @@ class Watching:
         self._header = self._format.encode_header(header)
 
     def _send_snapshot(self) -> None:
-        assert self._recorder is not None
-        snapshot = self._recorder.snapshot()
+        assert self.recorder is not None
+        snapshot = self.recorder.snapshot()
         if self._has_gap:
-            self._recorder.take()
+            self.recorder.take()
         else:
             self._send_turns()
         self._link.send(Logged(self._format.encode(snapshot), self._header, follows=not self._has_gap))
         self._has_gap = False
 
     def _send_turns(self) -> None:
-        assert self._recorder is not None
-        if turns := self._recorder.take():
+        assert self.recorder is not None
+        if turns := self.recorder.take():
             self._link.send(Logged(self._written(turns)))
             self._next = time.monotonic() + BATCH_PERIOD
 
@@ -123,12 +121,12 @@ class Watching:
         return b"\n".join([encode(turn) for turn in turns])
 
     def _leave_out(self) -> None:
-        if self._recorder is not None:
-            self._recorder.take()
+        if self.recorder is not None:
+            self.recorder.take()
         self._has_gap = True
 
     def _guarded(self, send: Callable[[], None]) -> None:
-        if self._recorder is None:
+        if self.recorder is None:
             return
         try:
             send()

@@ -55,13 +55,11 @@ class BadWords(SamplerPart[list[tuple[int, ...]], Patterns]):
     def release(self, row: int) -> None:
         """Forget a row."""
         super().release(row)
-        self._tails.pop(row, None)
+        del self._tails[row]
 
-    def select(self, rows: tuple[int, ...]) -> Patterns | None:
+    def select(self, rows: tuple[int, ...]) -> Patterns:
         """The patterns of a step with these rows."""
         chosen = [(place, rows[place]) for place in self.places(rows)]
-        if not chosen:
-            return None
         width = max(len(self._tails[row]) for _, row in chosen)
         found = [
             (place, owner, pattern)

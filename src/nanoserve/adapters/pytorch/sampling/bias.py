@@ -21,16 +21,15 @@ class BiasedTokens:
 class LogitBias(SamplerPart[tuple[tuple[int, float], ...], BiasedTokens]):
     """Which tokens of which rows are biased."""
 
-    def admit(self, admitted: AdmittedRow) -> None:
-        """Remember the row's bias, if it has one."""
-        if admitted.sampling.logit_bias:
-            self.asked[admitted.row] = admitted.sampling.logit_bias
+    settings = ("logit_bias",)
 
-    def select(self, rows: tuple[int, ...]) -> BiasedTokens | None:
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Remember the row's bias."""
+        self.asked[admitted.row] = admitted.sampling.logit_bias
+
+    def select(self, rows: tuple[int, ...]) -> BiasedTokens:
         """The biased logits of a step with these rows."""
         found = [(place, *each) for place in self.places(rows) for each in self.asked[rows[place]]]
-        if not found:
-            return None
         places, tokens, biases = zip(*found, strict=True)
         return BiasedTokens(self.integers(places), self.integers(tokens), self.floats(biases))
 

@@ -22,10 +22,8 @@ class PenalizedPlaces:
 class DensePenalties(Occurrences[PenalizedPlaces]):
     """The penalties of a GPU's rows."""
 
-    def select(self, rows: tuple[int, ...]) -> PenalizedPlaces | None:
+    def select(self, rows: tuple[int, ...]) -> PenalizedPlaces:
         """The penalties of a step with these rows."""
-        if self.asked.keys().isdisjoint(rows):
-            return None
         strengths = [self.asked.get(row, NO_PENALTY) for row in rows]
         return PenalizedPlaces(upload(rows, torch.int32, self._device), self.floats(strengths))
 

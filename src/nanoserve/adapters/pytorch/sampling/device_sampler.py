@@ -34,16 +34,16 @@ class ScoredPlaces:
 class ScoredRows(SamplerPart[int, ScoredPlaces]):
     """Which rows want log-probabilities, and of how many of the likeliest tokens."""
 
-    def admit(self, admitted: AdmittedRow) -> None:
-        """Remember the row if it wants any."""
-        if admitted.sampling.logprobs is not None:
-            self.asked[admitted.row] = admitted.sampling.logprobs
+    settings = ("logprobs",)
 
-    def select(self, rows: tuple[int, ...]) -> ScoredPlaces | None:
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Remember a row that wants some."""
+        assert admitted.sampling.logprobs is not None
+        self.asked[admitted.row] = admitted.sampling.logprobs
+
+    def select(self, rows: tuple[int, ...]) -> ScoredPlaces:
         """The rows of a step that want some."""
         places = self.places(rows)
-        if not places:
-            return None
         chosen = tuple(rows[place] for place in places)
         top = tuple(self.asked[row] for row in chosen)
         return ScoredPlaces(chosen, top, None if len(places) == len(rows) else self.integers(places))

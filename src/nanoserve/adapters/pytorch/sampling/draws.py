@@ -30,6 +30,8 @@ class DrawingRows:
 class Draws(SamplerPart[DeviceSettings, DrawingRows]):
     """Settings of the rows that draw, and every row's output position on the device."""
 
+    settings = ("seed",)
+
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         super().__init__(device)
         self._vocab_size = vocab_size
@@ -44,11 +46,9 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
         self.asked[admitted.row] = settings
         self._positions[admitted.row] = len(admitted.token_ids) - admitted.num_prompt_tokens
 
-    def select(self, rows: tuple[int, ...]) -> DrawingRows | None:
+    def select(self, rows: tuple[int, ...]) -> DrawingRows:
         """The rows of a step that draw."""
         places = self.places(rows)
-        if not places:
-            return None
         chosen = [self.asked[rows[place]] for place in places]
         return DrawingRows(
             places=None if len(places) == len(rows) else self.integers(places),

@@ -42,6 +42,8 @@ class ExcludedTokens:
 class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
     """Which rows exclude which tokens, now or later."""
 
+    settings = ("min_tokens", "allowed_token_ids", "bad_token_sequences")
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         super().__init__(device)
         self._vocab_size = vocab_size
@@ -63,13 +65,12 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
         """Forget a row."""
         super().release(row)
         self._missing.pop(row, None)
-        self._bad_words.release(row)
+        if row in self._bad_words.asked:
+            self._bad_words.release(row)
 
-    def select(self, rows: tuple[int, ...]) -> ExcludedTokens | None:
+    def select(self, rows: tuple[int, ...]) -> ExcludedTokens:
         """What a step with these rows excludes."""
         chosen = [(place, rows[place], self.asked[rows[place]]) for place in self.places(rows)]
-        if not chosen:
-            return None
         banned = [(place, token) for place, row, _ in chosen for token in self._certain(row)]
         limited = [place for place, _, each in chosen if each.allowed_token_ids is not None]
         allowed = [(place, token) for place, _, each in chosen for token in each.allowed_token_ids or ()]
@@ -78,7 +79,7 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
             pending=tuple(row for _, row, _ in chosen if row in self._missing),
             limited=(self.integers(limited), self._cells(allowed)) if limited else None,
             banned=self._cells(banned) if banned else None,
-            patterns=self._bad_words.select(rows),
+            patterns=self._bad_words.chosen(rows),
             fragile=self.integers(fragile) if fragile else None,
         )
 

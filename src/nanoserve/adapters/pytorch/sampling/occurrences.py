@@ -23,6 +23,8 @@ class Occurrences(SamplerPart[Strengths, ChosenT]):
         in_prompt: bool [max_rows, vocab], whether it occurs in the row's prompt; empty at first.
     """
 
+    settings = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         super().__init__(device)
         self._shape = (max_rows, vocab_size)
@@ -35,14 +37,10 @@ class Occurrences(SamplerPart[Strengths, ChosenT]):
         return vocab_size * (torch.int32.itemsize + torch.bool.itemsize)
 
     def admit(self, admitted: AdmittedRow) -> None:
-        """Count the row's tokens, if it has a penalty."""
+        """Count the tokens of a row that has a penalty."""
         sampling = admitted.sampling
         strengths = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        if strengths != NO_PENALTY:
-            self.asked[admitted.row] = strengths
-            self._count(admitted)
-
-    def _count(self, admitted: AdmittedRow) -> None:
+        self.asked[admitted.row] = strengths
         if not len(self.output_counts):
             self.output_counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self.in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
+import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.step import AdmittedRow
+from nanoserve.ports.step import AdmittedRow, RowSampling
 
 AskedT = TypeVar("AskedT")
 ChosenT = TypeVar("ChosenT")
+_NEUTRAL: Final = {field.name: field.default for field in attrs.fields(RowSampling)}
 
 
 class SamplerPart(Generic[AskedT, ChosenT]):
     """One thing that some rows ask for. `select` says once what the rows of a step need of it, for as many steps as they stay.
 
     Attributes:
+        settings: fields of `RowSampling`; a row where all have their defaults is not shown to the part.
         asked: by row, what it asks for; rows that ask for nothing are absent.
     """
+
+    settings: ClassVar[tuple[str, ...]]
 
     def __init__(self, device: torch.device) -> None:
         self.asked: dict[int, AskedT] = {}
@@ -32,11 +37,15 @@ class SamplerPart(Generic[AskedT, ChosenT]):
         raise NotImplementedError
 
     def release(self, row: int) -> None:
-        """Forget a row; one that is not held is fine."""
-        self.asked.pop(row, None)
+        """Forget a row that asked."""
+        del self.asked[row]
 
-    def select(self, rows: tuple[int, ...]) -> ChosenT | None:
+    def chosen(self, rows: tuple[int, ...]) -> ChosenT | None:
         """What a step with these rows needs; None where no row asks."""
+        return None if self.asked.keys().isdisjoint(rows) else self.select(rows)
+
+    def select(self, rows: tuple[int, ...]) -> ChosenT:
+        """What a step with these rows needs, of which at least one asks."""
         raise NotImplementedError
 
     def apply(self, logits: Tensor, chosen: ChosenT) -> None:
@@ -80,12 +89,14 @@ class SamplerParts:
         _check_ids(admitted, self._vocab_size)
         self.release(admitted.row)
         for part in self._parts:
-            part.admit(admitted)
+            if any(getattr(admitted.sampling, name) != _NEUTRAL[name] for name in part.settings):
+                part.admit(admitted)
 
     def release(self, row: int) -> None:
         """Forget a row; one that is not held is fine."""
         for part in self._parts:
-            part.release(row)
+            if row in part.asked:
+                part.release(row)
         self._selected = None
 
     def concern(self, row: int) -> bool:
@@ -95,7 +106,7 @@ class SamplerParts:
     def select(self, rows: tuple[int, ...]) -> tuple[Any, ...]:
         """What a step with these rows needs of each part, None where it is nothing."""
         if self._selected is None or self._selected[0] != rows:
-            self._selected = rows, tuple([part.select(rows) for part in self._parts])
+            self._selected = rows, tuple([part.chosen(rows) for part in self._parts])
         return self._selected[1]
 
     def apply(self, logits: Tensor, rows: tuple[int, ...]) -> None:

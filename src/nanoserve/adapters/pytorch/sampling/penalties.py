@@ -37,11 +37,9 @@ class Penalties(Occurrences[PenalizedRows]):
     Reads sizes back from tensors, so it is made for the CPU; `dense_penalties.py` does the same on a GPU.
     """
 
-    def select(self, rows: tuple[int, ...]) -> PenalizedRows | None:
+    def select(self, rows: tuple[int, ...]) -> PenalizedRows:
         """The rows of a step that have a penalty."""
         places = self.places(rows)
-        if not places:
-            return None
         index = self.integers([rows[place] for place in places])
         counts = self.output_counts.index_select(0, index)
         occurred = self.in_prompt.index_select(0, index) | (counts > 0)

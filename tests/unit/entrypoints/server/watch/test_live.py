@@ -99,9 +99,9 @@ def test_recording_ends_with_the_last_viewer(world: AppWorld) -> None:
         stream.until(is_trace)
         with world.client() as two, live(two) as other:
             other.until(is_trace)
-        assert world.call(lambda: world.engine.watched.watching.is_on)
+        assert world.call(lambda: world.engine.watched.watching.recorder)
     world.settle()
-    assert not world.call(lambda: world.engine.watched.watching.is_on)
+    assert not world.call(lambda: world.engine.watched.watching.recorder)
     assert world.server.live.viewers == 0
 
 

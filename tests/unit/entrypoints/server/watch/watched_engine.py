@@ -61,5 +61,5 @@ class WatchedEngine:
         self._link.listener(news)
 
     def note_turn(self) -> None:
-        if self.watching.is_on:
+        if self.watching.recorder:
             self.watching.send_due(math.inf)
