@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from nanoserve.ports.parameter import Api, Door, Kind, Parameter
-from nanoserve.ports.sampling import PARAMETERS
+from nanoserve.ports.sampling import PARAMETERS, Api, Door, Kind, Parameter
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "server.md"
 BEGIN, END = "<!-- parameters: begin -->\n", "<!-- parameters: end -->\n"

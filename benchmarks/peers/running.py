@@ -19,8 +19,7 @@ from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, 
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.shapes import shape_config
 from nanoserve.ports.errors import BadValueError, NanoserveError
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import SamplingParams, set_by
+from nanoserve.ports.sampling import Door, SamplingParams, set_by
 
 PEERS: Final = {"hf": "transformers", "vllm": "vllm"}
 """The packages, by what `--vs` takes."""

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import SamplingDefaults, set_by
+from nanoserve.ports.sampling import Door, SamplingDefaults, set_by
 
 FILE_NAME: Final = "generation_config.json"
 KEY: Final = "eos_token_id"

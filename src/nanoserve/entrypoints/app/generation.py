@@ -19,9 +19,8 @@ from nanoserve.ports.driving import Reply
 from nanoserve.ports.errors import BadValueError, DeadlineError, RequestRefusedError, StepFailedError
 from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.grammar import AT_FAULT, BOUNDED_WHITESPACE, Constraint
-from nanoserve.ports.parameter import Kind
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.sampling import PARAMETERS, SamplingParams
+from nanoserve.ports.sampling import PARAMETERS, Kind, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 from nanoserve.ports.tool_calls import Tool
 

@@ -18,8 +18,7 @@ from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import SamplingParams, set_by
+from nanoserve.ports.sampling import Door, SamplingParams, set_by
 
 DEFAULT_LEN: Final = 128
 """Tokens of a prompt, and of an answer, whose latency is measured."""

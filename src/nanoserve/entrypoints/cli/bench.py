@@ -17,7 +17,7 @@ from nanoserve.entrypoints.compose.config.command_settings import (
 )
 from nanoserve.entrypoints.compose.config.configuration import Configuration, sampling_settings, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
-from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import Door
 
 _TEMPERATURE: Final = 0.6
 """If not set: benchmarks sample, as servers do."""

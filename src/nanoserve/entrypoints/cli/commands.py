@@ -43,7 +43,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.ports.errors import NanoserveError
-from nanoserve.ports.parameter import Door
+from nanoserve.ports.sampling import Door
 
 _PIPE_WIDTH: Final = 160
 """Columns where standard output is no terminal."""

@@ -19,8 +19,7 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration, re
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import PARAMETERS, set_by
+from nanoserve.ports.sampling import PARAMETERS, Door, set_by
 
 Panels = Mapping[str, Sequence[Setting | click.Option]]
 """A command's help by the title of each panel: its settings, and options that are none."""

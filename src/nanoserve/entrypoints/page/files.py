@@ -11,8 +11,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.ports.parameter import Door, Kind, Parameter
-from nanoserve.ports.sampling import PARAMETERS, set_by
+from nanoserve.ports.sampling import PARAMETERS, Door, Kind, Parameter, set_by
 
 STATIC: Final = Path(__file__).parent / "static"
 INDEX: Final = "/"

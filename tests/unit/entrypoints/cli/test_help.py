@@ -18,8 +18,7 @@ from nanoserve.entrypoints.cli.main import nanoserve, run_command
 from nanoserve.entrypoints.compose.config import read_configuration
 from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS
 from nanoserve.entrypoints.compose.config.setting import Setting
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import PARAMETERS, set_by
+from nanoserve.ports.sampling import PARAMETERS, Door, set_by
 
 ROOT = pathlib.Path(__file__).parents[4]
 FEW = 14

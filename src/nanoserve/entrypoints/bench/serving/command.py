@@ -30,8 +30,7 @@ from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import set_by
+from nanoserve.ports.sampling import Door, set_by
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 NUM_PROMPTS: Final = 100

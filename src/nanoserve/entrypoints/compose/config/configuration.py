@@ -38,7 +38,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
     WatchSettings,
 )
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, load_extensions, read_toml
-from nanoserve.ports import parameter
+from nanoserve.ports import sampling
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by
 
@@ -75,31 +75,31 @@ def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
 DEFAULT_MAX_TOKENS: Final = 256
 """The command line's own default: people who type a prompt want to read more than 16 tokens."""
 
-_KINDS: Final[Mapping[parameter.Kind, ValueKind]] = {
-    parameter.Kind.NUMBER: number(),
-    parameter.Kind.INTEGER: integer(),
-    parameter.Kind.SWITCH: boolean(),
-    parameter.Kind.TEXTS: texts(),
-    parameter.Kind.TOKEN_IDS: token_ids(),
-    parameter.Kind.BIASES: token_biases(),
+_KINDS: Final[Mapping[sampling.Kind, ValueKind]] = {
+    sampling.Kind.NUMBER: number(),
+    sampling.Kind.INTEGER: integer(),
+    sampling.Kind.SWITCH: boolean(),
+    sampling.Kind.TEXTS: texts(),
+    sampling.Kind.TOKEN_IDS: token_ids(),
+    sampling.Kind.BIASES: token_biases(),
 }
 
 
-def _setting(declared: parameter.Parameter) -> Setting:
+def _setting(declared: sampling.Parameter) -> Setting:
     kind = _KINDS[declared.kind]
     return Setting(
         name=declared.name,
         table="sampling",
         kind=or_none(kind, "none") if declared.optional else kind,
         default=DEFAULT_MAX_TOKENS if declared.name == "max_tokens" else declared.default,
-        summary=f"{declared.meaning}{' Repeatable.' if declared.kind is parameter.Kind.TEXTS else ''}",
+        summary=f"{declared.meaning}{' Repeatable.' if declared.kind is sampling.Kind.TEXTS else ''}",
     )
 
 
 SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(map(_setting, PARAMETERS.values()))
 
 
-def sampling_settings(door: parameter.Door) -> tuple[Setting, ...]:
+def sampling_settings(door: sampling.Door) -> tuple[Setting, ...]:
     """The sampling parameters that a command offers."""
     return tuple(each for each in SAMPLING_SETTINGS if each.name in set_by(door))
 

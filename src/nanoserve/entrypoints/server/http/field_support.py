@@ -16,8 +16,7 @@ import msgspec
 
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Api, Kind, Parameter
-from nanoserve.ports.sampling import PARAMETERS
+from nanoserve.ports.sampling import PARAMETERS, Api, Kind, Parameter
 
 _VALUES: Final = "harmless values"
 _REASON: Final = "harmless because"

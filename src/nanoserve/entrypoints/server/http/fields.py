@@ -19,8 +19,7 @@ from nanoserve.entrypoints.server.http.field_support import renamed
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
-from nanoserve.ports.parameter import Api
-from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, SamplingParams
+from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, Api, SamplingParams
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 LONGEST_SALT: Final = 256

@@ -12,8 +12,7 @@ from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_sampling
 from nanoserve.entrypoints.server.protocols.openai.completions import completion_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
-from nanoserve.ports.parameter import Door
-from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by
+from nanoserve.ports.sampling import PARAMETERS, Door, SamplingParams, set_by
 from tools.parameter_table import table
 
 STATED = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \|", table(), re.MULTILINE))

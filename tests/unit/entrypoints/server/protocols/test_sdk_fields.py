@@ -39,8 +39,7 @@ from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse, InputItem, InputPart
 from nanoserve.entrypoints.server.protocols.responses.responding import INCLUDES, SKIPPED_TOOLS
-from nanoserve.ports.parameter import Api
-from nanoserve.ports.sampling import PARAMETERS
+from nanoserve.ports.sampling import PARAMETERS, Api
 
 SERVER: Final = pathlib.Path(nanoserve.entrypoints.server.__file__).parent
 Served = type[msgspec.Struct]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct, field
 
 from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
-from nanoserve.ports.parameter import Api
+from nanoserve.ports.sampling import Api
 
 _EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 

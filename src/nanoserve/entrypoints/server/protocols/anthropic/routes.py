@@ -26,7 +26,7 @@ from nanoserve.entrypoints.server.protocols.anthropic.reading import (
 )
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
-from nanoserve.ports.parameter import Api
+from nanoserve.ports.sampling import Api
 
 _ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
 

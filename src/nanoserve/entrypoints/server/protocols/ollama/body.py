@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from msgspec import Struct, field
 
 from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
-from nanoserve.ports.parameter import Api
+from nanoserve.ports.sampling import Api
 
 _COMPUTING: Final = harmless("it says how another server computes")
 _NO_MIROSTAT: Final = harmless("it is part of `mirostat`, which can only be off")

@@ -33,7 +33,7 @@ from nanoserve.entrypoints.server.protocols.ollama.body import (
 from nanoserve.ports.checks import check_integer, check_vocabulary, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError, UnknownModelError
-from nanoserve.ports.parameter import Api
+from nanoserve.ports.sampling import Api
 from nanoserve.ports.tool_calls import Tool
 
 LATEST: Final = ":latest"

@@ -36,9 +36,8 @@ from nanoserve.entrypoints.server.protocols.openai import answers
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, TokenizeBody
 from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter, check_body
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
     CallBegun,

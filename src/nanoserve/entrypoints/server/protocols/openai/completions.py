@@ -31,9 +31,8 @@ from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
 from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter, check_body
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
+from nanoserve.ports.sampling import MAX_LOGPROBS, Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
 _LEGACY_MAX_TOKENS: Final = 16

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from nanoserve.entrypoints.server.http.field_support import only, sampling_body
-from nanoserve.ports.parameter import Api
+from nanoserve.ports.sampling import Api
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

@@ -26,8 +26,8 @@ from nanoserve.entrypoints.server.protocols.openai.schemas import GenerationBody
 from nanoserve.ports.checks import check_number
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceTimes
-from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.sampling import Api
 from nanoserve.ports.step import TokenLogprobs
 
 _DONE = b"data: [DONE]\n\n"

@@ -35,8 +35,7 @@ from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWrit
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
-from nanoserve.ports.parameter import Api
-from nanoserve.ports.sampling import MAX_LOGPROBS, SamplingParams
+from nanoserve.ports.sampling import MAX_LOGPROBS, Api, SamplingParams
 
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
 INCLUDES: Final = (

@@ -11,9 +11,8 @@ import pytest
 from nanoserve.entrypoints.server.http.fields import read_sampling
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.parameter import Api
 from nanoserve.ports.request import Request
-from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.sampling import Api, SamplingParams
 from tests.unit.entrypoints.server.http.app_world import EOS, AppWorld
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
