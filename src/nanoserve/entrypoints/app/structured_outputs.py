@@ -1,16 +1,23 @@
-"""Clients' descriptions of the form of an answer, in their several forms, as one `Constraint`."""
+"""What answers must be: clients' descriptions in their several forms as one `Constraint`, and that of an order with its tools."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.text.dialects.schema import closed
+from nanoserve.domain.text.dialects.schema import closed, held, outline
+from nanoserve.domain.text.dialects.tokenized import json_schema_of
+from nanoserve.entrypoints.app.generation import Reading
+from nanoserve.entrypoints.app.orders import Order
+from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
+from nanoserve.ports.tool_calls import Tool
 
 _OPTIONS: Final = frozenset({"disable_any_whitespace"})
 _MEMBERS: Final = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -111,3 +118,107 @@ def _written(name: str, value: object) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadValueError(name, f"must be JSON: {error}") from None
+
+
+class AnswerConstraints:
+    """Finds what the answers to an order must be, of its format, its tools and its budget.
+
+    Args:
+        check: begins to look at a constraint for a client, elsewhere, and raises `BadValueError` for one that cannot be kept;
+            True for one that is composed around another that was looked at. None checks nothing.
+        whitespace: what stands between the parts of JSON where an order does not say it.
+    """
+
+    def __init__(
+        self, check: Callable[[Constraint, str, bool], Future[None]] | None, whitespace: str
+    ) -> None:
+        self._check_constraint = check
+        self._whitespace = whitespace
+
+    async def of(self, order: Order, reading: Reading | None) -> Constraint | None:
+        """The constraint of the answers, checked as far as it can be without the engine; raises `BadValueError`."""
+        name, client = order.constraint_name, order.client.identity
+        if order.format is not None and order.format.constraint.whitespace == BOUNDED_WHITESPACE:
+            constraint = attrs.evolve(order.format.constraint, whitespace=self._whitespace)
+            order = attrs.evolve(order, format=attrs.evolve(order.format, constraint=constraint))
+        found = None if order.format is None else order.format.constraint
+        if found is not None:  # alone first: what is wrong with a part is said in its own words
+            await self._check(client, name, found)
+        if reading is not None:
+            for tool in reading.tools:
+                if tool.form is not None:  # also before it is changed, which takes as long as it is large
+                    await self._check(client, "tools", tool.form, f"{shown(tool.name)} ")
+            found = await asyncio.to_thread(_composed, reading, order)
+        if found is None:
+            return None
+        if order.sampling.ignore_eos:
+            raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
+        if reading is None or not reading.tools:
+            await self._check(client, name, found, is_composed=reading is not None)
+            return found
+        reading = attrs.evolve(
+            reading, tools=tuple([await self._held(client, tool) for tool in reading.tools])
+        )
+        try:
+            return await self._checked(client, name, reading, order)
+        except BadValueError:
+            outlined = tuple(
+                tool if tool.strict else attrs.evolve(tool, parameters=outline(tool.parameters))
+                for tool in reading.tools
+            )
+            if outlined == reading.tools:
+                raise
+            return await self._checked(client, name, attrs.evolve(reading, tools=outlined), order)
+
+    async def _checked(self, client: str, name: str, reading: Reading, order: Order) -> Constraint | None:
+        found = await asyncio.to_thread(_composed, reading, order)
+        if found is not None:
+            await self._check(client, name, found)
+        return found
+
+    async def _held(self, client: str, tool: Tool) -> Tool:
+        """A tool as a grammar can hold it. Raises `BadValueError` for a strict one that cannot be held; any other loses what cannot."""
+        if tool.form is not None:
+            return tool
+        options = {} if tool.strict else {"x-guidance": {"lenient": True}}
+        schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({**held(tool), **options}))
+        try:
+            await self._check(client, "tools", schema, f"{shown(tool.name)} ")
+        except BadValueError:
+            if tool.strict:
+                raise
+            return attrs.evolve(tool, parameters=outline(tool.parameters))
+        return tool
+
+    async def _check(
+        self, client: str, name: str, constraint: Constraint, which: str = "", *, is_composed: bool = False
+    ) -> None:
+        if self._check_constraint is None:
+            return
+        try:
+            await asyncio.wrap_future(self._check_constraint(constraint, client, is_composed))
+        except BadValueError as error:
+            raise BadValueError(name, f"{which}cannot be kept: {error}") from None
+
+
+def _composed(reading: Reading, order: Order) -> Constraint | None:
+    """The constraint of the whole answer, so that its text and its calls are as ordered.
+
+    Raises `BadValueError` for a format that does not go with calls.
+    """
+    budget = None if order.budget is None else order.budget.tokens
+    schema = None if order.format is None else json_schema_of(order.format.constraint)
+    if order.format is not None and schema is None and reading.tools:
+        raise BadValueError(order.format.name, "goes with tools that may be called only where it is JSON")
+    if order.format is None or reading.tools:
+        return reading.dialect.grammar(
+            reading.tools,
+            order.calls,
+            schema=schema,
+            whitespace=BOUNDED_WHITESPACE if order.format is None else order.format.constraint.whitespace,
+            prompt_tail=reading.prompt_tail,
+            budget=budget,
+        )
+    return reading.dialect.behind_reasoning(
+        order.format.constraint, prompt_tail=reading.prompt_tail, budget=budget
+    )

@@ -1,33 +1,34 @@
-"""From an `Order` to a running `Generation`: the one way by which every protocol reaches the engine."""
+"""From an `Order` to a running `Generation`: the one way by which every protocol reaches the engine.
+
+The tokenizer and the chat template run off the event loop, each in a thread of its own, which is also what keeps calls apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fnmatch
-import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Final
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
 
 import attrs
 
-from nanoserve.domain.text.dialects.schema import held, outline
 from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDialect
-from nanoserve.entrypoints.app.admission import EdgeChecks, Reservation, Reservations
-from nanoserve.entrypoints.app.generation import Generation, Reading
+from nanoserve.domain.text.stream import Detokenizer
+from nanoserve.entrypoints.app.generation import Generation, Reading, Reservation, Reservations
 from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.app.orders import Conversation, Order
+from nanoserve.entrypoints.app.orders import Conversation, EdgeChecks, Order, RequestBuilder
 from nanoserve.entrypoints.app.settings import ServiceSettings
-from nanoserve.entrypoints.app.tokenizing import RequestBuilder, Tokenizing
+from nanoserve.entrypoints.app.structured_outputs import AnswerConstraints
 from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.errors import BadValueError, DeadlineError, EngineLoadingError, UnknownModelError
-from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
+from nanoserve.ports.errors import DeadlineError, EngineLoadingError, UnknownModelError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.request import Request
-from nanoserve.ports.tool_calls import Tool
 
 _LONGEST_NAME: Final = 256
 """Characters of a name that a client chooses: each piece of a stream repeats it."""
@@ -47,8 +48,7 @@ class TextService:
         dialect: how the model writes reasoning and calls; None where that is not known.
 
     Args:
-        check_constraint: begins to look at one for a client, elsewhere, and raises `BadValueError` for one that cannot be kept; True for
-            one that is composed around another that was looked at.
+        check_constraint: as in `AnswerConstraints`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class TextService:
         self.tokenizing = Tokenizing(tokenizer, template, dialect)
         self.dialect = dialect
         self._checks = EdgeChecks(settings)
-        self._check_constraint = check_constraint
+        self._constraints = AnswerConstraints(check_constraint, settings.whitespace)
         self._clock = clock
         self._builder = RequestBuilder(
             eos_token_ids=self.eos_token_ids, prefix=f"{owner}.r" if owner else "r"
@@ -190,7 +190,9 @@ class TextService:
             sampling = attrs.evolve(sampling, skip_special_tokens=False)
         asked = 0 if order.format is None else len(order.format.constraint.text)
         reservation.count_bytes(asked)
-        constraint = await self._constraint(order, reading)
+        constraint = None
+        if order.format is not None or order.budget is not None or (reading is not None and reading.tools):
+            constraint = await self._constraints.of(order, reading)
         if constraint is not None:
             reservation.count_bytes(max(len(constraint.text) - asked, 0))
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
@@ -210,71 +212,6 @@ class TextService:
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
         return request, reading
-
-    async def _constraint(self, order: Order, reading: Reading | None) -> Constraint | None:
-        """The constraint of the answers, checked as far as it can be without the engine; raises `BadValueError`."""
-        name, client = order.constraint_name, order.client.identity
-        if order.format is not None and order.format.constraint.whitespace == BOUNDED_WHITESPACE:
-            constraint = attrs.evolve(order.format.constraint, whitespace=self.settings.whitespace)
-            order = attrs.evolve(order, format=attrs.evolve(order.format, constraint=constraint))
-        found = None if order.format is None else order.format.constraint
-        if found is not None:  # alone first: what is wrong with a part is said in its own words
-            await self._check(client, name, found)
-        if reading is not None:
-            for tool in reading.tools:
-                if tool.form is not None:  # also before it is changed, which takes as long as it is large
-                    await self._check(client, "tools", tool.form, f"{shown(tool.name)} ")
-            found = await asyncio.to_thread(reading.constraint, order)
-        if found is None:
-            return None
-        if order.sampling.ignore_eos:
-            raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
-        if reading is None or not reading.tools:
-            await self._check(client, name, found, is_composed=reading is not None)
-            return found
-        reading = attrs.evolve(
-            reading, tools=tuple([await self._held(client, tool) for tool in reading.tools])
-        )
-        try:
-            return await self._checked(client, name, reading, order)
-        except BadValueError:
-            outlined = tuple(
-                tool if tool.strict else attrs.evolve(tool, parameters=outline(tool.parameters))
-                for tool in reading.tools
-            )
-            if outlined == reading.tools:
-                raise
-            return await self._checked(client, name, attrs.evolve(reading, tools=outlined), order)
-
-    async def _checked(self, client: str, name: str, reading: Reading, order: Order) -> Constraint | None:
-        found = await asyncio.to_thread(reading.constraint, order)
-        if found is not None:
-            await self._check(client, name, found)
-        return found
-
-    async def _held(self, client: str, tool: Tool) -> Tool:
-        """A tool as a grammar can hold it. Raises `BadValueError` for a strict one that cannot be held; any other loses what cannot."""
-        if tool.form is not None:
-            return tool
-        options = {} if tool.strict else {"x-guidance": {"lenient": True}}
-        schema = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps({**held(tool), **options}))
-        try:
-            await self._check(client, "tools", schema, f"{shown(tool.name)} ")
-        except BadValueError:
-            if tool.strict:
-                raise
-            return attrs.evolve(tool, parameters=outline(tool.parameters))
-        return tool
-
-    async def _check(
-        self, client: str, name: str, constraint: Constraint, which: str = "", *, is_composed: bool = False
-    ) -> None:
-        if self._check_constraint is None:
-            return
-        try:
-            await asyncio.wrap_future(self._check_constraint(constraint, client, is_composed))
-        except BadValueError as error:
-            raise BadValueError(name, f"{which}cannot be kept: {error}") from None
 
     async def _reading(self, order: Order, ids: tuple[int, ...]) -> Reading | None:
         """How the answers to an order are read: with the model's dialect, where they are turns of a conversation."""
@@ -306,3 +243,134 @@ class TextService:
 def _joined_salt(order: Order) -> str:
     """No client can name another's salt: the client's own part comes first and holds no NUL."""
     return f"{order.client.cache_salt}\0{order.cache_salt}" if order.cache_salt else order.client.cache_salt
+
+
+def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Each text as ids, as it is written at the start of a line and after a space."""
+    texts = [text for word in words for text in (word, " " + word.lstrip())]
+    sequences = [
+        tuple(tokenizer.encode(text, add_special_tokens=False, parse_special=False)) for text in texts
+    ]
+    return tuple(dict.fromkeys(each for each in sequences if each))
+
+
+T = TypeVar("T")
+
+
+class Tokenizing:
+    """Asynchronous calls to a tokenizer and a template that are not safe to share between threads.
+
+    `token_text` and `token` are the exceptions: look-ups in tables that `learn_token_texts` fills in the thread.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, dialect: TokenizedDialect | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.dialect = dialect
+        self._template = template
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._templates = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="template"
+        )  # they may take long
+        self._texts: list[str] = []
+        self._parts: dict[int, bytes] = {}
+        self.vocab_size = tokenizer.vocab_size
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Text to ids; special tokens written in it are taken as such, so one that begins it is not put there twice."""
+        return await self.call(lambda: self._encoded(text, add_special_tokens=add_special_tokens))
+
+    async def render(self, conversation: Conversation) -> tuple[int, ...]:
+        """A conversation to ids; raises `BadValueError`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._templates, self._rendered, conversation)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids to text."""
+        return await self.call(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def encode_bad_words(self, words: Collection[str]) -> tuple[tuple[int, ...], ...]:
+        """Texts as the ids that must not be generated."""
+        return await self.call(lambda: encode_bad_words(self.tokenizer, words)) if words else ()
+
+    async def learn_token_texts(self) -> None:
+        """Fill the tables of `token_text` and `token`, once."""
+        if not self._texts:
+            self._texts, self._parts = await self.call(self._all_texts)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special ones included; empty for an id without text, or before it was learned."""
+        return self._texts[token_id] if token_id < len(self._texts) else ""
+
+    def token(self, token_id: int) -> tuple[str, bytes]:
+        """The text and the bytes of one token, which may be a part of a character."""
+        text = self.token_text(token_id)
+        return text, self._parts.get(token_id) or text.encode()
+
+    def close(self) -> None:
+        """End the threads once they are idle."""
+        for each in (self._thread, self._templates):
+            each.shutdown(wait=False, cancel_futures=True)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Do something with the tokenizer in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _rendered(self, conversation: Conversation) -> tuple[int, ...]:
+        messages = conversation.messages
+        ids = self._template.render(
+            messages if self.dialect is None else self.dialect.messages(messages),
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            tools=conversation.tools,
+            options=conversation.options,
+        )
+        return tuple(ids)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        repeats = add_special_tokens and len(ids) > 1 and ids[:2] == self._beginning * 2
+        return ids[1:] if repeats else ids
+
+    @functools.cached_property
+    def _beginning(self) -> tuple[int, ...]:
+        """The token that the tokenizer puts before every text, if it does."""
+        return tuple(self.tokenizer.encode("")[:1])
+
+    def _all_texts(self) -> tuple[list[str], dict[int, bytes]]:
+        """The text of every token, and the bytes of those that are parts of characters."""
+        decode, bytes_of = self.tokenizer.decode, self.tokenizer.bytes_of
+        texts = [decode([token], skip_special_tokens=False) for token in range(self.vocab_size)]
+        return texts, {token: bytes_of(token) for token, text in enumerate(texts) if "\ufffd" in text}
+
+
+class TokenOffsets:
+    """Where the text of each token begins in the text of all of them, in characters.
+
+    The tokens are read in order and each is placed by those before it, so an answer that is read piece by piece and
+    one that is read whole have the same offsets. With a `prompt` the text is the one that continues it.
+    """
+
+    def __init__(
+        self, tokenizing: Tokenizing, prompt: Sequence[int] = (), *, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizing = tokenizing
+        self._prompt = prompt
+        self._skip = skip_special_tokens
+        self._detokenizer: Detokenizer | None = None
+        self._length = 0
+
+    async def place(self, ids: Sequence[int]) -> list[int]:
+        """The offset of each of the next ids."""
+        return await self._tokenizing.call(lambda: self._placed(ids))
+
+    def _placed(self, ids: Sequence[int]) -> list[int]:
+        if self._detokenizer is None:
+            tokenizer = self._tokenizing.tokenizer
+            self._detokenizer = Detokenizer(tokenizer, self._prompt, skip_special_tokens=self._skip)
+        offsets = []
+        for token in ids:
+            offsets.append(self._length)
+            self._length += len(self._detokenizer.push(token))
+        return offsets

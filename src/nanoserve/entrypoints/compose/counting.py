@@ -9,7 +9,7 @@ import attrs
 
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES, Ledger
 from nanoserve.adapters.system.shared_table import SharedTable
-from nanoserve.entrypoints.app.admission import RESERVATION_NAMES
+from nanoserve.entrypoints.app.generation import RESERVATION_NAMES
 from nanoserve.entrypoints.app.measurements import (
     EXCHANGES,
     PID,

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoserve.entrypoints.app.generation import Reading
-from nanoserve.entrypoints.app.tokenizing import RequestBuilder, encode_bad_words
+from nanoserve.entrypoints.app.orders import RequestBuilder
+from nanoserve.entrypoints.app.text_service import encode_bad_words
 from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import structlog
 
 from nanoserve.entrypoints.server.app import Server
-from nanoserve.entrypoints.server.http.disconnects import unless
+from nanoserve.entrypoints.server.http.sse import unless
 
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

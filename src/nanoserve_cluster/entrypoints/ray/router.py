@@ -11,7 +11,7 @@ import ray.util
 import structlog
 
 from nanoserve.entrypoints.compose.log import configure_log
-from nanoserve.entrypoints.server.http.disconnects import end
+from nanoserve.entrypoints.server.http.sse import end
 from nanoserve.entrypoints.server.http_server import HttpServer
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.entrypoints.server.sockets import describe

@@ -14,7 +14,7 @@ import httpx
 import structlog
 
 from nanoserve.entrypoints.client.server import read_address
-from nanoserve.entrypoints.server.http.disconnects import end
+from nanoserve.entrypoints.server.http.sse import end
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.entrypoints.route.bounds import Keeping
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings

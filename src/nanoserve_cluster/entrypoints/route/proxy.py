@@ -23,8 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
-from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, left, unless
 from nanoserve.entrypoints.server.http.errors import RequestError, send_problem
+from nanoserve.entrypoints.server.http.sse import ClientLeftError, left, unless
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
 from nanoserve_cluster.entrypoints.route.prompts import Prompt, read_prompt, token_ids

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.app.admission import EdgeChecks, Reservations
-from nanoserve.entrypoints.app.orders import Order
+from nanoserve.entrypoints.app.generation import Reservations
+from nanoserve.entrypoints.app.orders import EdgeChecks, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError

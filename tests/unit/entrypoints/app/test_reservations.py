@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.entrypoints.app.admission import Reservation, Reservations
+from nanoserve.entrypoints.app.generation import Reservation, Reservations
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
 

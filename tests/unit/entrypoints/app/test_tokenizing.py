@@ -10,7 +10,7 @@ import pytest
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.entrypoints.app.orders import Conversation
-from nanoserve.entrypoints.app.tokenizing import Tokenizing
+from nanoserve.entrypoints.app.text_service import Tokenizing
 from nanoserve.ports.driven import Message
 from tests.unit.entrypoints.scripted_world import ColonTemplate
 

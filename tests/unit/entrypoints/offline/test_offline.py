@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.scheduling.limits import Policy
-from nanoserve.entrypoints.app.tokenizing import encode_bad_words
+from nanoserve.entrypoints.app.text_service import encode_bad_words
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from nanoserve.ports.sampling import SamplingDefaults

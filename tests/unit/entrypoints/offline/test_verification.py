@@ -74,7 +74,7 @@ class Oracle:
 def test_each_kind_of_difference_is_found_and_named(
     wrong: str, differing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nanoserve.entrypoints.app.tokenizing.secrets.randbits", lambda _bits: 11)
+    monkeypatch.setattr("nanoserve.entrypoints.app.orders.secrets.randbits", lambda _bits: 11)
     session = Session(scripted_assembly())
     verdict = verify(session, Oracle(seed=11).activations, Oracle(seed=11, wrong=wrong), "once upon", 6)
     close = {each.name: each.within(1e-4) for each in verdict.comparisons}

@@ -16,15 +16,21 @@ from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import renamed
-from nanoserve.ports.checks import check_integer, shown
+from nanoserve.ports.checks import check_integer, check_number, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, Api, SamplingParams
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 LONGEST_SALT: Final = 256
+_STRONGEST_BIAS: Final = 100.0
+_LONGEST_REQUEST_ID: Final = 256
 T = TypeVar("T")
-_MAX_TOKENS_NAMES: Final = sorted({name for api in Api for name in PARAMETERS["max_tokens"].names_in(api)})
+_NAMES: Final = {
+    api: [(each.name, name) for each in PARAMETERS.values() for name in each.names_in(api)] for api in Api
+}
+"""Every parameter with each name that it has in an interface."""
+_MAX_TOKENS_NAMES: Final = sorted({name for api in Api for each, name in _NAMES[api] if each == "max_tokens"})
 
 
 def given_sampling(body: msgspec.Struct, api: Api) -> dict[str, tuple[str, Any]]:
@@ -34,12 +40,9 @@ def given_sampling(body: msgspec.Struct, api: Api) -> dict[str, tuple[str, Any]]
     one parameter have different values.
     """
     given: dict[str, tuple[str, Any]] = {}
-    for parameter in PARAMETERS.values():
-        for name in parameter.names_in(api):
-            value = getattr(body, name)
-            if value is None:
-                continue
-            first, before = given.setdefault(parameter.name, (name, value))
+    for parameter, name in _NAMES[api]:
+        if (value := getattr(body, name)) is not None:
+            first, before = given.setdefault(parameter, (name, value))
             if before != value:
                 raise BadValueError(first, f"{before} contradicts {name}, which is {value}")
     return given
@@ -59,6 +62,24 @@ def read_sampling(body: msgspec.Struct, api: Api, defaults: Mapping[str, Any], *
     except BadValueError as error:
         wire_name, _ = given.get(error.parameter, (error.parameter, None))
         raise renamed(error, wire_name) from None
+
+
+def check_openai(body: Any) -> dict[str, Any]:
+    """What OpenAI's older endpoints check beside `SamplingParams`, of a `GenerationBody`; returns the sampling values that are given."""
+    given = {name: value for name, (_, value) in given_sampling(body, Api.OPENAI).items()}
+    n = given.get("n", 1)
+    if body.best_of is not None and body.best_of != n:
+        raise BadValueError("best_of", f"can only be equal to n ({n}), got {body.best_of}")
+    for bias in given.get("logit_bias", {}).values():
+        check_number("logit_bias", bias, -_STRONGEST_BIAS, _STRONGEST_BIAS)
+    name = body.request_id or ""
+    if len(name) > _LONGEST_REQUEST_ID:
+        raise BadValueError("request_id", f"may have {_LONGEST_REQUEST_ID} characters, got {len(name)}")
+    if not (name.isascii() and name.isprintable()):
+        raise BadValueError("request_id", "takes printable ASCII characters only")
+    if body.stream_options is not None and not body.stream:
+        raise BadValueError("stream_options", "needs `stream: true`")
+    return given
 
 
 def requested_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:

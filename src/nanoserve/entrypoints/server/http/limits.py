@@ -8,7 +8,9 @@ connections. It takes a client that has sent everything for one that has left.
 from __future__ import annotations
 
 import asyncio
+import select
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -18,7 +20,6 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
-from nanoserve.entrypoints.server.http.disconnects import HangUp
 from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem
 from nanoserve.ports.counts import Counts
 
@@ -245,6 +246,26 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._departure is not None:
             self._departure.cancel()
             self._departure = None
+
+
+class HangUp:
+    """Calls `on_gone` when the peer of a socket has closed it, where all that is known is that it sends no more.
+
+    Half a close and a whole one look alike until something is sent: then a peer that has closed its socket resets the
+    connection. A poll that waits for no event reports that, and is quiet while the other half is open. Linux only.
+    """
+
+    def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
+        assert sys.platform == "linux"
+        self._poll = select.epoll()
+        self._poll.register(descriptor, 0)
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), on_gone)
+
+    def close(self) -> None:
+        """Watch no longer; may be called twice."""
+        if not self._poll.closed:
+            asyncio.get_running_loop().remove_reader(self._poll.fileno())
+            self._poll.close()
 
 
 def _written(problem: Problem) -> bytes:

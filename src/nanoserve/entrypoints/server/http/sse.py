@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 from litestar import Request
@@ -19,8 +19,7 @@ from litestar.types import Receive, Scope, Send
 from nanoserve.entrypoints.app.answer import Opening, Writer, streamed, whole
 from nanoserve.entrypoints.app.orders import Order
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.disconnects import ClientLeftError, end, left, unless_left
-from nanoserve.entrypoints.server.http.errors import ErrorBody, classify
+from nanoserve.entrypoints.server.http.errors import ErrorBody, RequestError, classify
 
 PING: Final = b": ping\n\n"
 """A comment with its own blank line: glued to the next event it would make clients lose that event."""
@@ -30,6 +29,44 @@ _GAP: Final = "\0"
 _encode = msgspec.json.Encoder().encode
 
 Frames = AsyncGenerator[bytes, None]
+T = TypeVar("T")
+
+
+class ClientLeftError(RequestError):
+    """The client hung up; the status is the customary one of access logs."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "The client left before the answer was complete.", code="client_left")
+
+
+async def left(receive: Receive) -> None:
+    """Return when the client has hung up; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_left(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and `ClientLeftError` raised, when the client hangs up first."""
+    return await unless(left(request.receive), work, ClientLeftError)
+
+
+async def unless(event: Awaitable[object], work: Awaitable[T], error: type[Exception]) -> T:
+    """The result of `work`, which is cancelled, and `error` raised, when the event comes first."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(event)
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise error
+        return working.result()
+    finally:
+        await end(working, watching)
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they are gone; what they raise is dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def data_frame(payload: Any) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from nanoserve.entrypoints.server.http.disconnects import end
+from nanoserve.entrypoints.server.http.sse import end
 
 _LENGTH: Final = struct.Struct(">I")
 _SENT: Final = (

@@ -12,9 +12,8 @@ from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
-from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.http.fields import make_order, read_sampling
-from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.http.sse import respond, unless_left
 from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
 from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
 from nanoserve.entrypoints.server.protocols.anthropic.edits import edited

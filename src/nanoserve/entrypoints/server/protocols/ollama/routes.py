@@ -12,9 +12,8 @@ from litestar.di import NamedDependency
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.disconnects import unless_left
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.http.sse import respond, unless_left
 from nanoserve.entrypoints.server.protocols.ollama import answer as wire
 from nanoserve.entrypoints.server.protocols.ollama.body import GenerateBody, OllamaChatBody, ShowBody
 from nanoserve.entrypoints.server.protocols.ollama.reading import (

@@ -1,23 +1,27 @@
-"""`POST /v1/chat/completions`: the model's turn in a conversation."""
+"""`POST /v1/chat/completions`: the model's turn in a conversation; and of its chunks what completions have too."""
 
 from __future__ import annotations
 
+import abc
 import functools
+import time
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import attrs
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, ReasoningPart, TextPart
-from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.generation import Generation, Piece
 from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.fields import (
     body_format,
     called,
+    check_openai,
     effort_options,
     make_order,
     openai_choice,
@@ -30,14 +34,20 @@ from nanoserve.entrypoints.server.http.fields import (
     switch_options,
     template_options,
 )
-from nanoserve.entrypoints.server.http.logprobs import chosen_tokens
-from nanoserve.entrypoints.server.http.sse import TextFrames, respond
+from nanoserve.entrypoints.server.http.logprobs import TokenText, chosen_tokens, finite
+from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame, respond
 from nanoserve.entrypoints.server.protocols.openai import answers
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, TokenizeBody
-from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter, check_body
+from nanoserve.entrypoints.server.protocols.openai.schemas import (
+    ChatBody,
+    GenerationBody,
+    StreamOptions,
+    TokenizeBody,
+)
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.events import SequenceTimes
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import Api, SamplingParams
+from nanoserve.ports.step import TokenLogprobs
 from nanoserve.ports.tool_calls import (
     AnswerEvent,
     CallBegun,
@@ -46,6 +56,8 @@ from nanoserve.ports.tool_calls import (
     ReasoningDelta,
     TextDelta,
 )
+
+_DONE: Final = b"data: [DONE]\n\n"
 
 
 @post("/v1/chat/completions", status_code=200, **documented(ChatBody))
@@ -91,7 +103,7 @@ def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Co
 
 def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
     """Read a chat body's sampling parameters; raises `BadValueError`."""
-    check_body(body)
+    check_openai(body)
     if body.echo:
         raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
     if body.add_special_tokens:
@@ -115,6 +127,133 @@ def _known_call(call: Any, where: str) -> Any:
     custom = required(call, "custom", dict, where)
     name, text = (required(custom, each, str, f"{where}.custom") for each in ("name", "input"))
     return {"id": call.get("id"), "type": "function", "function": called(name, text)}
+
+
+class ChunkWriter(abc.ABC):
+    """Writes an answer as a stream of chunks or whole (`Writer`).
+
+    Its name is the client's `request_id`, or one of its own. Log-probabilities are reported with `num_logprobs` alternatives of
+    the answer, and with `num_scored` of the prompt; None for none.
+    """
+
+    keeps_pieces = False
+    media_type = EVENTS
+    ping = PING
+
+    _prefix: ClassVar[str]
+    _kind: ClassVar[str]
+
+    def __init__(
+        self, body: GenerationBody, service: TextService, num_logprobs: int | None, num_scored: int | None
+    ) -> None:
+        options = body.stream_options or StreamOptions()
+        self._head: dict[str, Any] = {
+            "id": f"{self._prefix}-{body.request_id or uuid.uuid4().hex}",
+            "object": self._kind,
+            "created": int(time.time()),
+            "model": service.check_model(body.model),
+        }
+        self._num_logprobs = num_logprobs
+        self._token_text = service.tokenizing.token_text
+        self._num_scored = num_scored
+        self._return_token_ids = bool(body.return_token_ids)
+        self._return_timings = bool(body.return_timings)
+        self._ends_with_usage = bool(options.include_usage)
+        self._counts_always = bool(options.continuous_usage_stats)
+        self._text_is_all = num_logprobs is None and not self._return_token_ids and not self._counts_always
+
+    @abc.abstractmethod
+    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """One chunk for each piece, so that clients can count them."""
+
+    @abc.abstractmethod
+    async def whole(self, answer: Answer) -> Any:
+        """The answer in one, once every choice has ended."""
+
+    def begin(self, _answer: Answer) -> bytes:
+        """Nothing: the first token's chunk says it all."""
+        return b""
+
+    def end(self, answer: Answer) -> bytes:
+        """The usage, where asked for, and the last line."""
+        return (self._chunk([], usage=self._usage(answer)) if self._ends_with_usage else b"") + _DONE
+
+    def fail(self, error: Exception) -> bytes:
+        """The error and the last line."""
+        return error_frame(error) + _DONE
+
+    def _chunk(self, choices: list[Any], **more: Any) -> bytes:
+        return data_frame({**self._head, "choices": choices, **more})
+
+    def _piece_chunk(self, answer: Answer, choice: Any, **more: Any) -> bytes:
+        """The chunk of a piece, which adds to one choice."""
+        if self._counts_always:
+            more = {"usage": self._usage(answer), **more}
+        return self._chunk([choice], **more)
+
+    def _usage(self, answer: Answer) -> answers.Usage:
+        prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
+        details = answers.PromptTokensDetails(answer.num_cached_tokens)
+        usage = answers.Usage(prompt, generated, prompt + generated, details)
+        if (reasoning := answer.num_reasoning_tokens) is not None:
+            usage.completion_tokens_details = answers.CompletionTokensDetails(reasoning)
+        return usage
+
+    def _end_fields(self, piece: Piece) -> dict[str, Any]:
+        """What choices of every kind say of a piece, behind their text.
+
+        An answer that was cut by its deadline, or because the server had to leave, is shorter than it could have been:
+        `length`, with the cause in `stop_reason`.
+        """
+        reason, stop = piece.finish_reason, piece.stop
+        fields: dict[str, Any] = {
+            "finish_reason": reason and ("stop" if reason is FinishReason.STOP else "length")
+        }
+        if stop is None and reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
+            stop = reason.value
+        if stop is not None:
+            fields["stop_reason"] = stop
+        if self._return_token_ids:
+            fields["token_ids"] = list(piece.token_ids)
+        if self._return_timings and piece.times is not None:
+            fields["timings"] = _timings(piece.times)
+        return fields
+
+    def _prompt_fields(self, generation: Generation) -> dict[str, Any]:
+        """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
+        fields: dict[str, Any] = {}
+        count, scores = self._num_scored, generation.prompt_logprobs
+        if count is not None and scores is not None:
+            fields["prompt_logprobs"] = [_position(each, count, self._token_text) for each in scores]
+        if self._return_token_ids:
+            fields["prompt_token_ids"] = list(generation.prompt_token_ids)
+        return fields
+
+
+def _timings(times: SequenceTimes) -> answers.Timings:
+    """Where the time of an answer went."""
+    return answers.Timings(
+        queue=_between(times.arrived, times.first_scheduled),
+        prefill=_between(times.first_scheduled, times.first_token),
+        decode=_between(times.first_token, times.finished),
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(end - start, 0.0), 6)
+
+
+def _position(score: TokenLogprobs | None, count: int, text: TokenText) -> answers.PromptPosition:
+    """The actual token and the `count` likeliest, by id."""
+    if score is None:
+        return None
+    likely: Sequence[tuple[int, float]] = score.top[:count]
+    found = {
+        str(score.token_id): answers.ScoredToken(finite(score.logprob), score.rank, text(score.token_id))
+    }
+    for place, (token, logprob) in enumerate(likely, start=1):
+        found.setdefault(str(token), answers.ScoredToken(finite(logprob), place, text(token)))
+    return found
 
 
 class ChatWriter(ChunkWriter):

@@ -14,10 +14,15 @@ from litestar.di import NamedDependency
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.app.tokenizing import TokenOffsets
+from nanoserve.entrypoints.app.text_service import TextService, TokenOffsets
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import body_format, given_sampling, make_order, read_sampling
+from nanoserve.entrypoints.server.http.fields import (
+    body_format,
+    check_openai,
+    given_sampling,
+    make_order,
+    read_sampling,
+)
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai.answers import (
@@ -27,8 +32,8 @@ from nanoserve.entrypoints.server.protocols.openai.answers import (
     PromptTokensDetails,
     Usage,
 )
+from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
 from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
-from nanoserve.entrypoints.server.protocols.openai.writer import ChunkWriter, check_body
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import FinishReason
@@ -71,7 +76,7 @@ def completion_sampling(body: CompletionBody, service: TextService) -> tuple[Sam
 
     True with them where nothing was to be generated (`max_tokens: 0`): an engine has to generate at least one token.
     """
-    given = check_body(body)
+    given = check_openai(body)
     if body.top_logprobs is not None:
         raise BadValueError("top_logprobs", "belongs to chat; a completion's `logprobs` is a number")
     _check_alternatives("logprobs", body.logprobs)

@@ -12,7 +12,7 @@ from litestar.params import FromPath
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.disconnects import unless_left
+from nanoserve.entrypoints.server.http.sse import unless_left
 from nanoserve.entrypoints.server.protocols.openai.answers import (
     Model,
     ModelList,

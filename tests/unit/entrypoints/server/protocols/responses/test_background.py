@@ -11,9 +11,8 @@ import openai
 import pytest
 
 from nanoserve.adapters.system.process import SystemClock
-from nanoserve.entrypoints.app.admission import Reservation, Reservations
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
-from nanoserve.entrypoints.app.generation import Generation, Piece
+from nanoserve.entrypoints.app.generation import Generation, Piece, Reservation, Reservations
 from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
