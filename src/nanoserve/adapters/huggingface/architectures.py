@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
+from nanoserve.adapters.huggingface import deepseek, gemma, gpt_oss, granite
 from nanoserve.adapters.huggingface.attention import read_attention, read_layer_types
-from nanoserve.adapters.huggingface.deepseek import (
-    DEEPSEEK_V2,
-    DEEPSEEK_V3,
-    GLM4_MOE,
-    deepseek_v2_layers,
-    deepseek_v3_layers,
-    further_layers,
-    glm4_moe_layers,
-)
-from nanoserve.adapters.huggingface.gemma import (
-    GEMMA2,
-    GEMMA3,
-    gemma2_features,
-    gemma2_layers,
-    gemma3_features,
-    gemma3_layers,
-)
-from nanoserve.adapters.huggingface.gpt_oss import GPT_OSS, gpt_oss_features, gpt_oss_layers
-from nanoserve.adapters.huggingface.granite import (
-    GRANITE,
-    GRANITE_MOE,
-    granite_features,
-    granite_layers,
-    granite_moe_layers,
-)
-from nanoserve.adapters.huggingface.llama_like import OLMO2, PHI3, olmo2_features, olmo2_layers, phi3_layers
+from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
@@ -48,6 +25,8 @@ from nanoserve.ports.layer_spec import (
 from nanoserve.ports.model_spec import NormSpec
 
 Config = Mapping[str, Any]
+DEFAULTS: Final = read_json_object(pathlib.Path(__file__).with_name("defaults.json"))
+"""The defaults of transformers' config classes, by `model_type`."""
 
 
 @attrs.frozen
@@ -57,7 +36,6 @@ class Architecture:
     Attributes:
         name: how `architectures` in config.json calls it.
         key: transformers' `model_type`, and the key of the page that runs it.
-        defaults: what counts for the keys that config.json leaves out; each value's type is the key's type.
         layers: what the layers are made of, from the completed config.
         features: from the same, the fields of `ModelSpec` that are not read alike for every family.
         text_key: where config.json has the config of the text within that of a larger model.
@@ -66,11 +44,16 @@ class Architecture:
 
     name: str
     key: str
-    defaults: Config
     layers: Callable[[Config], tuple[LayerSpec, ...]]
     features: Callable[[Config], dict[str, Any]] = lambda _: {}
     text_key: str | None = None
     published: Config = attrs.field(factory=dict)
+
+    @property
+    def defaults(self) -> Config:
+        """What counts for the keys that config.json leaves out; each value's type is the key's type."""
+        found: Config = DEFAULTS[self.key]
+        return found
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
@@ -230,167 +213,62 @@ def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
-# The defaults are those of transformers' config classes.
-_COMMON = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "head_dim": None,
-}
-_LLAMA = {
-    **_COMMON,
-    "vocab_size": 32000,
-    "intermediate_size": 11008,
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-    "eos_token_id": 2,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-_MISTRAL = {
-    **_COMMON,
-    "vocab_size": 32000,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "eos_token_id": 2,
-    "sliding_window": 4096,
-}
-_QWEN2 = {
-    **_COMMON,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "eos_token_id": None,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-_QWEN3 = {**_QWEN2, "head_dim": 128, "attention_bias": False}
-_QWEN3_MOE = {
-    **_COMMON,
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "eos_token_id": None,
-    "attention_bias": False,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "decoder_sparse_step": 1,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": False,
-}
-_MIXTRAL = {
-    **_MISTRAL,
-    "rope_theta": 1_000_000.0,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": None,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-_MINIMAX_M2 = {
-    **_COMMON,
-    "vocab_size": 200064,
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 196608,
-    "rope_theta": 5_000_000.0,
-    "eos_token_id": 200020,
-    "num_local_experts": 256,
-    "num_experts_per_tok": 8,
-}
-_OLMOE = {
-    **_COMMON,
-    "vocab_size": 50304,
-    "hidden_size": 2048,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": None,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 50279,
-    "attention_bias": False,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": False,
-}
-_QWEN3_NEXT = {
-    **_COMMON,
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 16,
-    "head_dim": 256,
-    "vocab_size": 151936,
-    "intermediate_size": 5632,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "eos_token_id": None,
-    "attention_bias": False,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "decoder_sparse_step": 1,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "norm_topk_prob": True,
-}
+def _olmo2(config: Config) -> tuple[LayerSpec, ...]:
+    bias = config["attention_bias"]
+    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector")
+    return _alike(config, LayerSpec(mixer, _dense(config)))
+
+
+def _phi3(config: Config) -> tuple[LayerSpec, ...]:
+    """Every layer sees a window, if one does, and a part of each head may turn; LongRoPE has had other names."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in {"su", "yarn"}:
+        config = {**config, "rope_scaling": {**rope, "rope_type": "longrope"}}
+    mixer = read_attention(config, partial_rope=True, window=config["sliding_window"])
+    return _alike(config, LayerSpec(mixer, _dense(config)))
+
+
+def _exact_norms(config: Config) -> dict[str, Any]:
+    """Norms round after they have multiplied."""
+    return {"norm": NormSpec(eps=config["rms_norm_eps"], form="exact")}
+
 
 ARCHITECTURES = (
     Architecture(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
-        DEEPSEEK_V2,
-        deepseek_v2_layers,
+        deepseek.deepseek_v2_layers,
         published={"num_experts_per_tok": 6},
     ),
-    Architecture("DeepseekV3ForCausalLM", "deepseek_v3", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
+    Architecture(
+        "DeepseekV3ForCausalLM", "deepseek_v3", deepseek.deepseek_v3_layers, deepseek.further_layers
+    ),
     # Kimi-K2 is a DeepSeek-V3 by another name.
-    Architecture("DeepseekV3ForCausalLM", "kimi_k2", DEEPSEEK_V3, deepseek_v3_layers, further_layers),
+    Architecture("DeepseekV3ForCausalLM", "kimi_k2", deepseek.deepseek_v3_layers, deepseek.further_layers),
     Architecture(
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        GLM4_MOE,
-        glm4_moe_layers,
-        further_layers,
+        deepseek.glm4_moe_layers,
+        deepseek.further_layers,
         published={"head_dim": 128},
     ),
-    Architecture("GraniteForCausalLM", "granite", GRANITE, granite_layers, granite_features),
-    Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_MOE, granite_moe_layers, granite_features),
-    Architecture("LlamaForCausalLM", "llama", _LLAMA, _llama),
-    Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _MINIMAX_M2, _minimax_m2),
-    Architecture("MistralForCausalLM", "mistral", _MISTRAL, _mistral),
-    Architecture("MixtralForCausalLM", "mixtral", _MIXTRAL, _mixtral),
-    Architecture("OlmoeForCausalLM", "olmoe", _OLMOE, _olmoe),
-    Architecture("Qwen2ForCausalLM", "qwen2", _QWEN2, _qwen2),
-    Architecture("Qwen3ForCausalLM", "qwen3", _QWEN3, _qwen3),
-    Architecture("Olmo2ForCausalLM", "olmo2", OLMO2, olmo2_layers, olmo2_features),
-    Architecture("Phi3ForCausalLM", "phi3", PHI3, phi3_layers),
-    Architecture("GptOssForCausalLM", "gpt_oss", GPT_OSS, gpt_oss_layers, gpt_oss_features),
-    Architecture("Gemma2ForCausalLM", "gemma2", GEMMA2, gemma2_layers, gemma2_features),
-    Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA3, gemma3_layers, gemma3_features),
+    Architecture("GraniteForCausalLM", "granite", granite.granite_layers, granite.granite_features),
+    Architecture("GraniteMoeForCausalLM", "granitemoe", granite.granite_moe_layers, granite.granite_features),
+    Architecture("LlamaForCausalLM", "llama", _llama),
+    Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _minimax_m2),
+    Architecture("MistralForCausalLM", "mistral", _mistral),
+    Architecture("MixtralForCausalLM", "mixtral", _mixtral),
+    Architecture("OlmoeForCausalLM", "olmoe", _olmoe),
+    Architecture("Qwen2ForCausalLM", "qwen2", _qwen2),
+    Architecture("Qwen3ForCausalLM", "qwen3", _qwen3),
+    Architecture("Olmo2ForCausalLM", "olmo2", _olmo2, _exact_norms),
+    Architecture("Phi3ForCausalLM", "phi3", _phi3),
+    Architecture("GptOssForCausalLM", "gpt_oss", gpt_oss.gpt_oss_layers, _exact_norms),
+    Architecture("Gemma2ForCausalLM", "gemma2", gemma.gemma2_layers, gemma.gemma2_features),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3_layers, gemma.gemma3_features),
     Architecture(
-        "Gemma3ForConditionalGeneration", "gemma3", GEMMA3, gemma3_layers, gemma3_features, "text_config"
+        "Gemma3ForConditionalGeneration", "gemma3", gemma.gemma3_layers, gemma.gemma3_features, "text_config"
     ),
-    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _QWEN3_MOE, _qwen3_moe),
-    Architecture("Qwen3NextForCausalLM", "qwen3_next", _QWEN3_NEXT, _qwen3_next, _zero_centered),
+    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
+    Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _zero_centered),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -21,89 +21,6 @@ from nanoserve.ports.layer_spec import (
 )
 
 Config = Mapping[str, Any]
-
-_DEEPSEEK: Final = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "num_key_value_heads": None,
-    "eos_token_id": 2,
-    "attention_bias": False,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "rope_interleave": True,
-}
-DEEPSEEK_V2: Final = {
-    **_DEEPSEEK,
-    "vocab_size": 102400,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "first_k_dense_replace": 0,
-    "moe_intermediate_size": 1407,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": None,
-    "mlp_bias": False,
-    "topk_method": "greedy",
-    "n_group": None,
-    "topk_group": None,
-    "routed_scaling_factor": 1.0,
-}
-DEEPSEEK_V3: Final = {
-    **_DEEPSEEK,
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "max_position_embeddings": 4096,
-    "eos_token_id": 1,
-    "first_k_dense_replace": 3,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "num_mtp_layers": 1,
-}
-
-GLM4_MOE: Final = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "eos_token_id": None,
-    "partial_rotary_factor": 0.5,
-    "attention_bias": False,
-    "use_qk_norm": False,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "num_mtp_layers": 1,
-}
 
 
 def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from nanoserve.adapters.huggingface.attention import read_layer_types
 from nanoserve.adapters.huggingface.rope import read_rope
@@ -13,24 +13,6 @@ from nanoserve.ports.model_spec import NormSpec
 
 Config = Mapping[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
-
-_GEMMA: Final = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
-    "eos_token_id": 1,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-GEMMA2: Final = {**_GEMMA, "vocab_size": 256_000, "max_position_embeddings": 8192}
-GEMMA3: Final = {**_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072}
 
 
 def gemma2_layers(config: Config) -> tuple[LayerSpec, ...]:

@@ -13,25 +13,6 @@ from nanoserve.ports.model_spec import NormSpec
 Config = Mapping[str, Any]
 SCALES: Final = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 
-GRANITE: Final = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "eos_token_id": 2,
-    "attention_bias": False,
-    "mlp_bias": False,
-    **dict.fromkeys(SCALES, 1.0),
-}
-GRANITE_MOE: Final = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
-
 
 def granite_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Llama's, with scores scaled by a number of the config."""
