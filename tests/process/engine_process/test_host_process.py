@@ -16,13 +16,12 @@ import psutil
 import pytest
 
 from nanoserve.adapters.engine_process.host import process
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.engine_link import Abort, Began, Command, Failed, Prepare, Prepared, Ready, Report, Start
 from tests.patience import PATIENCE
 from tests.unit.adapters.engine_process.host import scripted_host
 
 HOST = [sys.executable, "-m", scripted_host.__name__]
-WIRE = MsgpackWire()
 PARENT = """
 import asyncio, psutil, sys
 sys.path.insert(0, {root!r})
@@ -51,7 +50,7 @@ class Host:
         with theirs:
             command = [*HOST, str(theirs.fileno())]
             self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stderr=subprocess.PIPE)
-        self._frames = WIRE.frames()
+        self._frames = codec.FrameCutter()
         self._bodies: list[bytes] = []
 
     def report(self) -> Report:
@@ -59,7 +58,7 @@ class Host:
             data = self.socket.recv(65536)
             assert data, "the host has hung up"
             self._bodies = self._frames.feed(data)
-        return WIRE.decode_report(self._bodies.pop(0))
+        return codec.decode_report(self._bodies.pop(0))
 
     def end(self) -> tuple[int, str]:
         try:
@@ -85,9 +84,9 @@ def has_ended(pid: int) -> bool:
 def test_it_starts_and_a_closed_connection_ends_it_quietly(prepared: bool) -> None:
     host = Host()
     if prepared:
-        host.socket.sendall(WIRE.encode_command(Prepare()))
+        host.socket.sendall(codec.encode_command(Prepare()))
         assert host.report() == Prepared()
-    host.socket.sendall(WIRE.encode_command(Start({"model": None})))
+    host.socket.sendall(codec.encode_command(Start({"model": None})))
     assert host.report() == Began()
     assert isinstance(host.report(), Ready)
     host.socket.close()
@@ -106,7 +105,7 @@ def test_a_start_that_fails_is_reported_and_is_not_success(
     command: Command, error: str, message: str
 ) -> None:
     host = Host()
-    host.socket.sendall(WIRE.encode_command(command))
+    host.socket.sendall(codec.encode_command(command))
     if isinstance(command, Start):
         assert host.report() == Began()
     failed = host.report()
@@ -139,14 +138,14 @@ def test_a_host_is_prepared_only_when_asked_and_waits_without_looking_up() -> No
 def test_a_waiting_host_ends_with_its_connection(prepared: bool) -> None:
     host = Host()
     if prepared:
-        host.socket.sendall(WIRE.encode_command(Prepare()))
+        host.socket.sendall(codec.encode_command(Prepare()))
     host.socket.close()
     assert host.end() == (0, "")
 
 
 def test_noise_on_the_line_ends_it_with_a_reason() -> None:
     host = Host()
-    host.socket.sendall(WIRE.encode_command(Start({})))
+    host.socket.sendall(codec.encode_command(Start({})))
     assert host.report() == Began()
     assert isinstance(host.report(), Ready)
     host.socket.sendall(b"\xff" * 100)

@@ -14,7 +14,7 @@ from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES
 from nanoserve.adapters.engine_process.client.membership import Membership
 from nanoserve.adapters.engine_process.client.sharing import Member, Sharing
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.adapters.system.shared_table import SharedTable
 from nanoserve.entrypoints.compose.engine_client import joined_engine
 from nanoserve.ports.counts import Counts
@@ -37,7 +37,6 @@ from tests.unit.adapters.engine_process.client.engines import (
 )
 from tests.unit.adapters.engine_process.host.scripted_host import SLOW
 
-WIRE = MsgpackWire()
 LONG = (SLOW, 1)
 Joined = KeptEngine[Membership]
 Shared = tuple[RemoteEngine, Sharing, list[Joined], list[Member]]
@@ -166,18 +165,18 @@ class RawMember:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._frames = WIRE.frames()
+        self._frames = codec.FrameCutter()
         self._unread: list[Report] = []
 
     async def say(self, *commands: Command) -> None:
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self._connection, b"".join(map(WIRE.encode_command, commands)))
+        await loop.sock_sendall(self._connection, b"".join(map(codec.encode_command, commands)))
 
     async def hear(self) -> Report:
         """The next report."""
         while not self._unread:
             data = await asyncio.get_running_loop().sock_recv(self._connection, 1 << 16)
-            self._unread += [WIRE.decode_report(body) for body in self._frames.feed(data)]
+            self._unread += [codec.decode_report(body) for body in self._frames.feed(data)]
         return self._unread.pop(0)
 
 

@@ -10,7 +10,6 @@ from nanoserve.adapters.engine_process.client.requests import PendingReply
 from nanoserve.adapters.engine_process.client.supervisor import Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.link import SocketLink
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
@@ -22,7 +21,6 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.engine import Engine
 from nanoserve.ports.driven import ChatTemplate, Clock, ModelRunner, ReferenceModel, Tokenizer, TraceFormat
 from nanoserve.ports.driving import EngineClient, EngineHandle, Link, Reply
-from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.step import StepPlan
 from nanoserve_cluster.adapters.cost_runner import CostRunner
@@ -64,8 +62,8 @@ def keepers(process: Supervisor, thread: EngineThread, member: Membership) -> tu
     return process, thread, member
 
 
-def process(reply: PendingReply, link: SocketLink, wire: MsgpackWire) -> tuple[Reply, Link, EngineWire]:
-    return reply, link, wire
+def process(reply: PendingReply, link: SocketLink) -> tuple[Reply, Link]:
+    return reply, link
 
 
 def simulated(runner: CostRunner) -> tuple[ModelRunner[Any], SimulatedRunner]:

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from nanoserve.adapters.embedded import model_folder
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
@@ -31,7 +30,6 @@ from nanoserve.entrypoints.compose.process import prepare_process
 from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Clock, TraceFormat
-from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.model_spec import ModelSpec
@@ -48,7 +46,6 @@ __all__ = [
     "begin_check",
     "check_constraint",
     "clock",
-    "engine_wire",
     "environment",
     "find_model",
     "local_defaults",
@@ -191,11 +188,6 @@ def find_model(settings: EngineSettings) -> str:
 def clock() -> Clock:
     """The clock that every part of a process reads."""
     return SystemClock()
-
-
-def engine_wire() -> EngineWire:
-    """The form in which an engine in another process is talked to."""
-    return MsgpackWire()
 
 
 def trace_format() -> TraceFormat:

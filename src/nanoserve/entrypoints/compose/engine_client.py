@@ -16,7 +16,7 @@ from nanoserve.adapters.engine_process.client.supervisor import REACTION_TIMEOUT
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.adapters.engine_process.launching import own_program, start_program
-from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire
+from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
 from nanoserve.ports.counts import Counts
@@ -53,7 +53,6 @@ def remote_engine(
     """An engine in a process of its own; the options are those of `Supervisor`."""
     keeper = Supervisor(
         Start(attrs.asdict(settings), attrs.asdict(log or LogSettings())),
-        wire=engine_wire(),
         stall_timeout=stall_timeout,
         start_timeout=start_timeout,
         spare=spare,
@@ -65,7 +64,7 @@ def remote_engine(
 
 def joined_engine(connection: socket.socket, counts: Counts | None = None) -> JoinedEngine:
     """The engine that the process at the other end keeps alive and shares."""
-    return KeptEngine(Membership(connection, engine_wire()), counts)
+    return KeptEngine(Membership(connection), counts)
 
 
 become_member = become_host

@@ -12,7 +12,7 @@ from nanoserve.adapters.engine_process.host.loop import EngineLoop
 from nanoserve.adapters.engine_process.host.process import run_host, warm_up
 from nanoserve.adapters.engine_process.host.watching import Watching
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.bootstrap import assemble, engine_wire, preload, trace_format
+from nanoserve.entrypoints.compose.bootstrap import assemble, preload, trace_format
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, argument_settings
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
@@ -33,7 +33,7 @@ def main(build: Build = assemble, prepare: Callable[[], None] = preload) -> int:
         configure_log(LogSettings(**log))
         host(link, argument_settings(start.settings), build)
 
-    return run_host(engine_wire(), prepare, serve)
+    return run_host(prepare, serve)
 
 
 def host(link: Link, settings: EngineSettings, build: Build) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.engine_process.wire.codec import decode_command, encode_command
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.engine_link import Add
 from nanoserve.ports.errors import BadValueError
@@ -73,7 +73,6 @@ def test_what_cannot_be_kept_is_refused(llm: LLM, asked: object, named: str) -> 
 def test_the_wire_carries_a_constraint() -> None:
     constraint = Constraint("regex", "é+", whitespace="", after=(3, 4))
     request = Request(request_id="r", prompt_token_ids=(1,), sampling=PARAMS, constraint=constraint)
-    wire = MsgpackWire()
-    found = wire.decode_command(wire.encode_command(Add(request))[4:])
+    found = decode_command(encode_command(Add(request))[4:])
     assert isinstance(found, Add)
     assert found.request.constraint == constraint

@@ -10,14 +10,13 @@ from typing import cast
 
 import structlog
 
-from nanoserve.ports.engine_wire import Frames, WireError
+from nanoserve.adapters.engine_process.wire.codec import FrameCutter, WireError
 
 
 class Line(asyncio.Protocol):
     """Sends until the connection is lost, and cuts off a peer that cannot be understood or does not read.
 
     Args:
-        frames: cuts what comes into bodies.
         take: called with each body; raises `WireError` for one that no correct peer sends.
         peer: the name of the other end in the log.
         most_unread: bytes that may wait for the peer to read them.
@@ -29,7 +28,6 @@ class Line(asyncio.Protocol):
 
     def __init__(
         self,
-        frames: Frames,
         take: Callable[[bytes], None],
         *,
         peer: str,
@@ -37,7 +35,7 @@ class Line(asyncio.Protocol):
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.gone = asyncio.Event()
-        self._frames = frames
+        self._frames = FrameCutter()
         self._take = take
         self._peer = peer
         self._most_unread = most_unread

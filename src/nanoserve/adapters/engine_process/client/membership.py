@@ -8,9 +8,9 @@ from typing import Any
 
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.line import Line
+from nanoserve.adapters.engine_process.wire.codec import decode_report, encode_command
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Command, Follow, Moved, Opened
-from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import EngineDiedError
 
 
@@ -24,12 +24,11 @@ class Membership:
 
     _engine: KeptEngine[Any]
 
-    def __init__(self, connection: socket.socket, wire: EngineWire) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.restarts = 0
         self.gone = asyncio.Event()
         self._connection = connection
-        self._wire = wire
-        self._line = Line(wire.frames(), self._take, peer="the process of the engine", on_lost=self._leave)
+        self._line = Line(self._take, peer="the process of the engine", on_lost=self._leave)
 
     async def start(self, engine: KeptEngine[Any], /) -> None:
         """Join; the first news tell whether the engine is ready."""
@@ -46,10 +45,10 @@ class Membership:
         self._send(Opened())
 
     def _send(self, command: Command) -> None:
-        self._line.send(self._wire.encode_command(command))
+        self._line.send(encode_command(command))
 
     def _take(self, body: bytes) -> None:
-        report = self._wire.decode_report(body)
+        report = decode_report(body)
         self._engine.take(report)
         if isinstance(report, Moved) and self._engine.status is not EngineStatus.STOPPED:
             self._engine.facts, self.restarts = report.facts, report.restarts

@@ -19,8 +19,8 @@ from nanoserve.adapters.engine_process import DUMP_SIGNAL
 from nanoserve.adapters.engine_process.client.line import Line
 from nanoserve.adapters.engine_process.client.requests import reported_error
 from nanoserve.adapters.engine_process.launching import start_program
+from nanoserve.adapters.engine_process.wire.codec import address, decode_report, encode_command, framed
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepared, Ready, Report, Start, Turned
-from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import NanoserveError
 
 _POLL: Final = 0.01
@@ -44,17 +44,16 @@ class EngineProcess:
         is_prepared: whether it has said that it waits for `Start` with everything imported.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], wire: EngineWire) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.on_report: Callable[[Report], None] = self._note
         self.on_foreign: Callable[[str, bytes], None] | None = None
         self.is_prepared = False
         self._process = process
-        self._wire = wire
-        self._line = Line(wire.frames(), self._take, peer="engine")
+        self._line = Line(self._take, peer="engine")
         self.gone = self._line.gone
 
     @classmethod
-    async def launch(cls, command: Sequence[str], wire: EngineWire) -> EngineProcess:
+    async def launch(cls, command: Sequence[str]) -> EngineProcess:
         """Start the command with the file descriptor of its connection as the last argument. Raises `OSError`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.ExitStack() as unless_started, theirs:
@@ -62,7 +61,7 @@ class EngineProcess:
             for end in (ours, theirs):
                 os.fchmod(end.fileno(), _OWNER_ONLY)
             process = start_program(command, [theirs.fileno()], start_new_session=True)
-            started = cls(process, wire)
+            started = cls(process)
             try:
                 await started._line.open(ours)
             except BaseException:
@@ -82,10 +81,10 @@ class EngineProcess:
         return self.gone.is_set() or self._has_exited
 
     def _take(self, body: bytes) -> None:
-        if self.on_foreign is not None and (owner := self._wire.address(body)[1]):
-            self.on_foreign(owner, self._wire.framed(body))
+        if self.on_foreign is not None and (owner := address(body)[1]):
+            self.on_foreign(owner, framed(body))
         else:
-            self.on_report(self._wire.decode_report(body))
+            self.on_report(decode_report(body))
 
     def _note(self, report: Report) -> None:
         """Of one that is no engine yet."""
@@ -93,7 +92,7 @@ class EngineProcess:
 
     def send(self, command: Command) -> None:
         """Send a command; raises `BadValueError` where it cannot be sent. Ignored once the process is gone."""
-        self.pass_on(self._wire.encode_command(command))
+        self.pass_on(encode_command(command))
 
     def pass_on(self, frame: bytes) -> None:
         """Send a command that is a frame already. Ignored once the process is gone."""

@@ -10,9 +10,15 @@ from typing import Final, cast
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.line import Line
 from nanoserve.adapters.engine_process.client.supervisor import Supervisor
+from nanoserve.adapters.engine_process.wire.codec import (
+    WireError,
+    address,
+    decode_command,
+    encode_report,
+    framed,
+)
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_link import Abort, AbortAll, Add, Follow, Moved, Opened
-from nanoserve.ports.engine_wire import EngineWire, WireError
 
 MOST_UNREAD: Final = 64 << 20
 """Bytes that may wait for a member; one that reads so little is cut off."""
@@ -28,23 +34,22 @@ class Member:
         engine: the number of the engine that its commands are for.
     """
 
-    def __init__(self, owner: str, wire: EngineWire, obey: Callable[[Member, str, bytes], None]) -> None:
+    def __init__(self, owner: str, obey: Callable[[Member, str, bytes], None]) -> None:
         self.owner = owner
-        self.line = Line(wire.frames(), self._take, peer=owner, most_unread=MOST_UNREAD)
+        self.line = Line(self._take, peer=owner, most_unread=MOST_UNREAD)
         self.opened = asyncio.Event()
         self.gone = self.line.gone
         self.engine = -1
-        self._wire = wire
         self._obey = obey
 
     def _take(self, body: bytes) -> None:
-        kind, _ = self._wire.address(body)
+        kind, _ = address(body)
         if kind == Follow.__name__:
-            self.engine = cast("Follow", self._wire.decode_command(body)).engine
+            self.engine = cast("Follow", decode_command(body)).engine
         elif kind == Opened.__name__:
             self.opened.set()
         else:
-            self._obey(self, kind, self._wire.framed(body))
+            self._obey(self, kind, framed(body))
 
 
 class Sharing:
@@ -61,14 +66,13 @@ class Sharing:
         assert isinstance(engine, KeptEngine)
         assert isinstance(engine.keeper, Supervisor)
         self.engine: KeptEngine[Supervisor] = engine
-        self._wire = engine.keeper.wire
         self._members: dict[str, Member] = {}
         engine.on_move = self._tell_all
         engine.keeper.on_foreign = self._pass_on
 
     async def admit(self, owner: str, connection: socket.socket) -> Member:
         """Let another process use the engine; its requests begin with the owner's name and a dot."""
-        member = Member(owner, self._wire, self._obey)
+        member = Member(owner, self._obey)
         await member.line.open(connection)
         self._members[owner] = member
         member.line.send(self._news())
@@ -97,4 +101,4 @@ class Sharing:
 
     def _news(self) -> bytes:
         engine = self.engine
-        return self._wire.encode_report(Moved(engine.status.value, engine.restarts, engine.facts))
+        return encode_report(Moved(engine.status.value, engine.restarts, engine.facts))

@@ -16,7 +16,6 @@ from nanoserve.adapters.engine_process.client.process import EngineLife, EngineP
 from nanoserve.adapters.engine_process.client.spare import Spare
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Start, Stop
-from nanoserve.ports.engine_wire import EngineWire
 from nanoserve.ports.errors import EngineDiedError
 
 STALL_TIMEOUT: Final = 60.0
@@ -56,7 +55,6 @@ class Supervisor:
 
     Args:
         building: what the process builds its engine from, and how it logs on the standard error it shares with us.
-        wire: how it is talked to.
         command: the program to start; it is given one argument, the file descriptor of its connection.
         stall_timeout: seconds without progress after which it counts as stuck and is replaced.
         start_timeout: seconds that a restart may take; None allows five times what the first start took and a minute.
@@ -74,7 +72,6 @@ class Supervisor:
         self,
         building: Start,
         *,
-        wire: EngineWire,
         command: Sequence[str],
         stall_timeout: float = STALL_TIMEOUT,
         start_timeout: float | None = None,
@@ -82,13 +79,12 @@ class Supervisor:
         reaction_timeout: float = REACTION_TIMEOUT,
     ) -> None:
         self.on_foreign: Callable[[str, bytes], None] | None = None
-        self.wire = wire
         self._building = building
         self._stall_timeout = stall_timeout
         self._start_timeout = start_timeout
         self._reaction_timeout = reaction_timeout
         self._start_limit: float | None = None
-        self._launch = functools.partial(EngineProcess.launch, command, wire)
+        self._launch = functools.partial(EngineProcess.launch, command)
         self.spare = Spare(self._launch, wanted=spare)
         self._restarts = Restarts()
         self._away_since = time.monotonic()

@@ -7,9 +7,14 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
+from nanoserve.adapters.engine_process.wire.codec import (
+    FrameCutter,
+    UnreadableRequestError,
+    decode_command,
+    encode_report,
+)
 from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Command, Refused, Report
-from nanoserve.ports.engine_wire import EngineWire, UnreadableRequestError
 
 MOST_UNSENT: Final = 64 << 20
 """Bytes of reports that may wait for a reader; beyond them nothing more is computed until it reads."""
@@ -20,11 +25,10 @@ READ_AT_ONCE: Final = 256 << 10
 class SocketLink:
     """A `Link` over a stream socket. What the socket does not take at once is kept and sent bit by bit."""
 
-    def __init__(self, connection: socket.socket, wire: EngineWire) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._wire = wire
-        self._frames = wire.frames()
+        self._frames = FrameCutter()
         self._unsent = bytearray()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -48,7 +52,7 @@ class SocketLink:
 
     def send(self, report: Report) -> None:
         """Hand a report over without waiting for its reader."""
-        frame = self._wire.encode_report(report)
+        frame = encode_report(report)
         if self._unsent:
             self._unsent += frame
             return
@@ -97,7 +101,7 @@ class SocketLink:
         commands = []
         for body in self._frames.feed(data):
             try:
-                commands.append(self._wire.decode_command(body))
+                commands.append(decode_command(body))
             except UnreadableRequestError as error:
                 self.send(Refused(error.request_id, "BadValueError", f"request: {error}"))
         return commands

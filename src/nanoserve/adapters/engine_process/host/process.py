@@ -15,9 +15,9 @@ from typing import Final
 
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
 from nanoserve.adapters.engine_process.host.link import SocketLink
+from nanoserve.adapters.engine_process.wire.codec import WireError
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
 from nanoserve.ports.engine_link import Began, Failed, Prepare, Prepared, Start
-from nanoserve.ports.engine_wire import EngineWire, WireError
 from nanoserve.ports.errors import NanoserveError, StepFailedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason, Request
@@ -27,7 +27,7 @@ PATIENCE: Final = 5.0
 """Seconds for the parent to read why the host ended."""
 
 
-def run_host(wire: EngineWire, prepare: Callable[[], None], serve: Callable[[Link, Start], None]) -> int:
+def run_host(prepare: Callable[[], None], serve: Callable[[Link, Start], None]) -> int:
     """Serve on the connection whose file descriptor is the only argument of this program; returns the exit code.
 
     A process that is to wait as a spare gets a `Prepare` first, and calls `prepare` then.
@@ -35,7 +35,7 @@ def run_host(wire: EngineWire, prepare: Callable[[], None], serve: Callable[[Lin
     become_host()
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    link = SocketLink(connection, wire)
+    link = SocketLink(connection)
     try:
         return _serve(link, prepare, serve)
     except LinkClosedError:

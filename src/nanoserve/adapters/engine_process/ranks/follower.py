@@ -7,15 +7,12 @@ import socket
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
-from nanoserve.adapters.engine_process.wire.codec import FrameCutter
+from nanoserve.adapters.engine_process.wire.codec import WireError, bodies_from
 from nanoserve.adapters.engine_process.wire.plans import Build, Draw, Drawn, Join, Loaded, RankWire, Unable
-from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan
-
-_READ: Final = 1 << 20
 
 MakeRunner = Callable[[Build], Any]
 """A runner that can draw late, once all ranks have met."""
@@ -28,7 +25,7 @@ def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[Join
     wire = RankWire()
     try:
         _follow(connection, wire, load, is_watchful)
-    except (ConnectionError, _HungUpError):
+    except ConnectionError:  # the first rank has closed the connection, or ended
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the first rank must know
         with contextlib.suppress(OSError):
@@ -42,11 +39,11 @@ def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[Join
 def _follow(
     connection: socket.socket, wire: RankWire, load: Load, is_watchful: Callable[[Join], bool]
 ) -> None:
-    messages = _messages(connection, wire)
-    join = _expect(Join, next(messages))
+    messages: Iterator[Any] = map(wire.decode, bodies_from(connection))
+    join = _expect(Join, next(messages, None))
     available, make_runner = load(join)
     connection.sendall(wire.encode(Loaded(available)))
-    runner = make_runner(_expect(Build, next(messages)))
+    runner = make_runner(_expect(Build, next(messages, None)))
     tells = is_watchful(join)
     undrawn: deque[tuple[int, Any]] = deque()
 
@@ -76,19 +73,9 @@ def _lent(runner: Any, masks: Mapping[int, bytearray]) -> Masks:
     return Masks(block, {row: number for number, row in enumerate(masks)})
 
 
-class _HungUpError(Exception):
-    """The first rank has closed the connection, or ended."""
-
-
-def _messages(connection: socket.socket, wire: RankWire) -> Iterator[Any]:
-    frames = FrameCutter()
-    while data := connection.recv(_READ):
-        for body in frames.feed(data):
-            yield wire.decode(body)
-    raise _HungUpError
-
-
 def _expect(kind: type, message: Any) -> Any:
+    if message is None:
+        raise ConnectionResetError
     if not isinstance(message, kind):
         raise WireError(f"{kind.__name__} was to come, not {type(message).__name__}")
     return message

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from nanoserve.adapters.engine_process.launching import start_program
-from nanoserve.adapters.engine_process.wire.codec import FrameCutter
+from nanoserve.adapters.engine_process.wire.codec import bodies_from
 from nanoserve.adapters.engine_process.wire.plans import (
     Build,
     Draw,
@@ -36,7 +36,6 @@ from nanoserve.ports.step import StepPlan, StepResult
 
 LAST_WORDS: Final = 2.0
 """Seconds for a rank to say why it ends, or to end by itself."""
-_READ: Final = 65536
 _LOOK: Final = 500
 """Milliseconds between looks at whether the ranks are still wanted."""
 
@@ -54,8 +53,7 @@ class Rank:
         self.number = number
         self.process = process
         self.connection = connection
-        self._wire, self._frames = RankWire(), FrameCutter()
-        self._bodies: list[bytes] = []
+        self._wire, self._bodies = RankWire(), bodies_from(connection)
         self.complaint = ""
 
     @classmethod
@@ -85,16 +83,14 @@ class Rank:
         """Its next message; None where it has hung up, or sends nothing for so many seconds."""
         self.connection.settimeout(timeout)
         try:
-            while not self._bodies:
-                data = self.connection.recv(_READ)
-                if not data:
-                    return None
-                self._bodies += self._frames.feed(data)
+            body = next(self._bodies, None)
         except OSError:
-            return None
+            body = None
         finally:
             self.connection.settimeout(None)
-        message: Any = self._wire.decode(self._bodies.pop(0))
+        if body is None:
+            return None
+        message: Any = self._wire.decode(body)
         if isinstance(message, Unable):
             self.complaint = message.reason
         return message  # type: ignore[no-any-return]

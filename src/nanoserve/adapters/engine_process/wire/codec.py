@@ -1,22 +1,40 @@
-"""`ports.EngineWire` in msgpack, in frames: four bytes of length, most significant first, then a body of so many bytes."""
+"""The form in which commands and reports travel between two processes: msgpack, in frames of four bytes of length, most significant first, and a body of so many bytes.
+
+It does no input or output but in `bodies_from`: the owner of a connection reads and writes. Values travel as they are, except for events;
+every field is checked against its type on arrival.
+"""
 
 from __future__ import annotations
 
 import operator
+import socket
 import struct
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused, Report, Turned, owner_of
-from nanoserve.ports.engine_wire import UnreadableRequestError, WireError
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
 
+
+class WireError(NanoserveError):
+    """Bytes arrived that no correct peer sends; the connection cannot be trusted any further."""
+
+
+class UnreadableRequestError(NanoserveError):
+    """One request arrived in a form that cannot be read; the connection is sound."""
+
+    def __init__(self, request_id: str, message: str) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+_READ: Final = 1 << 20
 _UNSENDABLE: Final = (TypeError, ValueError, OverflowError, RecursionError)
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 _Decoder = msgspec.msgpack.Decoder[Any]
@@ -65,73 +83,7 @@ class Frame(msgspec.Struct, array_like=True):
     body: msgspec.Raw
 
 
-class MsgpackWire:
-    """Values travel as they are, except for events; every field is checked against its type on arrival."""
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._frames = msgspec.msgpack.Decoder(Frame)
-        self._commands = _decoders(Command, {Add: Request})
-        self._reports = _decoders(Report, {Turned: tuple[tuple[_EVENT_FRAME, ...], EngineState | None]})
-
-    def frames(self) -> FrameCutter:
-        """A cutter that has seen nothing yet."""
-        return FrameCutter()
-
-    def encode_command(self, command: Command, /) -> bytes:
-        """A whole frame; a lone surrogate or an integer beyond 64 bits is a `BadValueError`."""
-        if isinstance(command, Add):
-            return self._frame(Add, command.request, command.request.request_id)
-        return self._frame(type(command), command, command.request_id if isinstance(command, Abort) else "")
-
-    def address(self, body: bytes, /) -> tuple[str, str]:
-        """The name of the value's class and its owner; raises `WireError`."""
-        frame: Frame = _decode(self._frames, body)
-        return frame.kind, owner_of(frame.request_id)
-
-    def framed(self, body: bytes, /) -> bytes:
-        """The frame around a body."""
-        return framed(body)
-
-    def encode_report(self, report: Report, /) -> bytes:
-        """A whole frame, with the same errors."""
-        if isinstance(report, Turned):
-            whose = report.owner and f"{report.owner}."
-            return self._frame(
-                Turned, ([_event_to_frame(each) for each in report.events], report.state), whose
-            )
-        return self._frame(type(report), report, report.request_id if isinstance(report, Refused) else "")
-
-    def decode_command(self, body: bytes, /) -> Command:
-        """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
-        frame: Frame = _decode(self._frames, body)
-        if frame.kind != Add.__name__:
-            command: Command = _decode(_known(self._commands, frame.kind), frame.body)
-            return command
-        try:
-            return Add(self._commands[frame.kind].decode(frame.body))
-        except _UNREADABLE as error:
-            raise UnreadableRequestError(frame.request_id, str(error)) from error
-
-    def decode_report(self, body: bytes, /) -> Report:
-        """Raises `WireError`."""
-        frame: Frame = _decode(self._frames, body)
-        value: Any = _decode(_known(self._reports, frame.kind), frame.body)
-        if frame.kind == Turned.__name__:
-            frames, state = value
-            return Turned(
-                tuple([_event_of_frame(each) for each in frames]), state, owner_of(frame.request_id)
-            )
-        report: Report = value
-        return report
-
-    def _frame(self, kind: type, value: object, request_id: str = "") -> bytes:
-        try:
-            inner = msgspec.Raw(self._encoder.encode(value))
-            body = self._encoder.encode(Frame(kind.__name__, request_id, inner))
-        except _UNSENDABLE as error:
-            raise BadValueError("request", f"holds a value that cannot be sent: {error}") from error
-        return framed(body)
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def _decoders(values: Any, bodies: Mapping[type, Any]) -> dict[str, _Decoder]:
@@ -139,6 +91,64 @@ def _decoders(values: Any, bodies: Mapping[type, Any]) -> dict[str, _Decoder]:
     return {
         each.__name__: msgspec.msgpack.Decoder(bodies.get(each, each)) for each in typing.get_args(values)
     }
+
+
+_FRAMES: Final = msgspec.msgpack.Decoder(Frame)
+_COMMANDS: Final = _decoders(Command, {Add: Request})
+_REPORTS: Final = _decoders(Report, {Turned: tuple[tuple[_EVENT_FRAME, ...], EngineState | None]})
+
+
+def encode_command(command: Command) -> bytes:
+    """A whole frame; a lone surrogate or an integer beyond 64 bits is a `BadValueError`."""
+    if isinstance(command, Add):
+        return _frame(Add, command.request, command.request.request_id)
+    return _frame(type(command), command, command.request_id if isinstance(command, Abort) else "")
+
+
+def encode_report(report: Report) -> bytes:
+    """A whole frame, with the same errors."""
+    if isinstance(report, Turned):
+        whose = report.owner and f"{report.owner}."
+        return _frame(Turned, ([_event_to_frame(each) for each in report.events], report.state), whose)
+    return _frame(type(report), report, report.request_id if isinstance(report, Refused) else "")
+
+
+def address(body: bytes) -> tuple[str, str]:
+    """The name of a value's class, and whose it is as `owner_of` says; raises `WireError`. Reads no more than that."""
+    frame: Frame = _decode(_FRAMES, body)
+    return frame.kind, owner_of(frame.request_id)
+
+
+def decode_command(body: bytes) -> Command:
+    """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
+    frame: Frame = _decode(_FRAMES, body)
+    if frame.kind != Add.__name__:
+        command: Command = _decode(_known(_COMMANDS, frame.kind), frame.body)
+        return command
+    try:
+        return Add(_COMMANDS[frame.kind].decode(frame.body))
+    except _UNREADABLE as error:
+        raise UnreadableRequestError(frame.request_id, str(error)) from error
+
+
+def decode_report(body: bytes) -> Report:
+    """Raises `WireError`."""
+    frame: Frame = _decode(_FRAMES, body)
+    value: Any = _decode(_known(_REPORTS, frame.kind), frame.body)
+    if frame.kind == Turned.__name__:
+        frames, state = value
+        return Turned(tuple([_event_of_frame(each) for each in frames]), state, owner_of(frame.request_id))
+    report: Report = value
+    return report
+
+
+def _frame(kind: type, value: object, request_id: str = "") -> bytes:
+    try:
+        inner = msgspec.Raw(_ENCODER.encode(value))
+        body = _ENCODER.encode(Frame(kind.__name__, request_id, inner))
+    except _UNSENDABLE as error:
+        raise BadValueError("request", f"holds a value that cannot be sent: {error}") from error
+    return framed(body)
 
 
 def _known(decoders: Mapping[str, _Decoder], kind: str) -> _Decoder:
@@ -192,3 +202,10 @@ class FrameCutter:
             bodies.append(bytes(pending[first:start]))
         del pending[:start]
         return bodies
+
+
+def bodies_from(connection: socket.socket) -> Iterator[bytes]:
+    """The bodies of a connection's frames, as they come, until it ends or cannot be read, an `OSError`."""
+    frames = FrameCutter()
+    while data := connection.recv(_READ):
+        yield from frames.feed(data)

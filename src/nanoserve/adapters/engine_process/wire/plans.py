@@ -13,9 +13,8 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from nanoserve.adapters.engine_process.wire.codec import framed
+from nanoserve.adapters.engine_process.wire.codec import WireError, framed
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, SlotCopy, StepPlan, TableUpdate
 
 

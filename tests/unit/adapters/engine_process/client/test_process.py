@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from nanoserve.adapters.engine_process.client.process import EngineProcess
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
 
 SLEEPS = (sys.executable, "-P", "-c", "import time; time.sleep(600)")
 
@@ -17,7 +16,7 @@ SLEEPS = (sys.executable, "-P", "-c", "import time; time.sleep(600)")
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_it_has_ended_also_where_the_wait_for_its_end_is_cancelled(turns: int) -> None:
     async def leave() -> int:
-        process = await EngineProcess.launch(SLEEPS, MsgpackWire())
+        process = await EngineProcess.launch(SLEEPS)
         killing = asyncio.create_task(process.kill())
         for _ in range(turns + 1):
             await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import pytest
 
 from nanoserve.adapters.engine_process.host import link as link_module
 from nanoserve.adapters.engine_process.host.link import SocketLink
-from nanoserve.adapters.engine_process.wire.codec import MsgpackWire
+from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Abort, Add, Refused, Report, Turned
 from nanoserve.ports.events import TokensGenerated
@@ -18,7 +18,6 @@ from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
 BIG = Turned((TokensGenerated("r", 0, (), "x" * 100_000, (), None, None, 1, 0, None),))
-WIRE = MsgpackWire()
 
 
 @pytest.fixture
@@ -26,14 +25,14 @@ def pair() -> Iterator[tuple[SocketLink, socket.socket]]:
     ours, theirs = socket.socketpair()
     theirs.settimeout(60)
     with ours, theirs:
-        yield SocketLink(ours, WIRE), theirs
+        yield SocketLink(ours), theirs
 
 
 def read_reports(theirs: socket.socket, count: int) -> list[Report]:
-    frames = WIRE.frames()
+    frames = codec.FrameCutter()
     reports: list[Report] = []
     while len(reports) < count:
-        reports += [WIRE.decode_report(body) for body in frames.feed(theirs.recv(65536))]
+        reports += [codec.decode_report(body) for body in frames.feed(theirs.recv(65536))]
     return reports
 
 
@@ -41,7 +40,7 @@ def test_commands_come_in_order_and_waiting_ends(pair: tuple[SocketLink, socket.
     link, theirs = pair
     assert list(link.receive(0.0)) == []
     assert list(link.receive(0.01)) == []
-    theirs.sendall(WIRE.encode_command(Abort("a")) + WIRE.encode_command(Abort("b")))
+    theirs.sendall(codec.encode_command(Abort("a")) + codec.encode_command(Abort("b")))
     assert list(link.receive(5.0)) == [Abort("a"), Abort("b")]
 
 
@@ -51,11 +50,11 @@ def test_a_reader_that_does_not_read_never_holds_up_a_sender(pair: tuple[SocketL
         link.send(BIG)
         link.receive(0.0)
     reports: list[Report] = []
-    frames = WIRE.frames()
+    frames = codec.FrameCutter()
     while len(reports) < 100:
         link.receive(0.0)
         if select.select([theirs], [], [], 0)[0]:
-            reports += [WIRE.decode_report(body) for body in frames.feed(theirs.recv(1 << 20))]
+            reports += [codec.decode_report(body) for body in frames.feed(theirs.recv(1 << 20))]
     assert reports == [BIG] * 100
 
 
@@ -95,7 +94,7 @@ def test_a_lost_connection_is_noticed_by_either_call(pair: tuple[SocketLink, soc
 def test_a_request_that_cannot_be_read_costs_no_other(pair: tuple[SocketLink, socket.socket]) -> None:
     link, theirs = pair
     bad = Request(request_id="bad", prompt_token_ids=(1.5,), sampling=SamplingParams())  # type: ignore[arg-type]
-    theirs.sendall(WIRE.encode_command(Add(bad)) + WIRE.encode_command(Abort("other")))
+    theirs.sendall(codec.encode_command(Add(bad)) + codec.encode_command(Abort("other")))
     assert list(link.receive(5.0)) == [Abort("other")]
     [refused] = read_reports(theirs, 1)
     assert isinstance(refused, Refused)
@@ -105,7 +104,7 @@ def test_a_request_that_cannot_be_read_costs_no_other(pair: tuple[SocketLink, so
 
 def test_a_flood_of_commands_is_taken_in_portions(pair: tuple[SocketLink, socket.socket]) -> None:
     link, theirs = pair
-    frame = WIRE.encode_command(Abort("x" * 1000))
+    frame = codec.encode_command(Abort("x" * 1000))
     theirs.setblocking(False)
     sent = theirs.send(frame * 2000)
     assert sent > link_module.READ_AT_ONCE // 4

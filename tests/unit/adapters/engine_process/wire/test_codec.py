@@ -10,7 +10,12 @@ import msgspec
 import pytest
 
 from nanoserve.adapters.engine_process.wire import codec
-from nanoserve.adapters.engine_process.wire.codec import FrameCutter, MsgpackWire, framed
+from nanoserve.adapters.engine_process.wire.codec import (
+    FrameCutter,
+    UnreadableRequestError,
+    WireError,
+    framed,
+)
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.engine_link import (
     Abort,
@@ -31,7 +36,6 @@ from nanoserve.ports.engine_link import (
     Unwatch,
     Watch,
 )
-from nanoserve.ports.engine_wire import EngineWire, UnreadableRequestError, WireError
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import (
     PromptScored,
@@ -133,26 +137,21 @@ REPORTS: list[Report] = [
 ]
 
 
-@pytest.fixture
-def wire() -> EngineWire:
-    return MsgpackWire()
-
-
 def body(frame: bytes) -> bytes:
     assert int.from_bytes(frame[:PREFIX], "big") == len(frame) - PREFIX
     return frame[PREFIX:]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: type(each).__name__)
-def test_commands_arrive_as_they_were_sent(wire: EngineWire, command: Command) -> None:
-    arrived = wire.decode_command(body(wire.encode_command(command)))
+def test_commands_arrive_as_they_were_sent(command: Command) -> None:
+    arrived = codec.decode_command(body(codec.encode_command(command)))
     assert arrived == command
     assert type(arrived) is type(command)
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda each: type(each).__name__)
-def test_reports_arrive_as_they_were_sent(wire: EngineWire, report: Report) -> None:
-    arrived = wire.decode_report(body(wire.encode_report(report)))
+def test_reports_arrive_as_they_were_sent(report: Report) -> None:
+    arrived = codec.decode_report(body(codec.encode_report(report)))
     assert arrived == report
     assert type(arrived) is type(report)
 
@@ -169,41 +168,41 @@ def test_every_field_of_a_request_and_an_event_travels() -> None:
 
 
 @pytest.mark.parametrize("change", [{"cache_salt": "\ud800"}, {"priority": 2**70}, {"priority": object()}])
-def test_a_request_that_cannot_be_sent_is_a_bad_value(wire: EngineWire, change: dict[str, Any]) -> None:
+def test_a_request_that_cannot_be_sent_is_a_bad_value(change: dict[str, Any]) -> None:
     with pytest.raises(BadValueError, match="cannot be sent"):
-        wire.encode_command(Add(attrs.evolve(FULL_REQUEST, **change)))
+        codec.encode_command(Add(attrs.evolve(FULL_REQUEST, **change)))
 
 
 @pytest.mark.parametrize(
     "change", [{"priority": 1.5}, {"prompt_token_ids": ("a",)}, {"deadline": "soon"}, {"cache_salt": None}]
 )
-def test_a_request_of_wrong_types_is_refused_under_its_name(wire: EngineWire, change: dict[str, Any]) -> None:
-    frame = wire.encode_command(Add(attrs.evolve(FULL_REQUEST, **change)))
+def test_a_request_of_wrong_types_is_refused_under_its_name(change: dict[str, Any]) -> None:
+    frame = codec.encode_command(Add(attrs.evolve(FULL_REQUEST, **change)))
     with pytest.raises(UnreadableRequestError) as caught:
-        wire.decode_command(body(frame))
+        codec.decode_command(body(frame))
     assert caught.value.request_id == "r"
 
 
-def test_sampling_parameters_are_checked_again_on_arrival(wire: EngineWire) -> None:
+def test_sampling_parameters_are_checked_again_on_arrival() -> None:
     raw = msgspec.msgpack.decode(msgspec.msgpack.encode(FULL_REQUEST))
     raw["sampling"]["temperature"] = -1
     with pytest.raises(UnreadableRequestError, match="temperature"):
-        wire.decode_command(msgspec.msgpack.encode(["Add", "r", raw]))
+        codec.decode_command(msgspec.msgpack.encode(["Add", "r", raw]))
 
 
-def test_random_bytes_are_a_wire_error_and_nothing_else(wire: EngineWire) -> None:
+def test_random_bytes_are_a_wire_error_and_nothing_else() -> None:
     dice = random.Random(1)
-    honest = [body(wire.encode_report(report)) for report in REPORTS]
-    honest += [body(wire.encode_command(command)) for command in COMMANDS]
+    honest = [body(codec.encode_report(report)) for report in REPORTS]
+    honest += [body(codec.encode_command(command)) for command in COMMANDS]
     for _ in range(5000):
         data = bytearray(dice.choice(honest))
         for _ in range(dice.randint(1, 4)):
             data[dice.randrange(len(data))] = dice.randrange(256)
-        for decode in (wire.decode_command, wire.decode_report):
+        for decode in (codec.decode_command, codec.decode_report):
             with contextlib.suppress(WireError, UnreadableRequestError):
                 decode(bytes(data))
     deep = b"\x91" * 100_000
-    for decode in (wire.decode_command, wire.decode_report):
+    for decode in (codec.decode_command, codec.decode_report):
         with pytest.raises(WireError):
             decode(deep)
 
@@ -234,4 +233,4 @@ def test_a_body_beyond_the_bound_is_not_framed(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BadValueError, match="takes 11 bytes"):
         framed(b"0123456789a")
     with pytest.raises(BadValueError, match=r"^request: takes"):
-        MsgpackWire().encode_command(Abort("0123456789"))
+        codec.encode_command(Abort("0123456789"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.adapters.engine_process.wire.codec import FrameCutter
+from nanoserve.adapters.engine_process.wire.codec import FrameCutter, WireError
 from nanoserve.adapters.engine_process.wire.plans import (
     Build,
     Draw,
@@ -22,7 +22,6 @@ from nanoserve.adapters.engine_process.wire.plans import (
     Row,
     Unable,
 )
-from nanoserve.ports.engine_wire import WireError
 from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, SlotCopy, StepPlan, TableUpdate
 from tests.plans import SIZES
 
