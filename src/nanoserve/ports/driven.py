@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import attrs
@@ -74,7 +74,7 @@ class Tokenizer(Protocol):
         """Ids that the tokenizer itself declares to end a sequence."""
 
     def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
         """Text to ids. `parse_special=False` treats special tokens written inside the text as plain text."""
 
@@ -108,9 +108,9 @@ class DialectFacts:
 
 Message = Mapping[str, Any]
 """One turn: `{"role": "user", "content": "..."}`; content is text, None, or a list of text parts."""
-
-
 NO_OPTIONS: Final[Mapping[str, Any]] = {}
+Check = Callable[[int], object] | None
+"""Is told how many ids there are before they are listed, which takes long where they are many; may raise."""
 
 
 class ChatTemplate(Protocol):
@@ -125,11 +125,11 @@ class ChatTemplate(Protocol):
         continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
+        check: Check = None,
     ) -> list[int]:
         """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`.
 
         `continue_final_message` ends the prompt within the last message, behind its content; then no generation prompt is added.
-
         `options` are further variables that the template knows, such as `enable_thinking`.
         """
 

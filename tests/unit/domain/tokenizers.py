@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from nanoserve.ports.driven import Check
+
 
 class Pieces:
     """Token i is the i-th piece; there is nothing to encode."""
@@ -19,7 +21,7 @@ class Pieces:
         return ()
 
     def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.ports.driven import ChatTemplate, Clock, Message
+from nanoserve.ports.driven import ChatTemplate, Check, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.sampling import SamplingDefaults
@@ -33,9 +33,12 @@ class LetterTokenizer:
     eos_token_ids: tuple[int, ...] = ()
 
     def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
-        return [LETTERS.index(letter) for letter in text if letter in LETTERS]
+        ids = [LETTERS.index(letter) for letter in text if letter in LETTERS]
+        if check:
+            check(len(ids))
+        return ids
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         return "".join(LETTERS[token] for token in token_ids)

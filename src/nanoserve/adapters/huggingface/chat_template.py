@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +18,7 @@ from nanoserve.adapters.huggingface.template_process import (
     template_process,
 )
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer, check_unicode
-from nanoserve.ports.driven import NO_OPTIONS, Message
+from nanoserve.ports.driven import NO_OPTIONS, Check, Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.tool_calls import Tool
 
@@ -56,6 +57,7 @@ class HFChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
+        check: Check = None,
     ) -> list[int]:
         """Messages to prompt token ids.
 
@@ -75,12 +77,10 @@ class HFChatTemplate:
             marks = choose_marks(texts)
             marked = map_texts(given, lambda text: self._control_tokens.mark(text, marks))
             pieces = self._pieces(self._render(marked, add_generation_prompt, continue_final_message), marks)
-            own = [
-                token for piece, plain in pieces if not plain for token in self._control_tokens.find(piece)
-            ]
-            if own != self._control_tokens.find(rendered):
-                return self._encode_pieces(pieces)
-        return self._tokenizer.encode(rendered, add_special_tokens=False)
+            find = self._control_tokens.find
+            if [each for piece, plain in pieces if not plain for each in find(piece)] != find(rendered):
+                return self._encode_pieces(pieces, check)
+        return self._tokenizer.encode(rendered, add_special_tokens=False, check=check)
 
     def _source(self, tools: Any) -> str:
         """The template named `tool_use` where there are tools, if the folder has one, as in transformers; else the default."""
@@ -138,15 +138,16 @@ class HFChatTemplate:
             raise BadValueError("messages", "contain a control token that the model's template would escape")
         return self._control_tokens.split(rendered, marks)
 
-    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
+    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]], check: Check) -> list[int]:
+        encode_plain = functools.cache(self._tokenizer.encode_without_added_tokens)  # control tokens are few
+        encode_text = functools.partial(self._tokenizer.encode, add_special_tokens=False)
         ids: list[int] = []
         for place, (piece, plain) in enumerate(pieces):
-            encode = self._tokenizer.encode_without_added_tokens if plain else self._encode_text
+            encode = encode_plain if plain else encode_text
             ids += _encode_inside(encode, piece) if place else encode(piece)
+            if check:
+                check(len(ids))
         return ids
-
-    def _encode_text(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 def _before_cut(rendered: str, content: str) -> str:
@@ -163,9 +164,8 @@ def _encode_inside(encode: Any, piece: str) -> list[int]:
     """Encode a piece as the middle of a text: behind a line break, so that no blank is put before it."""
     line_break = encode("\n")
     ids: list[int] = encode("\n" + piece)
-    if ids[: len(line_break)] == line_break:
-        return ids[len(line_break) :]
-    return list(encode(piece))
+    is_kept = ids[: len(line_break)] == line_break
+    return ids[len(line_break) :] if is_kept else list(encode(piece))
 
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
@@ -262,14 +262,11 @@ class Marks:
     edge: str
 
 
-def choose_marks(texts: Iterable[str]) -> Marks:
+def choose_marks(texts: Collection[str]) -> Marks:
     """Marks that occur in none of the texts. Raises `BadValueError` where they leave no three."""
-    used = set().union(*texts)
-    free = [each for each in NONCHARACTERS if each not in used]
+    free = [each for each in NONCHARACTERS if not any(each in text for text in texts)]
     if len(free) < 3:
-        raise BadValueError(
-            "messages", "contain almost all of the noncharacters U+FDD0 to U+FDEF; remove them"
-        )
+        raise BadValueError("messages", "contain almost all of the noncharacters U+FDD0 to U+FDEF")
     return Marks(*free[:3])
 
 
@@ -298,18 +295,24 @@ class ControlTokens:
         start = text.index(core)
         left = marks.edge if core.startswith(self._tails) else ""
         right = marks.edge if core.endswith(self._heads) else ""
-        wrapped = self._anywhere.sub(lambda found: f"{marks.start}{found[0]}{marks.end}", core)
-        return text[:start] + left + wrapped + right + text[start + len(core) :]
+        wrapped, end = io.StringIO(), 0  # `sub` makes one list of all there is, and keeps the lock to free it
+        for found in self._anywhere.finditer(core):
+            wrapped.write(f"{core[end : found.start()]}{marks.start}{found[0]}{marks.end}")
+            end = found.end()
+        return text[:start] + left + wrapped.getvalue() + core[end:] + right + text[start + len(core) :]
 
     def find(self, text: str) -> list[str]:
         """The control tokens of a text in order."""
-        return self._anywhere.findall(text)
+        return [found[0] for found in self._anywhere.finditer(text)]  # `findall` keeps the interpreter's lock
 
     def split(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
         """A rendered text without its marks, as pieces; True for a control token that is to be plain text."""
         wrapped = f"{marks.start}({self._anywhere.pattern}){marks.end}"
-        pieces = re.split(f"{wrapped}|[{marks.start}{marks.end}{marks.edge}]", rendered)
-        return [(piece, place % 2 == 1) for place, piece in enumerate(pieces) if piece]
+        pieces, end = [], 0
+        for found in re.finditer(f"{wrapped}|[{marks.start}{marks.end}{marks.edge}]", rendered):
+            pieces += [(rendered[end : found.start()], False), (found[1], True)]
+            end = found.end()
+        return [each for each in [*pieces, (rendered[end:], False)] if each[0]]
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -327,11 +330,6 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 def texts_of(value: Any) -> list[str]:
     """Every text that `map_texts` changes."""
-    texts: list[str] = []
-
-    def collect(text: str) -> str:
-        texts.append(text)
-        return text
-
-    map_texts(value, collect)
-    return texts
+    texts: dict[int, str] = {}
+    map_texts(value, lambda text: texts.setdefault(len(texts), text))
+    return list(texts.values())

@@ -11,7 +11,7 @@ from typing import Final
 from tokenizers import AddedToken, Tokenizer, decoders
 
 from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
-from nanoserve.ports.driven import DialectFacts, TokenizerFacts
+from nanoserve.ports.driven import Check, DialectFacts, TokenizerFacts
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 
 MOST_TOKENS: Final = 2**24
@@ -99,7 +99,7 @@ class HFTokenizer:
         )
 
     def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
         """Text to ids; `parse_special=False` treats special tokens written inside the text as plain text.
 
@@ -111,6 +111,8 @@ class HFTokenizer:
             self._backend.encode_special_tokens = not parse_special
             # A batch frees the interpreter's lock while it is encoded, and a fast one keeps no offsets, which take as long again.
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if check:
+            check(len(encoded))
         ids: list[int] = encoded.ids
         return ids
 

@@ -223,14 +223,19 @@ class EdgeChecks:
             ids = ids[-order.truncate_prompt_tokens :]
         if not ids:
             raise BadValueError(order.prompt_name, "is empty: there is nothing to continue")
+        self.check_length(len(ids), order, facts)
+        return ids
+
+    def check_length(self, length: int, order: Order, facts: EngineFacts) -> None:
+        """A prompt of so many tokens, cut where the order says so, fits with its answer."""
+        length = min(length, order.truncate_prompt_tokens or length)
         budget, context = order.sampling.max_tokens or 1, facts.max_model_len
-        if len(ids) + budget > context:
-            message = f"the prompt has {len(ids)} tokens, the answer may have {budget}, and the context holds {context}"
-            if len(ids) >= context or order.max_tokens_name is None:
+        if length + budget > context:
+            message = f"the prompt has {length} tokens, the answer may have {budget}, and the context holds {context}"
+            if length >= context or order.max_tokens_name is None:
                 raise PromptTooLongError(f"{message}; shorten the prompt", order.prompt_name)
             name = order.max_tokens_name
             raise PromptTooLongError(f"{message}; shorten the prompt or lower {name}", name)
-        return ids
 
     def _check_prompt(self, order: Order, facts: EngineFacts) -> int:
         prompt, name = order.prompt, order.prompt_name

@@ -23,7 +23,7 @@ from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.structured_outputs import AnswerConstraints
 from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.counts import Counts
-from nanoserve.ports.driven import ChatTemplate, Clock, Tokenizer
+from nanoserve.ports.driven import ChatTemplate, Check, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import DeadlineError, EngineLoadingError, UnknownModelError
@@ -176,7 +176,7 @@ class TextService:
     ) -> tuple[Request, Reading | None]:
         try:
             async with asyncio.timeout(self.settings.request_timeout):
-                ids = await self._prompt(order)
+                ids = await self._prompt(order, facts)
         except TimeoutError:
             raise DeadlineError(
                 "the time for this request was over before its prompt was ready; try again later"
@@ -231,12 +231,17 @@ class TextService:
             token_text = self.tokenizing.token_text
         return Reading(self.dialect, order.calls.allowed(tools), tail, token_text)
 
-    async def _prompt(self, order: Order) -> tuple[int, ...]:
-        prompt = order.prompt
+    async def _prompt(self, order: Order, facts: EngineFacts) -> tuple[int, ...]:
+        prompt, special = order.prompt, order.add_special_tokens
+
+        def check(length: int) -> None:
+            if length > facts.max_model_len + 1:  # the first one may be dropped
+                self._checks.check_length(length, order, facts)
+
         if isinstance(prompt, str):
-            return await self.tokenizing.encode(prompt, add_special_tokens=order.add_special_tokens)
+            return await self.tokenizing.encode(prompt, add_special_tokens=special, check=check)
         if isinstance(prompt, Conversation):
-            return await self.tokenizing.render(prompt)
+            return await self.tokenizing.render(prompt, check)
         return prompt
 
 
@@ -277,14 +282,16 @@ class Tokenizing:
         self._parts: dict[int, bytes] = {}
         self.vocab_size = tokenizer.vocab_size
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, check: Check = None
+    ) -> tuple[int, ...]:
         """Text to ids; special tokens written in it are taken as such, so one that begins it is not put there twice."""
-        return await self.call(lambda: self._encoded(text, add_special_tokens=add_special_tokens))
+        return await self.call(lambda: self._encoded(text, add_special_tokens, check))
 
-    async def render(self, conversation: Conversation) -> tuple[int, ...]:
+    async def render(self, conversation: Conversation, check: Check = None) -> tuple[int, ...]:
         """A conversation to ids; raises `BadValueError`."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._templates, self._rendered, conversation)
+        return await loop.run_in_executor(self._templates, self._rendered, conversation, check)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text."""
@@ -317,7 +324,7 @@ class Tokenizing:
         """Do something with the tokenizer in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _rendered(self, conversation: Conversation) -> tuple[int, ...]:
+    def _rendered(self, conversation: Conversation, check: Check) -> tuple[int, ...]:
         messages = conversation.messages
         ids = self._template.render(
             messages if self.dialect is None else self.dialect.messages(messages),
@@ -325,11 +332,12 @@ class Tokenizing:
             continue_final_message=conversation.continue_final_message,
             tools=conversation.tools,
             options=conversation.options,
+            check=check,
         )
         return tuple(ids)
 
-    def _encoded(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    def _encoded(self, text: str, add_special_tokens: bool, check: Check) -> tuple[int, ...]:
+        ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, check=check))
         repeats = add_special_tokens and len(ids) > 1 and ids[:2] == self._beginning * 2
         return ids[1:] if repeats else ids
 

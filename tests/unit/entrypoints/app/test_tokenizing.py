@@ -12,6 +12,7 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import Tokenizing
 from nanoserve.ports.driven import Message
+from nanoserve.ports.errors import PromptTooLongError
 from tests.unit.entrypoints.scripted_world import ColonTemplate
 
 BOS, END = 0, 1
@@ -36,6 +37,18 @@ async def test_a_text_that_brings_its_own_beginning_gets_no_second_one(tokenizin
     assert await ids("<|bos|>") == await ids("") == (BOS,)
     assert await ids("<|end|>Hi there") == (BOS, END, *plain)
     assert await ids("<|end|><|end|>", add=False) == (END, END)
+
+
+async def test_the_length_is_told_before_ids_are_listed(tokenizing: Tokenizing) -> None:
+    asked: list[int] = []
+    assert len(await tokenizing.encode("<|end|>" * 4, check=asked.append)) == 5
+    assert asked == [5]
+
+    def refuse(length: int) -> None:
+        raise PromptTooLongError(f"has {length}")
+
+    with pytest.raises(PromptTooLongError, match="has 5"):
+        await tokenizing.encode("<|end|>" * 4, check=refuse)
 
 
 class SlowTemplate(ColonTemplate):

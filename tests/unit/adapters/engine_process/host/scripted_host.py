@@ -18,6 +18,7 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.ports.driven import Check
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.events import EngineEvent
@@ -49,9 +50,12 @@ class NumberTokenizer:
     eos_token_ids: tuple[int, ...] = ()
 
     def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
-        return [int(word) for word in text.split()]
+        ids = [int(word) for word in text.split()]
+        if check:
+            check(len(ids))
+        return ids
 
     def decode(self, token_ids: object, /, *, skip_special_tokens: bool = True) -> str:
         assert isinstance(token_ids, (list, tuple))

@@ -25,7 +25,7 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.ports.driven import NO_OPTIONS, DialectFacts, Message
+from nanoserve.ports.driven import NO_OPTIONS, Check, DialectFacts, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.tool_calls import Tool
@@ -64,10 +64,13 @@ class TalkTokenizer:
     eos_token_ids = (IDS["<end>"],)
 
     def encode(
-        self, text: str, /, *, add_special_tokens: bool = True, parse_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
         found = _PIECES.findall(text) if parse_special else text
-        return [IDS[each] for each in found if each in IDS]
+        ids = [IDS[each] for each in found if each in IDS]
+        if check:
+            check(len(ids))
+        return ids
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         skipped = len(MARKS) if skip_special_tokens else 0
@@ -95,6 +98,7 @@ class TalkTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] = NO_OPTIONS,
+        check: Check = None,
     ) -> list[int]:
         self.given = {
             "messages": [dict(each) for each in messages],
