@@ -248,14 +248,15 @@ def test_skinny_tiles_fit_into_shared_memory(n: int, k: int, gate: bool, room: i
 
 def test_slices_of_the_measured_shapes() -> None:
     assert [split_count(m, 2048, 2048) for m in (2, 16, 32, 64)] == [4, 4, 4, 4]
-    assert [split_count(m, 2048, 8192) for m in (2, 16, 17, 64)] == [8, 8, 4, 4]
-    assert [split_count(m, 2560, 10240) for m in (8, 64)] == [8, 3]
-    assert [split_count(m, 2560, 2048) for m in (8, 32, 64)] == [4, 4, 2]
+    assert [split_count(m, 2048, 8192) for m in (2, 16, 17, 64)] == [4, 4, 4, 4]
+    assert [split_count(m, 3072, 3072) for m in (8, 32, 64)] == [5, 2, 2]
+    assert [split_count(m, 5120, 5120) for m in (8, 32, 64)] == [3, 3, 3]
+    assert [split_count(m, 4096, 14336) for m in (8, 32, 64)] == [2, 2, 2]
     assert [split_count(m, 16384, 512) for m in (8, 64)] == [1, 1]
 
 
 def test_programs_that_would_not_all_run_at_once_take_less_memory_each() -> None:
-    for n, stages in ((16384, 4), (20480, 3), (28672, 4)):
+    for n, stages in ((16384, 4), (20480, 3), (28672, 4), (34816, 8)):
         assert skinny_tile(8, n, 2560, 2, gate=True, splits=None, room=225 * 1024).stages == stages
 
 

@@ -14,7 +14,8 @@ device can read:
 
 One row of x is best served by one row of the weight in `down` (82%), but in a whole decode step by four.
 What carries over is how many bytes a thread has in flight, and that about one tile per multiprocessor is needed to keep
-all of them reading. Everything here is a function of shapes and dtypes, so that a product has the same
+all of them reading. Slices and steps in flight of the skinny products come from a cost that was fitted to 36 products of 3B, 8B and 14B
+models at 8, 32 and 64 rows (2,500 tiles measured). Everything here is a function of shapes and dtypes, so that a product has the same
 configuration, and the same bits, whenever it runs at the same M.
 """
 
@@ -32,6 +33,14 @@ WIDE = 32_768
 """From this many columns on a product is like a head: so many tiles that none needs to be split."""
 BUSY = 128
 """How many programs keep a device reading; H100 and H200 have 132 multiprocessors, A100 has 108."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200."""
+ROOM = 225 * 1024
+"""Bytes of shared memory of one of them."""
+READ, LATENCY = 4.0e6, 2.4
+"""Bytes that an H200 reads in a microsecond, and the microseconds for which it must have so many in flight."""
+JOINING = 2.5
+"""Microseconds that the last program of a tile needs to add up the slices."""
 WHOLE = (256, 512)
 """Slices that up to 32 rows of x multiply in one step."""
 AHEAD = 4
@@ -102,26 +111,31 @@ def padded(m: int) -> int:
 @cache
 def split_count(m: int, n: int, k: int) -> int:
     """Into how many slices `split_linear` cuts K for m rows of x and weight [n, k]: 1 to 8, one per bucket of m."""
-    bm, goal = padded(m), 2 * BUSY if padded(m) == 16 and k > 2 * n else BUSY
-    splits, tiles = _splits(n, k, goal), triton.cdiv(n, 64)
-    if bm == 16 or k // splits in WHOLE:
-        # 64 rows do not take a slice in one step, and then half a round of programs is less than one and a bit.
-        return splits // 2 if bm == 64 and splits > 1 and tiles * splits > BUSY else splits
+    return _slices(padded(m), n, k, 0.0)
+
+
+def _slices(bm: int, n: int, k: int, joining: float) -> int:
+    """The cheapest number of slices; to add them up in the same kernel takes `joining` microseconds.
+
+    Slices of one step come first: they cost no loop.
+    """
+    doubled = 1
+    while doubled < 8 and triton.cdiv(n, 64) * doubled < BUSY and k >= 512 * doubled:
+        doubled *= 2
+    if bm <= 32 and k // doubled in WHOLE:
+        return doubled
 
     def cost(splits: int) -> float:
-        """Bytes of the weight that the busiest multiprocessor reads, one program at a time, and its share of partial sums."""
-        rounds = triton.cdiv(tiles * splits, BUSY)
-        return rounds * 64 * (k / splits) * 2 + 8 * splits * bm * n / BUSY
+        """Microseconds of an H200: what the busiest multiprocessor reads, and partial sums; within 2% of the best measured tiles."""
+        rounds = triton.cdiv(triton.cdiv(n, 64) * splits, MULTIPROCESSORS)
+        slice_ = triton.cdiv(k, 128 * splits) * 128
+        programs = min(rounds, 4)
+        stages = min(8, ROOM // (programs * (64 + bm) * 128 * 2))
+        flying = programs * max(1, stages - 1) * 64 * 128 * 2
+        reading = rounds * 64 * slice_ * 2 / min(READ / MULTIPROCESSORS, flying / LATENCY)
+        return reading + splits * bm * n * 4 / 1e6 + (joining if splits > 1 else 0.0)
 
     return min((each for each in range(1, 9) if k >= 256 * each), key=cost, default=1)
-
-
-def _splits(n: int, k: int, goal: int) -> int:
-    """The fewest slices that make `goal` programs of 64 rows, none shorter than 256."""
-    splits = 1
-    while splits < 8 and triton.cdiv(n, 64) * splits < goal and k >= 512 * splits:
-        splits *= 2
-    return splits
 
 
 @cache
@@ -150,11 +164,8 @@ def skinny_tile(
     """
     bm = padded(m)
     if splits is None:
-        splits = _splits(n, k, BUSY) if bm == 16 and n < WIDE and not gate else 1
-        # Two short slices in steps: adding them up takes longer than an idle third of the device. Measured up to 2,880 numbers.
-        if splits == 2 and k // 2 not in WHOLE and k < 4096:
-            splits = 1
-    bn, bk, stages = _shape(bm, n, k // splits, itemsize, gate)
+        splits = _slices(bm, n, k, JOINING) if bm == 16 and n < WIDE and not gate else 1
+    bn, bk, stages = _shape(bm, n, k // splits, splits, itemsize, gate=gate)
     if itemsize == 4:
         bk = min(bk, 32)
     if longest is not None and bk > longest:
@@ -167,19 +178,23 @@ def skinny_tile(
     return SkinnyTile(bm, bn, bk, splits, stages, ahead, "evict_first" if n >= WIDE else "")
 
 
-def _shape(bm: int, n: int, slice_: int, itemsize: int, gate: bool) -> tuple[int, int, int]:
+def _shape(bm: int, n: int, slice_: int, splits: int, itemsize: int, *, gate: bool) -> tuple[int, int, int]:
     """Rows of the weight and elements of K per step, and how many steps are in flight."""
     if itemsize == 4:  # without tensor cores: small tiles, which compile quickly
         return 32, 32, 2
     if bm <= 32 and slice_ in WHOLE:
         return 64, slice_, 1
     if bm == 64 and gate and n >= 96 * 128:
-        return (128, 64, 6) if _idle(n, 128) <= _idle(n, 64) else (64, 128, 5)
+        return (128, 64, 6) if _idle(n, 128) <= _idle(n, 64) else (64, 128, 7)
     if bm == 128 or (bm == 64 and n >= WIDE):
         return 64, 64, 6
-    if bm == 16 and gate and 2 * BUSY < n // 64 <= 3 * BUSY:
-        return 64, 128, 3  # three programs for each multiprocessor, so that all run at once
-    return 64, 128, 4 if gate or n >= WIDE else 5
+    programs = triton.cdiv(n, 64) * splits
+    if gate or n >= WIDE:
+        # As many side by side as leave the fewest turns to the busiest multiprocessor.
+        beside = min((2, 3, 1), key=lambda each: triton.cdiv(programs, MULTIPROCESSORS * each) * each)
+        return 64, 128, {1: 8, 2: 4, 3: 3}[beside]
+    beside = min(3, triton.cdiv(programs, MULTIPROCESSORS))
+    return 64, 128, min(8 if bm == 16 else 5, ROOM // (beside * (64 + bm) * 128 * itemsize))
 
 
 def _idle(n: int, rows: int) -> float:
