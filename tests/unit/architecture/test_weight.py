@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3114,
-    "domain": 7698,
+    "ports": 3184,
+    "domain": 7950,
     "kernels": 11480,
-    "adapters/pytorch": 9600,
-    "adapters": 9730,
+    "adapters/pytorch": 10035,
+    "adapters": 9740,
     "entrypoints/server": 8871,
-    "entrypoints": 10768,
+    "entrypoints": 10860,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
