@@ -65,6 +65,7 @@ class Served:
             depth=depth,
             paranoid=True,
             constraints=None if grammars is None else Constraints(grammars, runner),
+            lora_store=getattr(runner, "loras", None),
         )
 
     @property
@@ -91,12 +92,18 @@ class Served:
                 answer.finish_reason = event.finish_reason
 
     def answers(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, first_seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        *,
+        first_seed: int = 0,
+        loras: Sequence[str] = (),
     ) -> list[Answer]:
-        """Serve all prompts at once to their last token; the seeds go up from the first."""
+        """Serve all prompts at once to their last token; the seeds go up from the first. `loras` names each one's adapter."""
         answers = {str(number): Answer() for number in range(len(prompts))}
-        for number, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-            self.add(str(number), prompt, each, first_seed + number)
+        named = loras or [""] * len(prompts)
+        for number, (prompt, each, lora) in enumerate(zip(prompts, params, named, strict=True)):
+            self.add(str(number), prompt, each, first_seed + number, lora=lora)
         while self.engine.has_work:
             self.turn(answers)
         assert all(answer.finish_reason is FinishReason.LENGTH for answer in answers.values())

@@ -22,6 +22,7 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.lora import LoraFacts, LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 
@@ -31,7 +32,8 @@ class Engine(Generic[TicketT]):
 
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
     a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails, and
-    `kv_events` is given what a turn did to the prefix cache. Blocks that host memory has no room for are in `directory`.
+    `kv_events` is given what a turn did to the prefix cache. Blocks that host memory has no room for are in `directory`,
+    and adapters in `lora_store`; without it there are none.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Engine(Generic[TicketT]):
         on_failure: FailureNote | None = None,
         kv_events: KVEventPublisher | None = None,
         directory: BlockDirectory | None = None,
+        lora_store: LoraStore | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
@@ -75,6 +78,7 @@ class Engine(Generic[TicketT]):
         self._kv_events = kv_events
         self._paranoid = paranoid
         self._events: list[EngineEvent] = []
+        self._lora_store = lora_store
 
     @property
     def has_work(self) -> bool:
@@ -111,6 +115,7 @@ class Engine(Generic[TicketT]):
         if self._paranoid:
             audit(self.scheduler)
         self._publish_kv_events()
+        self._drop_loras()
         self._events = []
         return events
 
@@ -160,6 +165,27 @@ class Engine(Generic[TicketT]):
         self.forget_prefixes(with_directory=False)
         self.scheduler.counters = Counters(since=self._clock.now(), leaked_blocks=leaked)
         self.scheduler.cache.start_counting()
+
+    def read_lora(self, folder: str) -> LoraFacts:
+        """Read an adapter, in any thread; it has no name yet. Raises `BadValueError`."""
+        if self._lora_store is None:
+            raise BadValueError("lora", "there are no slots for adapters; set max_loras")
+        return self._lora_store.read(folder)
+
+    def name_lora(self, name: str, facts: LoraFacts) -> None:
+        """Let requests name an adapter that was read; one that had the name before serves those that named it."""
+        self.scheduler.table.loras.name(name, facts)
+        self._drop_loras()
+
+    def forget_lora(self, name: str) -> None:
+        """Let no request name an adapter any more. Raises `UnknownModelError`."""
+        self.scheduler.table.loras.forget(name)
+        self._drop_loras()
+
+    def _drop_loras(self) -> None:
+        dropped = self.scheduler.table.loras.dropped
+        while dropped and self._lora_store is not None:
+            self._lora_store.drop(dropped.pop())
 
     def _publish_kv_events(self) -> None:
         log = self.scheduler.cache.events

@@ -24,6 +24,8 @@ def audit(scheduler: Scheduler) -> None:
     _audit_states(scheduler)
     _audit_ledger(scheduler, alive)
     _audit_isolation(scheduler)
+    wrong = scheduler.table.loras.audit(scheduler.table.rows.running, alive)
+    _require(not wrong, wrong)
     for sequence in scheduler.table.rows.running:
         _audit_running(scheduler, sequence)
 

@@ -69,6 +69,7 @@ class Sequence:
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
+        lora: the digest of its adapter; empty for none. `lora_slot` is where that is while it has a row.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
     """
 
@@ -94,6 +95,8 @@ class Sequence:
     block_hashes: list[BlockHash] = attrs.field(factory=list)
     num_shared_blocks: int = 0
     num_cached_tokens: int = 0
+    lora: bytes = b""
+    lora_slot: int = 0
     fetches: int = 0
     finish_reason: FinishReason | None = None
     stop: str | int | None = None

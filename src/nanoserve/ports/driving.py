@@ -14,6 +14,7 @@ from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineFacts, EngineState, Living
 from nanoserve.ports.engine_link import Command, Logged, Report, Watch
 from nanoserve.ports.events import EngineEvent
+from nanoserve.ports.lora import LoraFacts
 from nanoserve.ports.request import Request
 from nanoserve.ports.trace import Snapshot, Turn
 
@@ -49,6 +50,15 @@ class EngineHandle(Protocol):
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
+
+    def read_lora(self, folder: str) -> LoraFacts:
+        """Read an adapter, in any thread; it has no name yet. Raises `BadValueError`."""
+
+    def name_lora(self, name: str, facts: LoraFacts) -> None:
+        """Let requests name an adapter that was read; one that had the name before serves those that named it."""
+
+    def forget_lora(self, name: str) -> None:
+        """Let no request name an adapter any more. Raises `UnknownModelError`."""
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""

@@ -26,6 +26,8 @@ class EngineSizes:
             until memory is shared out.
         prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
         host_slots: KV blocks that host memory holds beside; 0 where nothing is kept there.
+        max_loras: slots for adapters, so the most that one step computes with; 0 where there are none.
+        max_lora_rank: the largest rank of an adapter.
     """
 
     max_num_seqs: int
@@ -36,6 +38,8 @@ class EngineSizes:
     num_blocks: tuple[int, ...] = attrs.field(default=(), converter=_counts)
     prefix_caching: bool = True
     host_slots: int = 0
+    max_loras: int = 0
+    max_lora_rank: int = 0
 
     @property
     def num_kv_blocks(self) -> int:

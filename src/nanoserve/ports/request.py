@@ -49,6 +49,7 @@ class Request:
         queue_timeout: seconds it may wait for its first step before it ends with `timeout`.
         stream: report output while it grows; otherwise a sequence's last event holds all of it, which costs less.
         constraint: what every answer must be; None leaves it free.
+        lora: the name of its adapter; empty for none.
         client: whose request it is, by a name that the entry point makes up: workers are shared out by it.
     """
 
@@ -66,4 +67,5 @@ class Request:
     queue_timeout: float | None = None
     stream: bool = True
     constraint: Constraint | None = None
+    lora: str = ""
     client: str = ""

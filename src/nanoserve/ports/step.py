@@ -59,6 +59,7 @@ class AdmittedRow:
         num_computed_tokens: how many already have their KV in the row's blocks (a prefix hit).
         block_tables: per cache group, the block of each `block_size` tokens, in order; of a recurrent group, its one
             live state.
+        lora_slot: the slot of its adapter; 0 where it has none.
     """
 
     row: int
@@ -67,6 +68,15 @@ class AdmittedRow:
     num_computed_tokens: int
     block_tables: tuple[tuple[int, ...], ...]
     sampling: RowSampling
+    lora_slot: int = 0
+
+
+@attrs.frozen
+class LoraLoad:
+    """Bring the adapter of this digest into slot `slot`, 1 <= slot <= max_loras."""
+
+    digest: bytes
+    slot: int
 
 
 @attrs.frozen
@@ -130,6 +140,7 @@ class StepPlan:
             writes to them before the copy is reported; so it may be done at any time from now on.
         loads: blocks to bring in from host memory. Steps before this one may still use the blocks, so it is done after them; this
             step and those that follow neither read nor write the blocks before the copy is reported, so it may be done beside them.
+        lora_loads: slots to fill. No step in flight has a row that uses them, nor has this one, so it may be done beside this step.
         starts_anew: no step before this one counts any more, collected or not. Copies that they asked for are done or dropped
             before anything of this plan is applied, and are never reported.
     """
@@ -144,6 +155,7 @@ class StepPlan:
     masked: tuple[int, ...] = ()
     stores: tuple[SlotCopy, ...] = ()
     loads: tuple[SlotCopy, ...] = ()
+    lora_loads: tuple[LoraLoad, ...] = ()
     starts_anew: bool = False
 
     @property

@@ -58,7 +58,7 @@ def as_text(value: Any) -> str:
 
 
 def _is_empty(name: str, value: object) -> bool:
-    return value is None or value in ((), "", {}, []) or (name == "starts_anew" and not value)
+    return value is None or value in ((), "", {}, []) or (name in {"starts_anew", "lora_slot"} and not value)
 
 
 def traffic(world: World, dice: random.Random) -> None:

@@ -18,6 +18,7 @@ from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreemp
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.lora import LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
@@ -103,6 +104,7 @@ class World:
         directory: Callable[[RecordingRunner], BlockDirectory] | None = None,
         on_failure: FailureNote | None = None,
         paranoid: bool = True,
+        lora_store: LoraStore | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -134,6 +136,7 @@ class World:
             constraints=None if grammars is None else Constraints(grammars, self.runner),
             kv_events=kv_events,
             directory=None if directory is None else directory(self.runner),
+            lora_store=lora_store,
         )
         self.scheduler = self.engine.scheduler
         self.answers: dict[tuple[str, int], Answer] = {}

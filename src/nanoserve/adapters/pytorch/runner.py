@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.lora.deltas import RowLoras
+from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
@@ -50,6 +52,7 @@ class TorchRunner:
     Attributes:
         kv: the KV cache of every layer.
         host: slots of host memory; None where `sizes` want none.
+        loras: adapters that plans may load; None where `sizes` have no slots for them.
     """
 
     def __init__(self, model: DecoderModel, sizes: EngineSizes) -> None:
@@ -70,6 +73,10 @@ class TorchRunner:
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()
         self._logprobs: dict[int, int] = {}
+        self.loras = HostLoras.for_sizes(model, sizes)
+        self._row_loras: RowLoras | None = None
+        if self.loras is not None:
+            self._row_loras = RowLoras(self.loras, invariant=model.is_invariant)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, /) -> TorchTicket:
@@ -78,7 +85,8 @@ class TorchRunner:
         if not plan.num_tokens:
             return TorchTicket(step=plan.step)
         step = self._rows.step(plan)
-        hidden = self._model(step.inputs, self.kv)
+        low_rank = self._row_loras and self._row_loras.of_step(plan)
+        hidden = self._model(step.inputs, self.kv, low_rank=low_rank)
         ticket = TorchTicket(step=plan.step, rows=plan.sampling_rows)
         if self._prompt_scoring.asked:
             scored = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
@@ -128,6 +136,8 @@ class TorchRunner:
         return RunnerCounts()
 
     def _apply(self, plan: StepPlan) -> None:
+        if self._row_loras is not None:
+            self._row_loras.load(plan.lora_loads)
         for row in plan.released:
             self._release(row)
         for admitted in plan.admitted:
@@ -142,6 +152,8 @@ class TorchRunner:
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)
         self._prompt_scoring.asked.pop(row, None)
+        if self._row_loras is not None:
+            self._row_loras.rows.pop(row, None)
         self._sampler.release(row)
 
     def _admit(self, admitted: AdmittedRow) -> None:
@@ -150,6 +162,8 @@ class TorchRunner:
         self._sampler.admit(admitted)
         if admitted.sampling.prompt_logprobs is not None:
             self._prompt_scoring.admit(admitted)
+        if self._row_loras is not None and admitted.lora_slot:
+            self._row_loras.rows[admitted.row] = admitted.lora_slot
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 

@@ -78,7 +78,7 @@ def _stored(
         group=group,
         parent=names[first - 1] if first else None,
         block_hashes=tuple(names[first : last + 1]),
-        token_ids=() if sequence.request.cache_salt else tuple(tokens),
+        token_ids=() if sequence.request.cache_salt or sequence.lora else tuple(tokens),
         tier=tier,
     )
 

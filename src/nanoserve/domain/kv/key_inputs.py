@@ -44,12 +44,14 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
     "paranoid": "checks counts",
+    **dict.fromkeys(("lora", "max_loras", "max_lora_rank"), "adapters count by their digests"),
     **dict.fromkeys(("kv_events_port", "kv_events_host", "kv_events_replay_port"), _EVENTS),
     **dict.fromkeys(("kv_events_topic", "kv_events_format"), _EVENTS),
 }
 REQUEST_INPUTS: Final[Mapping[str, str]] = {
     "prompt_token_ids": "hashed block by block behind the root, as are the tokens of the answer",
     "cache_salt": "not of keys, but of who may share them",
+    "lora": "an adapter makes other keys; it counts by the digest of its numbers, which its name may lose to another one",
     "request_id": "the root where prompts share nothing, and the sequences of one request do",
 }
 """Inputs of a request, beside its engine's."""

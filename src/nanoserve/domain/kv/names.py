@@ -49,11 +49,16 @@ def chain_root(*salt: str, isolated: bool) -> BlockHash:
     return digest if isolated else int.from_bytes(digest[:8])
 
 
-def hash_root(request: Request, *, prefix_caching: bool, isolated: bool) -> BlockHash | None:
+def hash_root(
+    request: Request, *, prefix_caching: bool, isolated: bool, lora: bytes = b""
+) -> BlockHash | None:
     """Where the chain of a request's block names starts; None where its blocks are never shared.
 
-    Where caching is off, the sequences of one request still share blocks, and with no other request.
+    `lora` is the digest of the numbers of its adapter. Where caching is off, the sequences of one request still share blocks, and with
+    no other request.
     """
+    if prefix_caching and lora:
+        return chain_root("lora", lora.hex(), request.cache_salt, isolated=isolated)
     if prefix_caching:
         return chain_root("salt", request.cache_salt, isolated=isolated)
     if request.sampling.n > 1:

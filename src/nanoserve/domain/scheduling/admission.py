@@ -40,8 +40,10 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
     _check_room(request, limits, cache)
 
 
-def expand_request(request: Request, limits: Limits, arrival: int, *, now: float) -> list[Sequence]:
-    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`."""
+def expand_request(
+    request: Request, limits: Limits, arrival: int, *, now: float, lora: bytes = b""
+) -> list[Sequence]:
+    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`. `lora` is their adapter's digest."""
     priority = 0
     if limits.policy is Policy.PRIORITY:
         of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
@@ -50,7 +52,7 @@ def expand_request(request: Request, limits: Limits, arrival: int, *, now: float
     stop_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids |= request.eos_token_ids
-    root = hash_root(request, prefix_caching=limits.prefix_caching, isolated=limits.isolated)
+    root = hash_root(request, prefix_caching=limits.prefix_caching, isolated=limits.isolated, lora=lora)
     return [
         Sequence(
             request=request,
@@ -63,6 +65,7 @@ def expand_request(request: Request, limits: Limits, arrival: int, *, now: float
             stop_ids=stop_ids,
             token_ids=list(request.prompt_token_ids),
             hash_root=root,
+            lora=lora,
         )
         for index in range(params.n)
     ]

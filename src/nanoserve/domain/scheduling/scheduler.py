@@ -81,8 +81,11 @@ class Scheduler:
             raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
         check_request(request, self.limits, self.cache)
         self.table.waiting.check_room(request)
+        lora = self.table.loras.digest_of(request) if request.lora else b""
         self.is_settled = False
-        sequences = expand_request(request, self.limits, self.counters.accepted, now=self._clock.now())
+        sequences = expand_request(
+            request, self.limits, self.counters.accepted, now=self._clock.now(), lora=lora
+        )
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
         self.table.add(sequences, may_start=may_start)
         self.counters.accepted += len(sequences)
@@ -108,7 +111,8 @@ class Scheduler:
             left = self._chunk_budget.allowance(left, len(decoding))
         left = self._continue_prefills(draft, left)
         self._admit(draft, left, now)
-        if not (draft.chunks or decoding or (tiers and tiers.calls_for_step(is_idle=not self.flights))):
+        computes_something = draft.chunks or decoding or self.table.loras.planned
+        if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
             return None
         return self._dispatch(draft, now)
 
@@ -129,7 +133,8 @@ class Scheduler:
             draft.table_updates.extend(updates)
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
-        plan = draft.seal(self.table.rows.released(), decoding.rows, masked)
+        loads = self.table.loras.take_planned() if self.table.loras.planned else ()
+        plan = draft.seal(self.table.rows.released(), decoding.rows, masked, loads)
         if self.cache.tiers is not None:
             plan = self.cache.tiers.go_along(plan)
         self._remapped.clear()
@@ -194,9 +199,7 @@ class Scheduler:
         rows = self.table.rows
         while left > 0 and rows.free:
             sequence = self._next_to_admit()
-            # A preempted sequence stays out while a step of its former row is in flight: that step's token is appended
-            # when it is committed, and a row admitted now would lack it.
-            if sequence is None or sequence.last_step > self.committed_step:
+            if sequence is None or not self.table.may_sit(sequence, draft.step, self.committed_step):
                 return
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
@@ -358,7 +361,7 @@ class Scheduler:
         self.committed_step = self.step
         for sequence in list(self.table.rows.running):
             self._preempt(sequence)
-        self.table.rows.release_all()
+        self.table.release_all()
 
     def draw(self, ticket: object) -> None:
         """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""

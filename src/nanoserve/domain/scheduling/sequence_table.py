@@ -6,6 +6,7 @@ import heapq
 
 import attrs
 
+from nanoserve.domain.loras import Loras
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.queue import Deadlines, WaitingQueue
 from nanoserve.domain.scheduling.steps import DecodeSet
@@ -101,6 +102,7 @@ class SequenceTable:
         self.prefilling: list[Sequence] = []
         self.decoding = DecodeSet(limits.block_size)
         self.deadlines = Deadlines()
+        self.loras = Loras(limits.max_loras)
         self._held: set[Sequence] = set()
 
     @property
@@ -111,6 +113,8 @@ class SequenceTable:
 
     def add(self, sequences: list[Sequence], *, may_start: bool) -> None:
         """A request's sequences stand in line if they `may_start`."""
+        if sequences[0].lora:
+            self.loras.accept(sequences)
         self.requests[sequences[0].request.request_id] = sequences
         for sequence in sequences:
             self.deadlines.watch(sequence)
@@ -130,11 +134,23 @@ class SequenceTable:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
 
+    def may_sit(self, sequence: Sequence, step: int, committed: int) -> bool:
+        """Whether nothing but room keeps a waiting sequence from a row in a step; `committed` is the newest one that is home.
+
+        A preempted sequence stays out while a step of its former row is in flight: that step's token is appended when it is
+        committed, and a row admitted now would lack it.
+        """
+        if sequence.last_step > committed:
+            return False
+        return not sequence.lora or self.loras.find(sequence, step, committed)
+
     def seat(self, sequence: Sequence) -> int:
         """Give a sequence a row, on which it prefills."""
         sequence.move(Trigger.RESUME if sequence.phase is Phase.PREEMPTED else Trigger.ADMIT)
         self.prefilling.append(sequence)
         self.prefilling.sort(key=lambda each: each.order)
+        if sequence.lora:
+            self.loras.seat(sequence)
         return self.rows.take(sequence)
 
     def unseat(self, sequence: Sequence, step: int) -> int:
@@ -144,7 +160,14 @@ class SequenceTable:
             self.decoding.leave(sequence, step)
         elif sequence in self.prefilling:
             self.prefilling.remove(sequence)
+        if sequence.lora:
+            self.loras.unseat(sequence, step)
         return self.rows.leave(sequence)
+
+    def release_all(self) -> None:
+        """The runner may have missed steps: the next plan releases every row, and nothing is in a slot. No sequence has a row."""
+        self.rows.release_all()
+        self.loras.empty_slots()
 
     def send_back(self, sequence: Sequence, *, held: bool) -> None:
         """A sequence without its row waits for another one, at its old place in line or `held`."""
@@ -163,6 +186,8 @@ class SequenceTable:
             self.waiting.note_finished(sequence)
         self._held.discard(sequence)
         self.deadlines.note_finished(sequence)
+        if sequence.lora:
+            self.loras.end(sequence)
         request_id = sequence.request.request_id
         if all(each.phase is Phase.FINISHED for each in self.requests[request_id]):
             del self.requests[request_id]

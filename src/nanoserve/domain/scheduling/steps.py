@@ -14,7 +14,15 @@ import attrs
 from nanoserve.domain.kv.states import PlannedCopy
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TableUpdate, TokenLogprobs
+from nanoserve.ports.step import (
+    AdmittedRow,
+    Chunk,
+    LoraLoad,
+    StepPlan,
+    StepResult,
+    TableUpdate,
+    TokenLogprobs,
+)
 
 Progress = tuple[Sequence, int, TokenLogprobs | None]
 """A sequence, its new token, and the token's log-probabilities where asked for."""
@@ -41,6 +49,7 @@ class Draft:
             num_computed_tokens=sequence.num_scheduled_tokens,
             block_tables=tuple(tuple(table) for table in sequence.block_tables),
             sampling=sequence.sampling,
+            lora_slot=sequence.lora_slot,
         )
         self.admitted.append(admitted)
 
@@ -67,7 +76,13 @@ class Draft:
         self.copies = tuple(each for each in self.copies if each.sequence is not sequence)
         return withdrawn
 
-    def seal(self, released: list[int], decoding: tuple[int, ...], masked: tuple[int, ...] = ()) -> StepPlan:
+    def seal(
+        self,
+        released: list[int],
+        decoding: tuple[int, ...],
+        masked: tuple[int, ...] = (),
+        lora_loads: tuple[LoraLoad, ...] = (),
+    ) -> StepPlan:
         """The finished plan."""
         return StepPlan(
             step=self.step,
@@ -78,6 +93,7 @@ class Draft:
             decoding=decoding,
             copies=tuple([each.copy for each in self.copies]) if self.copies else (),
             masked=masked,
+            lora_loads=lora_loads,
         )
 
 

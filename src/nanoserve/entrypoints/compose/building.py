@@ -67,6 +67,7 @@ from nanoserve.entrypoints.compose.choices import (
     user_chose_threads,
 )
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.group import RankGroup, start_group
 from nanoserve.entrypoints.compose.kv_events import open_kv_events
 from nanoserve.entrypoints.compose.log import log_failed_step
@@ -366,7 +367,8 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
-    return Engine(
+    loras = None if isinstance(runner, LeadingRunner) else runner.loras
+    engine = Engine(
         limits=make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
@@ -378,4 +380,8 @@ def _build_engine(
         on_failure=log_failed_step,
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
+        lora_store=loras,
     )
+    for name, folder in named_loras(settings.lora).items():
+        engine.name_lora(name, engine.read_lora(folder))
+    return engine

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
 from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
@@ -90,7 +91,26 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         vocab_size=spec.vocab_size,
         block_size=settings.block_size,
         prefix_caching=settings.enable_prefix_caching,
+        max_loras=choose_loras(settings, device),
+        max_lora_rank=settings.max_lora_rank,
     )
+
+
+def choose_loras(settings: EngineSettings, device: str) -> int:
+    """Slots for adapters. Raises `BadValueError` where there may be none."""
+    named = len(named_loras(settings.lora))
+    slots = named if settings.max_loras is None else settings.max_loras
+    if named and not slots:
+        raise BadValueError("max_loras", "must be at least 1 where --lora names adapters")
+    if slots and settings.tensor_parallel_size > 1:
+        message = "adapters cannot be split over ranks yet; leave tensor_parallel_size at 1"
+        raise BadValueError("max_loras" if settings.max_loras else "lora", message)
+    if slots and device == "cuda":
+        raise BadValueError(
+            "max_loras" if settings.max_loras else "lora",
+            "adapters have no GPU kernels yet; ask for device=cpu",
+        )
+    return slots
 
 
 def choose_depth(settings: EngineSettings, device: str) -> int:

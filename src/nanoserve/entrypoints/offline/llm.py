@@ -25,6 +25,7 @@ from nanoserve.ports.sampling import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 StructuredOutputs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+LoraNames = str | Sequence[str | None] | None
 FormT = TypeVar("FormT")
 
 
@@ -34,6 +35,7 @@ class LLM:
     Args:
         model: a folder, a GGUF file or the name of a model on the Hugging Face hub; None is the small built-in model.
         seed: makes requests that name no seed of their own reproducible.
+        lora: folders of adapters, in PEFT's form, by the names that `generate` and `chat` know them by.
         trace: write the engine's step log into this file until `shutdown`, for `nanoserve inspect`; `trace_words`:
             with what is asked and answered.
         settings: any other field of `EngineSettings`, such as `kv_memory="2GiB"`.
@@ -53,6 +55,7 @@ class LLM:
         device: str | None = None,
         quantization: str | None = None,
         enable_prefix_caching: bool | None = None,
+        lora: Mapping[str, str | os.PathLike[str]] | None = None,
         seed: int | None = None,
         trace: str | os.PathLike[str] | None = None,
         trace_words: bool = False,
@@ -68,6 +71,7 @@ class LLM:
             "device": device,
             "quantization": quantization,
             "enable_prefix_caching": enable_prefix_caching,
+            "lora": _written(lora) if lora else None,
         }
         engine = argument_settings(named | settings)
         log = TraceSettings(trace=None if trace is None else os.fspath(trace), trace_words=trace_words)
@@ -85,6 +89,7 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
         structured_outputs: StructuredOutputs = None,
+        lora: LoraNames = None,
     ) -> list[RequestOutput]:
         """Generate from each prompt; the outputs are in the prompts' order.
 
@@ -95,6 +100,7 @@ class LLM:
             priority: one number per prompt; under the priority policy the lowest runs first.
             structured_outputs: what every answer must be, or one per prompt: `{"json": schema}`, `{"json_object": True}`,
                 `{"regex": text}`, `{"choice": [texts]}`, `{"grammar": text}` or `{"structural_tag": object}`.
+            lora: the name of an adapter for all prompts, or one name or None per prompt.
 
         Raises `BadValueError`, which names the prompt's index, before anything runs. Ctrl-C aborts all requests;
         the engine stays usable.
@@ -107,6 +113,7 @@ class LLM:
             use_tqdm=use_tqdm,
             priority=priority,
             structured_outputs=structured_outputs,
+            lora=lora,
         )
 
     def chat(
@@ -116,6 +123,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         structured_outputs: StructuredOutputs = None,
+        lora: LoraNames = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; otherwise as `generate`."""
         if isinstance(messages, (str, Mapping)):
@@ -129,7 +137,18 @@ class LLM:
             sampling_params,
             use_tqdm=use_tqdm,
             structured_outputs=structured_outputs,
+            lora=lora,
         )
+
+    def load_lora(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Read an adapter and let prompts name it; one of the same name gives way to it. Raises `BadValueError`."""
+        session = self._open_session
+        facts = session.assembly.engine.read_lora(os.fspath(folder))
+        session.assembly.engine.name_lora(name, facts)
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter. Raises `UnknownModelError`."""
+        self._open_session.assembly.engine.forget_lora(name)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own recommendations in `generation_config.json`."""
@@ -170,6 +189,7 @@ class LLM:
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
         structured_outputs: StructuredOutputs = None,
+        lora: LoraNames = None,
     ) -> list[RequestOutput]:
         session, count = self._open_session, len(prompts)
         default = self.get_default_sampling_params() if params is None else params
@@ -180,10 +200,22 @@ class LLM:
         _check_count("sampling_params", sampling, count, SamplingParams)
         _check_count("priority", priorities, count, int)
         constraints = _constraints(structured_outputs, count)
-        jobs = [session.job(*each) for each in zip(prompts, sampling, priorities, constraints, strict=True)]
+        loras = [lora or ""] * count if lora is None or isinstance(lora, str) else _listed("lora", lora)
+        loras = [each or "" for each in loras]
+        _check_count("lora", loras, count, str)
+        jobs = [
+            session.job(prompt, params, priority, constraint, lora=name)
+            for prompt, params, priority, constraint, name in zip(
+                prompts, sampling, priorities, constraints, loras, strict=True
+            )
+        ]
         for _ in session.run(jobs, progress=use_tqdm):
             pass
         return [job.output() for job in jobs]
+
+
+def _written(lora: Mapping[str, str | os.PathLike[str]]) -> str:
+    return ",".join(f"{name}={os.fspath(folder)}" for name, folder in lora.items())
 
 
 def _constraints(structured_outputs: StructuredOutputs, count: int) -> list[Constraint | None]:

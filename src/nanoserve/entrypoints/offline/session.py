@@ -59,6 +59,8 @@ class Session:
         priority: int = 0,
         constraint: Constraint | None = None,
         reading: Reading | None = None,
+        *,
+        lora: str = "",
     ) -> Job:
         """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
         if constraint is not None:
@@ -72,6 +74,7 @@ class Session:
             bad_words,
             priority=priority,
             constraint=constraint,
+            lora=lora,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
         return Job(prompt, request, self.assembly.tokenizer)

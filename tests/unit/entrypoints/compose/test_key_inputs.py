@@ -119,13 +119,20 @@ def test_every_field_of_a_model_s_numbers_counts(kind: type) -> None:
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_roots_differ_by_salt_alone_or_by_request_where_nothing_is_shared(isolated: bool) -> None:
-    def root(*, caching: bool, n: int = 1, **fields: Any) -> Any:
+    def root(*, caching: bool, n: int = 1, lora: bytes = b"", **fields: Any) -> Any:
         asked = Request(prompt_token_ids=(1,), sampling=SamplingParams(n=n), **fields)
-        return hash_root(asked, prefix_caching=caching, isolated=isolated)
+        return hash_root(asked, prefix_caching=caching, isolated=isolated, lora=lora)
 
     plain = root(caching=True, request_id="a")
     assert plain == root(caching=True, request_id="b", n=2, seed=7, priority=3)
     assert plain != root(caching=True, request_id="a", cache_salt="x")
+    salts = ("", "x", b"x".hex())
+    roots = [
+        root(caching=True, request_id="a", cache_salt=salt, lora=lora)
+        for salt in salts
+        for lora in (b"", b"x", b"y")
+    ]
+    assert len(set(roots)) == len(roots)
     assert root(caching=False, request_id="a") is None
     assert root(caching=False, request_id="a", n=2) != root(caching=False, request_id="b", n=2)
 

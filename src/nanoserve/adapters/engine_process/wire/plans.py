@@ -15,7 +15,16 @@ import msgspec
 
 from nanoserve.adapters.engine_process.wire.codec import WireError, framed
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, SlotCopy, StepPlan, TableUpdate
+from nanoserve.ports.step import (
+    AdmittedRow,
+    BlockCopy,
+    Chunk,
+    LoraLoad,
+    RowSampling,
+    SlotCopy,
+    StepPlan,
+    TableUpdate,
+)
 
 
 class Join(msgspec.Struct, array_like=True, tag=0):
@@ -48,6 +57,7 @@ class Row(msgspec.Struct, array_like=True):
     num_computed_tokens: int
     block_tables: tuple[tuple[int, ...], ...]
     sampling: RowSampling
+    lora_slot: int
 
 
 class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):
@@ -63,6 +73,7 @@ class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):
     masked: tuple[int, ...]
     stores: tuple[SlotCopy, ...]
     loads: tuple[SlotCopy, ...]
+    lora_loads: tuple[LoraLoad, ...]
     starts_anew: bool
 
 
@@ -116,6 +127,7 @@ class RankWire:
             plan.masked,
             plan.stores,
             plan.loads,
+            plan.lora_loads,
             plan.starts_anew,
         )
         return framed(self._encoder.encode(message))
@@ -142,6 +154,7 @@ class RankWire:
             masked=message.masked,
             stores=message.stores,
             loads=message.loads,
+            lora_loads=message.lora_loads,
             starts_anew=message.starts_anew,
         )
 

@@ -38,6 +38,7 @@ from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
@@ -54,6 +55,7 @@ class CudaRunner:
     Attributes:
         kv: the KV cache of every layer.
         host: slots of host memory; None where the sizes want none.
+        loras: adapters that plans may load; None where there are no slots for them.
         start_phases: seconds that each part of getting ready took, by name.
         graph_steps: steps by how they were launched, as a captured graph or kernel by kernel (eager).
     """
@@ -83,6 +85,7 @@ class CudaRunner:
         host_slots = arena.sizes.host_slots
         self._offload = Offload(kv, host_slots) if host_slots else None
         self.host = self._offload and self._offload.slots
+        self.loras: HostLoras | None = None
         self._compiles = CompileCounter()
         self.start_phases: Mapping[str, float] = {}
         self.graph_steps = {"graph": 0, "eager": 0}

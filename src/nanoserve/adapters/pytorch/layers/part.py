@@ -46,6 +46,13 @@ class LinearOps(Protocol):
         """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
 
 
+class LowRank(Protocol):
+    """What adapters add to the products of one step's T tokens."""
+
+    def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
+        """Add to `product` [T, out_features] of x [T, in_features] and a linear layer what the tokens' adapters make of x."""
+
+
 @attrs.frozen(eq=False)
 class Product:
     """One product of a model: what a device must be able to compute, and the memory that takes.
@@ -121,18 +128,24 @@ class TorchLinearOps:
     """LinearOps by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
 
     `stream` is the residual stream, replaced by each sum and never written into; `invariant` products have bits that depend on
-    no other token, which `Linear`s and mixtures see to by themselves.
+    no other token, which `Linear`s and mixtures see to by themselves; `low_rank` is of steps with adapters.
     """
 
-    def __init__(self, stream: Tensor, *, ranks: Communicator = ALONE, invariant: bool = False) -> None:
+    def __init__(
+        self,
+        stream: Tensor,
+        *,
+        ranks: Communicator = ALONE,
+        invariant: bool = False,
+        low_rank: LowRank | None = None,
+    ) -> None:
         self.stream = stream
-        self._ranks = ranks
+        self._ranks, self._low_rank = ranks, low_rank
         self._gated = invariant_gated_activation if invariant else gated_activation
 
     def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
         """See `LinearOps`."""
-        product: Tensor = linear(self.stream if norm is None else norm(self.stream))
-        return product
+        return self._product(self.stream if norm is None else norm(self.stream), linear)
 
     def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `LinearOps`."""
@@ -140,12 +153,11 @@ class TorchLinearOps:
 
     def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """See `LinearOps`."""
-        product: Tensor = linear(norm(entered))
-        return product
+        return self._product(norm(entered), linear)
 
     def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
         """See `LinearOps`."""
-        product = self._ranks.all_reduce(linear(inner))
+        product = self._ranks.all_reduce(self._product(inner, linear))
         self.stream = self.stream + (product if norm is None else norm(product))
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
@@ -155,3 +167,9 @@ class TorchLinearOps:
         chosen = choose(logits, mixture.routing, mixture.correction)
         compute = invariant_feed if mixture.invariant else feed
         self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))
+
+    def _product(self, x: Tensor, linear: Linear) -> Tensor:
+        product: Tensor = linear(x)
+        if self._low_rank is not None:
+            self._low_rank.add(x, linear, product)
+        return product

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import Part, Product, TorchLinearOps
+from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product, TorchLinearOps
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
@@ -86,14 +86,25 @@ class DecoderModel(nn.Module):
         """The parts of a layer: the page's own."""
         raise NotImplementedError
 
-    def forward(self, inputs: StepInputs, kv: KVStore, observe: Observer | None = None) -> Tensor:
-        """Compute one step's tokens; their keys and values are written to `kv`.
+    def forward(
+        self,
+        inputs: StepInputs,
+        kv: KVStore,
+        observe: Observer | None = None,
+        low_rank: LowRank | None = None,
+    ) -> Tensor:
+        """Compute one step's tokens; their keys and values are written to `kv`. `low_rank` is of the adapters that they have.
 
         Returns:
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
         step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
-        ops = TorchLinearOps(self.embedding(inputs.token_ids), ranks=self._ranks, invariant=self.is_invariant)
+        ops = TorchLinearOps(
+            self.embedding(inputs.token_ids),
+            ranks=self._ranks,
+            invariant=self.is_invariant,
+            low_rank=low_rank,
+        )
 
         def show(name: str) -> None:
             if observe is not None:

@@ -7,6 +7,7 @@ import attrs
 from nanoserve.entrypoints.compose.config.kinds import (
     boolean,
     integer,
+    loras,
     memory,
     number,
     one_of,
@@ -16,6 +17,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     text,
 )
 from nanoserve.entrypoints.compose.config.setting import setting
+from nanoserve.ports.lora import MOST_RANK
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +42,19 @@ class EngineSettings:
     )
     quantization: str | None = setting(
         None, or_none(one_of("none", "int8", "int4"), "none"), "Compress the weights while loading."
+    )
+    lora: str | None = setting(
+        None,
+        or_none(loras(), "none"),
+        "LoRA adapters in PEFT's form that requests may name as their model.",
+    )
+    max_loras: int | None = setting(
+        None,
+        or_none(integer(low=0, high=1024)),
+        "Adapters that one step computes with, in device memory; if not given, as many as --lora names.",
+    )
+    max_lora_rank: int = setting(
+        64, integer(low=1, high=MOST_RANK), "The largest rank of an adapter, for which memory is kept."
     )
     tensor_parallel_size: int = setting(
         1,

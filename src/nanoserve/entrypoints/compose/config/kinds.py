@@ -24,6 +24,9 @@ _ORIGIN: Final = r"(?ai)\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\
 _CLASS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]\d{0,8})?)?)?")
 
 
+_LORA: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}=[^=,]+")
+
+
 @attrs.frozen
 class ValueKind:
     """One kind of value.
@@ -272,6 +275,26 @@ def request_classes() -> ValueKind:
         return value
 
     return ValueKind(metavar, check)
+
+
+def loras() -> ValueKind:
+    """Adapters by name, each `NAME=FOLDER`."""
+    metavar = "NAME=FOLDER,..."
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not all(map(_LORA.fullmatch, value.split(","))):
+            raise ValueError(f"takes {metavar}, got {value!r}")
+        if len(named_loras(value)) != len(value.split(",")):
+            raise ValueError(f"takes each name once, got {value!r}")
+        return value
+
+    return ValueKind(metavar, check)
+
+
+def named_loras(written: str | None) -> dict[str, str]:
+    """The folders of adapters, by name, in the form of `loras`."""
+    pairs = [each.partition("=") for each in written.split(",")] if written else []
+    return {name: folder for name, _, folder in pairs}
 
 
 def _checked(fits: Callable[[Any], object], wanted: str) -> Callable[[Any], Any]:

@@ -1,0 +1,85 @@
+"""What adapters add to the products of one step on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import attrs
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.linear.fixed_rows import ROWS
+from nanoserve.adapters.pytorch.lora.layout import LoraWeights, Site
+from nanoserve.adapters.pytorch.lora.store import HostLoras
+from nanoserve.ports.step import LoraLoad, StepPlan
+
+
+@attrs.frozen(eq=False)
+class Deltas:
+    """Fulfils `layers.part.LowRank`.
+
+    Attributes:
+        groups: for each adapter the tokens that have it, int64, and its numbers.
+        invariant: whether the bits of a token's delta depend on no other token.
+    """
+
+    loras: HostLoras
+    groups: Sequence[tuple[Tensor, LoraWeights]]
+    invariant: bool = False
+
+    def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
+        """See `layers.part.LowRank`."""
+        site = self.loras.layout.sites[linear]
+        for tokens, weights in self.groups:
+            ours = x[tokens]
+            if self.invariant:
+                padded = F.pad(ours, (0, 0, 0, -len(ours) % ROWS))
+                pieces = [_delta(site, weights, piece) for piece in torch.split(padded, ROWS)]
+                delta = torch.cat(pieces)[: len(ours)]
+            else:
+                delta = _delta(site, weights, ours)
+            product.index_add_(0, tokens, delta)
+
+
+def _delta(site: Site, weights: LoraWeights, x: Tensor) -> Tensor:
+    """[T, in_features] to [T, out_features]."""
+    a, b = weights.at(site)
+    shrunk = x @ a.flatten(0, 1).t()
+    parts = torch.split(shrunk, weights.rank, dim=1)
+    return torch.cat([parts[part] @ b[first:last].t() for first, last, part in site.runs], dim=1)
+
+
+class RowLoras:
+    """Which adapter each row has, by the slots of the plans; on a CPU a slot is a reference to numbers in the same memory.
+
+    Attributes:
+        rows: the slot of each row that has one.
+    """
+
+    def __init__(self, loras: HostLoras, *, invariant: bool) -> None:
+        self._loras, self._invariant = loras, invariant
+        self._slots: dict[int, LoraWeights] = {}
+        self.rows: dict[int, int] = {}
+
+    def load(self, loads: Sequence[LoraLoad]) -> None:
+        """Fill slots."""
+        self._slots.update({each.slot: self._loras[each.digest] for each in loads})
+
+    def of_step(self, plan: StepPlan) -> Deltas | None:
+        """The deltas of a step; None where none of its rows has an adapter."""
+        if not self.rows:
+            return None
+        chunks = [(each.row, each.length) for each in plan.chunks]
+        owners = [*chunks, *((row, 1) for row in plan.decoding)]
+        starts = itertools.accumulate((length for _, length in owners), initial=0)
+        tokens: dict[int, list[Tensor]] = {}
+        for (row, length), start in zip(owners, starts, strict=False):
+            if row in self.rows:
+                tokens.setdefault(self.rows[row], []).append(torch.arange(start, start + length))
+        if not tokens:
+            return None
+        groups = [(torch.cat(each), self._slots[slot]) for slot, each in tokens.items()]
+        return Deltas(self._loras, groups, self._invariant)

@@ -1,0 +1,148 @@
+"""Where the numbers of an adapter lie, so that they fit the products of a model.
+
+Checkpoints name layers that are rows of one matrix here (q, k and v; gate and up), and the rows are put into the order in which kernels want
+them. A product of several parts has a factor A for each, and B's rows say by their place which of them they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.lora.folder import Factors
+from nanoserve.adapters.pytorch.models import DecoderModel
+
+RANKS = (16, 32, 64, 128)
+"""Ranks that adapters are padded to: what tensor cores multiply."""
+
+
+@attrs.frozen(eq=False)
+class Site:
+    """One product of a model, and where an adapter has its factors.
+
+    Attributes:
+        start_a, start_b: where A [parts, r, in_features] and B [out_features, r] begin, to be multiplied by r.
+        runs: (first, last, part): rows of the product that read the same part of A, `last` not among them; all rows in order.
+    """
+
+    in_features: int
+    out_features: int
+    num_parts: int
+    start_a: int
+    start_b: int
+    runs: tuple[tuple[int, int, int], ...]
+
+
+@attrs.frozen(eq=False)
+class _Place:
+    """A linear layer of a checkpoint: a part of a site, and for each of its rows the row of the site."""
+
+    site: Site
+    part: int
+    rows: Tensor
+
+
+@attrs.frozen(eq=False)
+class Layout:
+    """All sites of a model.
+
+    Attributes:
+        sites: by the linear layer that computes the product.
+        size: numbers of an adapter, to be multiplied by its rank.
+        places: by the names of linear layers in a checkpoint.
+    """
+
+    sites: Mapping[Linear, Site]
+    size: int
+    places: Mapping[str, _Place]
+
+    @classmethod
+    def of(cls, model: DecoderModel) -> Layout:
+        """The layout for a model as it computes, its layers packed and arranged."""
+        sites: dict[Linear, Site] = {}
+        places: dict[str, _Place] = {}
+        size = 0
+        for linear, parts in _named_rows(model):
+            part_of = torch.empty(linear.out_features, dtype=torch.int64)
+            for number, rows in enumerate(parts.values()):
+                part_of[rows] = number
+            numbers, lengths = torch.unique_consecutive(part_of, return_counts=True)
+            ends = lengths.cumsum(0).tolist()
+            runs = tuple(zip([0, *ends[:-1]], ends, numbers.tolist(), strict=True))
+            start_b = size + len(parts) * linear.in_features
+            site = Site(linear.in_features, linear.out_features, len(parts), size, start_b, runs)
+            size = start_b + linear.out_features
+            sites[linear] = site
+            for number, (name, rows) in enumerate(parts.items()):
+                places[name] = _Place(site, number, rows)
+        return cls(sites, size, places)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """(out_features, in_features) of every layer that can be adapted, by its name in a checkpoint."""
+        return {name: (len(each.rows), each.site.in_features) for name, each in self.places.items()}
+
+    def pack(
+        self, factors: Mapping[str, Factors], dtype: torch.dtype, *, pinned: bool = False
+    ) -> LoraWeights:
+        """An adapter's factors as numbers of this layout, their scales in B."""
+        rank = next(each for each in RANKS if each >= max(factor.rank for factor in factors.values()))
+        weights = LoraWeights(rank, torch.zeros(rank * self.size, dtype=dtype, pin_memory=pinned))
+        for name, factor in factors.items():
+            place = self.places[name]
+            a, b = weights.at(place.site)
+            a[place.part, : factor.rank] = factor.a.to(dtype)
+            b[place.rows, : factor.rank] = (factor.b.double() * factor.scale).to(dtype)
+        return weights
+
+
+@attrs.frozen(eq=False)
+class LoraWeights:
+    """An adapter's numbers in the order of a `Layout`, its rank padded."""
+
+    rank: int
+    numbers: Tensor
+
+    def at(self, site: Site) -> tuple[Tensor, Tensor]:
+        """A [parts, rank, in_features] and B [out_features, rank] of a site."""
+        shape_a, shape_b = (
+            (site.num_parts, self.rank, site.in_features),
+            (site.out_features, self.rank),
+        )
+        a = self.numbers.narrow(0, self.rank * site.start_a, self.rank * site.num_parts * site.in_features)
+        b = self.numbers.narrow(0, self.rank * site.start_b, self.rank * site.out_features)
+        return a.view(shape_a), b.view(shape_b)
+
+
+def _named_rows(model: DecoderModel) -> Iterator[tuple[Linear, dict[str, Tensor]]]:
+    """Each product with the checkpoint's layers that it is made of, and which of its rows are theirs, in their order.
+
+    A copy of the model without memory has the numbers of its rows for weights, and arranges them as it would weights.
+    """
+    with torch.device("meta"):
+        copy = type(model)(model.spec)
+    twins = {
+        twin.linear: product.linear
+        for parts, twin_parts in zip(model.layers, copy.layers, strict=True)
+        for part, twin_part in zip(parts, twin_parts, strict=True)
+        for product, twin in zip(part.products(), twin_part.products(), strict=True)
+    }
+    by_memory: dict[int, Linear] = {}
+    for linear in twins:
+        numbers = torch.arange(linear.out_features, dtype=torch.float64)[:, None]
+        linear.weight = nn.Parameter(numbers, requires_grad=False)
+        by_memory[linear.weight.untyped_storage().data_ptr()] = linear
+    named: dict[Linear, dict[str, Tensor]] = {linear: {} for linear in twins}
+    for name, tensor in copy.checkpoint_tensors().items():
+        if name.endswith(".weight") and not tensor.is_meta:
+            rows = tensor[:, 0].long()
+            named[by_memory[tensor.untyped_storage().data_ptr()]][name.removesuffix(".weight")] = rows
+    with torch.inference_mode():
+        copy.arrange()
+    for linear, parts in named.items():
+        now = torch.argsort(linear.weight[:, 0])
+        yield twins[linear], {name: now[rows] for name, rows in parts.items()}
