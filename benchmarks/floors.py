@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from benchmarks.ceilings import Ceilings
-from nanoserve.entrypoints.bench.workloads import BenchLoad
+from nanoserve.entrypoints.bench.measurement import BenchLoad
 from nanoserve.ports.layer_spec import DeltaSpec, DenseSpec, ExpertsSpec, LatentSpec
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, Stored
 from nanoserve_cluster.entrypoints.simulate.model_cost import (

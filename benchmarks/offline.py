@@ -27,9 +27,8 @@ from benchmarks.floors import FloorModel, expected_experts
 from benchmarks.peers.running import PEERS, check_peer, run_peer
 from benchmarks.traffic_classes import CHAT, SYSTEM_PROMPT, TrafficClass, draw_sessions
 from nanoserve.entrypoints.bench.command import BenchSubject, choose_subject, load_model, measure
-from nanoserve.entrypoints.bench.measurement import run_load, summarize
+from nanoserve.entrypoints.bench.measurement import WORKLOADS, BenchLoad, BenchWorkload, run_load, summarize
 from nanoserve.entrypoints.bench.report import check_writable, doing, number, show, table, write_report
-from nanoserve.entrypoints.bench.workloads import WORKLOADS, BenchLoad, BenchWorkload
 from nanoserve.entrypoints.compose.assembly import BenchParts
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration

@@ -10,13 +10,11 @@ import os
 import tempfile
 
 from nanoserve.entrypoints.bench.command import choose_subject
-from nanoserve.entrypoints.bench.measurement import run_load
+from nanoserve.entrypoints.bench.measurement import BenchWorkload, run_load
 from nanoserve.entrypoints.bench.report import show, table, write_report
-from nanoserve.entrypoints.bench.workloads import BenchWorkload
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
-from nanoserve.entrypoints.compose.process import process_age
-from nanoserve.entrypoints.compose.stopwatch import StartPhase, Stopwatch
+from nanoserve.entrypoints.compose.process import StartPhase, Stopwatch, process_age
 
 
 def main() -> None:

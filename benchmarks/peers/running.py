@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.workloads import BenchLoad
+from nanoserve.entrypoints.bench.measurement import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
 from nanoserve.entrypoints.compose.config import EngineSettings

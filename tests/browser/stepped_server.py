@@ -23,7 +23,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ListenSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.entrypoints.server import serve as program
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving

@@ -22,7 +22,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble_text
 from nanoserve.entrypoints.compose.choices import choose_sizes, make_limits
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.fakes.memory_runner import MemoryRunner

@@ -9,7 +9,7 @@ import torch
 from benchmarks.ceilings import Ceilings, choose_ceilings
 from benchmarks.floors import FloorModel, expected_experts
 from nanoserve.adapters.pytorch.models import PAGES
-from nanoserve.entrypoints.bench.workloads import BenchLoad
+from nanoserve.entrypoints.bench.measurement import BenchLoad
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import ModelSpec

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.peers.job import PeerJob, PeerLoad
 from benchmarks.peers.running import PeerFailedError, check_peer, run_peer
 from benchmarks.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
-from nanoserve.entrypoints.bench.workloads import BenchWorkload
+from nanoserve.entrypoints.bench.measurement import BenchWorkload
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.shapes import CONFIGS, SHAPES

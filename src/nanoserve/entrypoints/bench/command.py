@@ -7,15 +7,20 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.measurement import BenchRun, run_load, summarize
+from nanoserve.entrypoints.bench.measurement import (
+    BenchRun,
+    BenchWorkload,
+    choose_workload,
+    run_load,
+    summarize,
+)
 from nanoserve.entrypoints.bench.report import check_writable, doing, head, number, show, table, write_report
-from nanoserve.entrypoints.bench.workloads import BenchWorkload, choose_workload
 from nanoserve.entrypoints.compose.assembly import BenchParts, Survey
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench, survey
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config import BenchSettings, Configuration, EngineSettings
 from nanoserve.entrypoints.compose.printable import counted
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import Door, SamplingParams, set_by

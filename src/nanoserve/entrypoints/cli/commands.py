@@ -180,7 +180,7 @@ def serve(configuration: Configuration) -> None:
     configure_log(log)
     from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.server.start_errors import with_code  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.sockets import with_code  # noqa: PLC0415 - as above
 
     settings = Serving(
         engine=configuration.engine,

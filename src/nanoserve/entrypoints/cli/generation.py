@@ -19,8 +19,13 @@ from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
 from nanoserve.entrypoints.compose.config.configuration import override_sampling
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.outputs import CompletionOutput, Job, PositionLogprobs, RequestOutput
-from nanoserve.entrypoints.offline.prompts import Prompt
+from nanoserve.entrypoints.offline.outputs import (
+    CompletionOutput,
+    Job,
+    PositionLogprobs,
+    Prompt,
+    RequestOutput,
+)
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent, TokensGenerated

@@ -26,9 +26,8 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
 from nanoserve.entrypoints.compose.config import EngineSettings
-from nanoserve.entrypoints.compose.process import prepare_process
+from nanoserve.entrypoints.compose.process import Stopwatch, prepare_process
 from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_shape
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint

@@ -69,10 +69,9 @@ from nanoserve.entrypoints.compose.choices import (
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.group import RankGroup, start_group
-from nanoserve.entrypoints.compose.kv_events import open_kv_events
 from nanoserve.entrypoints.compose.log import log_failed_step
-from nanoserve.entrypoints.compose.offload import count_slots, open_directory
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.offload import count_slots, open_directory, open_kv_events
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError

@@ -15,9 +15,8 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble, preload, trace_format
 from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, argument_settings
 from nanoserve.entrypoints.compose.log import configure_log
-from nanoserve.entrypoints.compose.process import silence_warnings
+from nanoserve.entrypoints.compose.process import Stopwatch, silence_warnings
 from nanoserve.entrypoints.compose.recording import trace_header
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
 from nanoserve.ports.driving import Link
 from nanoserve.ports.engine_link import Ready, Start
 

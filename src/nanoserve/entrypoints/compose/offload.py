@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import structlog
 
 from nanoserve.adapters.kv_directory.directory import FileDirectory
 from nanoserve.adapters.pytorch.devices import DEVICES, DTYPES, arithmetic
@@ -16,7 +17,9 @@ from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.kv_events import KVEventPublisher
 from nanoserve.ports.kv_tiers import HostSlots
+from nanoserve.ports.model_spec import ModelSpec
 
 
 def count_slots(settings: EngineSettings, found: Survey) -> int:
@@ -83,3 +86,34 @@ def key_facts(settings: EngineSettings, found: Survey, *, threads: int, block_by
         "threads": threads if found.device == "cpu" and settings.deterministic else None,
         "block_bytes": block_bytes,
     }
+
+
+def open_kv_events(settings: EngineSettings, spec: ModelSpec) -> KVEventPublisher | None:
+    """None where none are asked for. Called before anything slow, because ports are often taken. Raises `BadValueError`."""
+    if settings.kv_events_port is None:
+        return None
+    if not settings.enable_prefix_caching:
+        raise BadValueError("kv_events_port", "there are no KV events where prefix caching is off")
+    check_kv_events("kv_events_port")
+    from nanoserve.adapters.zmq_events import encoding, publisher  # noqa: PLC0415 - an extra
+
+    as_arrays = settings.kv_events_format == "array"
+    encoder = encoding.EventEncoder(spec.cache_groups, settings.block_size, as_arrays=as_arrays)
+    place = publisher.Place(
+        host=settings.kv_events_host,
+        port=settings.kv_events_port,
+        replay_port=settings.kv_events_replay_port,
+        topic=settings.kv_events_topic or "",
+    )
+    made = publisher.ZmqKVEvents(place, encoder)
+    made.start()
+    structlog.get_logger().info("KV events", at=made.endpoint, replay=made.replay_endpoint)
+    return made
+
+
+def check_kv_events(setting: str) -> None:
+    """Raises `BadValueError` in the name of a setting where KV events cannot be written or read."""
+    try:
+        import zmq  # noqa: F401, PLC0415 - an extra
+    except ImportError:
+        raise BadValueError(setting, "KV events need pyzmq: pip install 'nanoserve[events]'") from None

@@ -15,8 +15,7 @@ from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import merge_sampling
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.outputs import RequestOutput
-from nanoserve.entrypoints.offline.prompts import Prompt, PromptForm, is_one_prompt
+from nanoserve.entrypoints.offline.outputs import Prompt, PromptForm, RequestOutput, is_one_prompt
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError

@@ -17,8 +17,7 @@ from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
-from nanoserve.entrypoints.offline.outputs import Job
-from nanoserve.entrypoints.offline.prompts import Prompt, read_conversation, read_prompt
+from nanoserve.entrypoints.offline.outputs import Job, Prompt, read_conversation, read_prompt
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError

@@ -19,13 +19,18 @@ from nanoserve.entrypoints.compose.bootstrap import assemble_text, find_model, t
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
-from nanoserve.entrypoints.server.http.keys import read_keys
-from nanoserve.entrypoints.server.http.security import KeyRing
-from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
+from nanoserve.entrypoints.server.http.security import KeyRing, read_keys
 from nanoserve.entrypoints.server.report import Started
-from nanoserve.entrypoints.server.serving import Serving, make_server, open_service, shared_counting
+from nanoserve.entrypoints.server.serving import (
+    HttpServer,
+    Serving,
+    bridge_library_logs,
+    make_server,
+    open_service,
+    shared_counting,
+)
 from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
 from nanoserve.entrypoints.server.sockets import (
     listening_sockets,

@@ -17,7 +17,34 @@ import structlog
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
 from nanoserve.entrypoints.compose.host_names import host_name
-from nanoserve.entrypoints.server.start_errors import StartError
+from nanoserve.ports import errors
+from nanoserve.ports.errors import BadValueError, NanoserveError
+
+_START_CODES: Final[tuple[tuple[type[NanoserveError], str], ...]] = (
+    (BadValueError, "BAD_SETTING"),
+    (errors.ModelLoadError, "MODEL_NOT_LOADED"),
+    (errors.OutOfMemoryError, "OUT_OF_MEMORY"),
+    (errors.EngineDiedError, "ENGINE_DIED"),
+)
+
+
+class StartError(NanoserveError):
+    """The server cannot start; `code` names the kind of reason."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(f"{message} [{code}]")
+        self.code = code
+
+
+def with_code(error: NanoserveError) -> NanoserveError:
+    """The error with its code at the end of its message."""
+    if isinstance(error, StartError):
+        return error
+    code = next((code for kind, code in _START_CODES if isinstance(error, kind)), "START_FAILED")
+    if isinstance(error, BadValueError):
+        return BadValueError(error.parameter, f"{str(error).removeprefix(f'{error.parameter}: ')} [{code}]")
+    return StartError(str(error), code)
+
 
 SEND_BUFFER: Final = 128 << 10
 """Bytes that the system keeps for a client that does not read (Linux doubles the number for its own needs). By itself

@@ -12,8 +12,7 @@ import structlog
 
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.server.http.sse import end
-from nanoserve.entrypoints.server.http_server import HttpServer
-from nanoserve.entrypoints.server.serving import Serving
+from nanoserve.entrypoints.server.serving import HttpServer, Serving
 from nanoserve.entrypoints.server.sockets import describe
 from nanoserve.ports.counts import Counts
 from nanoserve_cluster.entrypoints.ray.arguments import RaySettings

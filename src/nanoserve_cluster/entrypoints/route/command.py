@@ -38,7 +38,7 @@ def route(configuration: Configuration) -> None:
 
     A replica that is away gets no requests until it is back. A request that has no answer yet goes to another one.
     """
-    from nanoserve.entrypoints.server.start_errors import with_code  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.server.sockets import with_code  # noqa: PLC0415 - as above
     from nanoserve.ports.errors import NanoserveError  # noqa: PLC0415 - as above
     from nanoserve_cluster.entrypoints.route.run import run_router  # noqa: PLC0415 - not needed for --help
 

@@ -14,9 +14,9 @@ import uvloop
 
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
-from nanoserve.entrypoints.compose.kv_events import check_kv_events
+from nanoserve.entrypoints.compose.offload import check_kv_events
 from nanoserve.entrypoints.server.http.sse import end
-from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
+from nanoserve.entrypoints.server.serving import HttpServer, bridge_library_logs
 from nanoserve.entrypoints.server.signals import LeavingError, Signals, until_idle
 from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
 from nanoserve.ports.counts import Counts

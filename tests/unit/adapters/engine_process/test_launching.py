@@ -16,7 +16,7 @@ import pytest
 from nanoserve.adapters.engine_process import launching
 from nanoserve.adapters.engine_process.ranks.leader import Rank
 from nanoserve.entrypoints.server.http.security import KeyRing
-from nanoserve.entrypoints.server.start_errors import StartError
+from nanoserve.entrypoints.server.sockets import StartError
 from nanoserve.entrypoints.server.workers.pool import Workers
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import EngineDiedError, RunnerLostError

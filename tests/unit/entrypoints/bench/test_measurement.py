@@ -11,9 +11,16 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.bench import report
-from nanoserve.entrypoints.bench.measurement import BenchRun, Mark, run_load, summarize
+from nanoserve.entrypoints.bench.measurement import (
+    BenchLoad,
+    BenchRun,
+    BenchWorkload,
+    Mark,
+    choose_workload,
+    run_load,
+    summarize,
+)
 from nanoserve.entrypoints.bench.report import percentile
-from nanoserve.entrypoints.bench.workloads import BenchLoad, BenchWorkload, choose_workload
 from nanoserve.entrypoints.compose.config import BenchSettings
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import SequenceTimes, TokensGenerated

@@ -13,13 +13,14 @@ from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.sockets import (
     SEND_BUFFER,
+    StartError,
     describe,
     is_open_to_all,
     listening_sockets,
     model_names,
     unix_socket,
+    with_code,
 )
-from nanoserve.entrypoints.server.start_errors import StartError, with_code
 from nanoserve.ports.errors import BadValueError, ModelLoadError, OutOfMemoryError
 
 

@@ -10,7 +10,14 @@ import attrs
 
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
 from nanoserve.entrypoints.bench.serving.client import Connections
-from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge
+from nanoserve.entrypoints.bench.serving.level import (
+    LoadLevel,
+    draw_plot,
+    find_knee,
+    heaviest_good,
+    judge,
+    show_levels,
+)
 from nanoserve.entrypoints.bench.serving.load import (
     OfferedLoad,
     RequestShape,
@@ -18,7 +25,6 @@ from nanoserve.entrypoints.bench.serving.load import (
     run_loop,
     send_load,
 )
-from nanoserve.entrypoints.bench.serving.results import draw_plot, show_levels
 from nanoserve.entrypoints.client.server import (
     OpenAIServer,
     ServerRefusedError,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import webbrowser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import rich_click as click
 from rich.console import Console
@@ -14,9 +16,9 @@ from rich.console import Console
 from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import trace_format
+from nanoserve.entrypoints.compose.host_names import needs_no_name_server
 from nanoserve.entrypoints.page.inspect.picture import draw, find_browser
 from nanoserve.entrypoints.page.inspect.report import make_report
-from nanoserve.entrypoints.page.inspect.server import DocumentServer
 from nanoserve.entrypoints.page.inspect.summary import TraceSummary
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.errors import BadValueError
@@ -105,3 +107,55 @@ def _has_display() -> bool:
     if not sys.platform.startswith("linux"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+HOST: Final = "127.0.0.1"
+
+
+class DocumentServer(ThreadingHTTPServer):
+    """Answers `GET` of its `url` on 127.0.0.1 with the document, and everything else with an error. Raises `OSError`.
+
+    The address cannot be guessed, so other users of this machine cannot read the document. Only requests that name this
+    host are answered: another site's page whose name was made to point here is not.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, document: bytes, port: int = 0) -> None:
+        super().__init__((HOST, port), _Answer)
+        self.document = document
+        self.path = f"/{secrets.token_urlsafe(16)}"
+
+    @property
+    def url(self) -> str:
+        """Where the document is."""
+        return f"http://{HOST}:{self.server_port}{self.path}"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: DocumentServer
+    server_version = "nanoserve"
+    sys_version = ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        if not needs_no_name_server(self.headers.get("host", "")):
+            self.send_error(403)
+        elif self.path != self.server.path:
+            self.send_error(404)
+        else:
+            self._send_document()
+
+    def _send_document(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(self.server.document)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        self.wfile.write(self.server.document)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: there is one reader, who sees what he gets."""

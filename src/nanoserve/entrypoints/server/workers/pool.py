@@ -20,7 +20,7 @@ from nanoserve.entrypoints.compose.counting import SharedCounting
 from nanoserve.entrypoints.compose.engine_client import Member, Sharing, own_program, start_program
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.serving import Serving
-from nanoserve.entrypoints.server.start_errors import StartError
+from nanoserve.entrypoints.server.sockets import StartError
 from nanoserve.entrypoints.server.workers.program import WorkerStart, encode_start
 from nanoserve.entrypoints.server.workers.relay import RelayedApp
 from nanoserve.ports.driving import EngineStatus

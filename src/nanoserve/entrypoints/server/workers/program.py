@@ -27,8 +27,14 @@ from nanoserve.entrypoints.compose.process import silence_warnings
 from nanoserve.entrypoints.server.app import Server, make_member_app
 from nanoserve.entrypoints.server.http.security import Key, KeyRing
 from nanoserve.entrypoints.server.http.sse import unless
-from nanoserve.entrypoints.server.http_server import HttpServer, bridge_library_logs
-from nanoserve.entrypoints.server.serving import Serving, make_server, open_service, shared_counting
+from nanoserve.entrypoints.server.serving import (
+    HttpServer,
+    Serving,
+    bridge_library_logs,
+    make_server,
+    open_service,
+    shared_counting,
+)
 from nanoserve.entrypoints.server.signals import LeavingError
 from nanoserve.entrypoints.server.workers.relay import Relay
 from nanoserve.ports.errors import NanoserveError

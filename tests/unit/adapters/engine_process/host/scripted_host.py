@@ -17,7 +17,7 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driven import Check
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError

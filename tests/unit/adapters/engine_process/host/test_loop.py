@@ -8,7 +8,7 @@ import pytest
 from nanoserve.domain.scheduling import admission
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import host
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_facts import EngineState, RunnerCounts
 from nanoserve.ports.engine_link import (

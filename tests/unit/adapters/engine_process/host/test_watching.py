@@ -16,7 +16,7 @@ from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import host
-from nanoserve.entrypoints.compose.stopwatch import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Add, Command, ForgetPrefixes, Logged, Report, Stop, Unwatch, Watch
 from nanoserve.ports.trace import TraceRecord

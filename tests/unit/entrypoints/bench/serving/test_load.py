@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from nanoserve.entrypoints.bench.serving.client import Answer, Connections
-from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge, say_knee
 from nanoserve.entrypoints.bench.serving.load import (
     LoadRun,
     OfferedLoad,
@@ -21,7 +21,6 @@ from nanoserve.entrypoints.bench.serving.load import (
     run_loop,
     send_load,
 )
-from nanoserve.entrypoints.bench.serving.results import say_knee
 from nanoserve.entrypoints.client.server import read_address
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server

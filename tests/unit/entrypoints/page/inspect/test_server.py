@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from nanoserve.entrypoints.page.inspect.server import DocumentServer
+from nanoserve.entrypoints.page.inspect.command import DocumentServer
 from tests.patience import PATIENCE
 
 DOCUMENT = b"<!doctype html>" + bytes(range(256)) * 4000

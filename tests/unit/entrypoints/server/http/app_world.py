@@ -29,8 +29,8 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 )
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.access_log import AccessLog
-from nanoserve.entrypoints.server.http.keys import read_keys
-from nanoserve.entrypoints.server.http_server import HttpServer
+from nanoserve.entrypoints.server.http.security import read_keys
+from nanoserve.entrypoints.server.serving import HttpServer
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.errors import StepFailedError

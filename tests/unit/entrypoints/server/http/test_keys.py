@@ -14,8 +14,7 @@ from nanoserve.entrypoints.compose.config import read_configuration
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.keys import read_keys
-from nanoserve.entrypoints.server.http.security import Key, RateLimits
+from nanoserve.entrypoints.server.http.security import Key, RateLimits, read_keys
 from nanoserve.ports.errors import BadValueError
 
 TOML = """

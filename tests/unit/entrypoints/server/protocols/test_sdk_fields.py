@@ -34,7 +34,7 @@ from nanoserve.entrypoints.server.protocols.anthropic.body import (
     Edit,
 )
 from nanoserve.entrypoints.server.protocols.anthropic.edits import EDITS
-from nanoserve.entrypoints.server.protocols.anthropic.reading import KINDS
+from nanoserve.entrypoints.server.protocols.anthropic.routes import KINDS
 from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse, InputItem, InputPart

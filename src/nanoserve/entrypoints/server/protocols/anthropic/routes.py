@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+import attrs
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
-from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.orders import FREE, Client, Conversation, Format, ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
-from nanoserve.entrypoints.server.http.fields import make_order, read_sampling
-from nanoserve.entrypoints.server.http.sse import respond, unless_left
-from nanoserve.entrypoints.server.protocols.anthropic.answer import Message, TokenCount
-from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
-from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
-from nanoserve.entrypoints.server.protocols.anthropic.reading import (
-    read_budget,
-    read_choice,
-    read_format,
-    read_prompt,
+from nanoserve.entrypoints.server.http.fields import (
+    effort_options,
+    function_tool,
+    make_order,
+    needed,
+    read_sampling,
+    read_tools,
+    reasoning_budget,
+    required,
+    schema_format,
+    switch_options,
+    tool_choice,
 )
+from nanoserve.entrypoints.server.http.sse import respond, unless_left
+from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
+from nanoserve.entrypoints.server.protocols.anthropic.body import (
+    AnthropicToolChoice,
+    ContentBlock,
+    CountTokens,
+    CreateMessage,
+)
+from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
+from nanoserve.ports.checks import shown
+from nanoserve.ports.driven import Message
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import Api
+from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
-_ANSWER: Final = {200: ResponseSpec(Message, description="The message, or its events if streamed")}
+_ANSWER: Final = {200: ResponseSpec(wire.Message, description="The message, or its events if streamed")}
 
 
 @post("/v1/messages", status_code=200, responses=_ANSWER, **documented(CreateMessage))
@@ -69,16 +86,18 @@ async def create_message(
 
 
 @post("/v1/messages/count_tokens", status_code=200, **documented(CountTokens))
-async def count_tokens(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> TokenCount:
+async def count_tokens(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService]
+) -> wire.TokenCount:
     """How many tokens the prompt has."""
     body = await read_body(request, CountTokens)
     service.check_model(body.model)
     return await unless_left(request, _counted(body, service))
 
 
-async def _counted(body: CountTokens, service: TextService) -> TokenCount:
+async def _counted(body: CountTokens, service: TextService) -> wire.TokenCount:
     prompt, edits = await edited(body, read_prompt(body, service), service)
-    counted = TokenCount(len(await service.render(prompt)))
+    counted = wire.TokenCount(len(await service.render(prompt)))
     if edits is not None:
         cleared = sum(each.cleared_input_tokens for each in edits)
         counted.context_management = {"original_input_tokens": counted.input_tokens + cleared}
@@ -86,3 +105,193 @@ async def _counted(body: CountTokens, service: TextService) -> TokenCount:
 
 
 ROUTES: Final = (create_message, count_tokens)
+
+
+_MODES: Final = {
+    "auto": CallMode.AUTO,
+    "any": CallMode.REQUIRED,
+    "tool": CallMode.REQUIRED,
+    "none": CallMode.NONE,
+}
+_THINKING: Final = ("enabled", "adaptive", "disabled")
+_ROLES: Final = ("user", "assistant", "system")
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+
+
+def read_prompt(body: CountTokens, service: TextService) -> Conversation:
+    """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
+    messages = _read_messages(body)
+    if not messages:
+        raise BadValueError("messages", "must hold at least one message that says something")
+    continues = messages[-1]["role"] == "assistant"
+    if continues:
+        _check_continued(body, messages[-1]["content"])
+    return Conversation(
+        messages,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        tools=read_tools(body.tools, service, _tool),
+        options=_options(body, service),
+    )
+
+
+def read_choice(given: AnthropicToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Which of the tools are called."""
+    if given is None:
+        return FREE
+    if given.type not in _MODES:
+        raise BadValueError(
+            "tool_choice.type", f"must be one of {', '.join(_MODES)}, got {shown(given.type)}"
+        )
+    names = [] if given.name is None else [given.name]
+    if (given.type == "tool") != bool(names):
+        raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
+    return tool_choice(_MODES[given.type], tools, names=names, parallel=not given.disable_parallel_tool_use)
+
+
+def read_budget(body: CountTokens, service: TextService) -> ReasoningBudget | None:
+    """The most tokens to think."""
+    tokens = None if body.thinking is None else body.thinking.budget_tokens
+    return reasoning_budget(service, tokens, "thinking.budget_tokens")
+
+
+def read_format(body: CountTokens) -> Format | None:
+    """What the text must be."""
+    if body.output_format is not None:
+        return schema_format("output_format", body.output_format)
+    given = None if body.output_config is None else body.output_config.format
+    return schema_format("output_config.format", given)
+
+
+def _check_continued(body: CountTokens, content: str | list[dict[str, str]]) -> None:
+    """What Anthropic refuses of an answer that the client has begun."""
+    last = content if isinstance(content, str) else content[-1]["text"]
+    if last != last.rstrip():
+        raise BadValueError("messages", "end with an assistant's turn, which cannot end with white space")
+    if body.thinking is not None and body.thinking.type != "disabled":
+        raise BadValueError(
+            "thinking.type", "can only be disabled where messages end with an assistant's turn"
+        )
+
+
+def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
+    """What the template is told about thinking."""
+    effort = None if body.output_config is None else body.output_config.effort
+    options = dict(effort_options(service, effort, "output_config.effort"))
+    if (thinking := body.thinking) is not None:
+        if thinking.type not in _THINKING:
+            raise BadValueError(
+                "thinking.type", f"must be one of {', '.join(_THINKING)}, got {shown(thinking.type)}"
+            )
+        if thinking.display not in {None, "summarized", "omitted"}:
+            raise BadValueError(
+                "thinking.display", f"must be summarized or omitted, got {shown(thinking.display)}"
+            )
+        options |= switch_options(service, "thinking.type", on=thinking.type != "disabled")
+    return options
+
+
+def _tool(given: Mapping[str, Any], where: str) -> Tool:
+    if given.get("type") not in (None, "custom"):
+        raise BadValueError(f"{where}.type", f"must be custom, got {shown(given['type'])}")
+    required(given, "input_schema", dict, where)
+    return function_tool(given, where, schema="input_schema")
+
+
+@attrs.define
+class _Turn:
+    """What one role says before another does; the result of a tool is a turn of its own."""
+
+    role: str
+    texts: list[str] = attrs.field(factory=list)
+    thoughts: list[str] = attrs.field(factory=list)
+    calls: list[Message] = attrs.field(factory=list)
+    answers: str | None = None
+
+    def as_message(self) -> Message:
+        content = (
+            self.texts[0]
+            if len(self.texts) == 1
+            else [{"type": "text", "text": each} for each in self.texts] or ""
+        )
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.answers is not None:
+            message["tool_call_id"] = self.answers
+        return message
+
+
+def _read_messages(body: CountTokens) -> list[Message]:
+    """The system prompt and all turns, those of one role joined. Raises `BadValueError`."""
+    turns: list[_Turn] = []
+    if body.system is not None:
+        _read(turns, "system", body.system, "system")
+    last_user = max((place for place, each in enumerate(body.messages) if each.role == "user"), default=-1)
+    for place, message in enumerate(body.messages):
+        where = f"messages[{place}]"
+        if message.role not in _ROLES:
+            raise BadValueError(
+                f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {shown(message.role)}"
+            )
+        if message.clear_at != "next_user_message" or place > last_user:
+            _read(turns, message.role, message.content, f"{where}.content")
+    return [each.as_message() for each in turns]
+
+
+def _read(turns: list[_Turn], role: str, content: str | list[ContentBlock], where: str) -> None:
+    if isinstance(content, str):
+        _turn(turns, role).texts.append(content)
+        return
+    for place, block in enumerate(content):
+        _read_block(turns, role, block, f"{where}[{place}]")
+
+
+def _read_block(turns: list[_Turn], role: str, block: ContentBlock, where: str) -> None:
+    if block.type not in KINDS[role]:
+        kinds = ", ".join(KINDS[role])
+        message = f"must be one of {kinds} in the turn of the {role}, got {shown(block.type)}"
+        raise BadValueError(f"{where}.type", message)
+    if block.type == "tool_result":
+        call_id = needed(block.tool_use_id, f"{where}.tool_use_id")
+        turns.append(_Turn("tool", [_result(block, where)], answers=call_id))
+        return
+    turn = _turn(turns, role)
+    if block.type == "text":
+        turn.texts.append(needed(block.text, f"{where}.text"))
+    elif block.type == "thinking":
+        turn.thoughts.append(needed(block.thinking, f"{where}.thinking"))
+    elif block.type == "tool_use":
+        name, arguments = needed(block.name, f"{where}.name"), block.input or {}
+        call_id = needed(block.id, f"{where}.id")
+        turn.calls.append(
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        )
+
+
+def _turn(turns: list[_Turn], role: str) -> _Turn:
+    """The last one if it is of that role, else a new one."""
+    if not turns or turns[-1].role != role:
+        turns.append(_Turn(role))
+    return turns[-1]
+
+
+def _result(block: ContentBlock, where: str) -> str:
+    """What a tool said, as text; chat templates know no other sign of a failure than words."""
+    content = block.content or ""
+    if not isinstance(content, str):
+        texts = []
+        for place, part in enumerate(content):
+            text = part.get("text")
+            if part.get("type") != "text" or not isinstance(text, str):
+                inside = f"{where}.content[{place}].type"
+                raise BadValueError(inside, f"this server takes text only, got {shown(part.get('type'))}")
+            texts.append(text)
+        content = "\n".join(texts)
+    return f"Error: {content}" if block.is_error else content

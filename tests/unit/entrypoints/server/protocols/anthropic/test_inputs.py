@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.entrypoints.server.protocols.anthropic.inputs import INVALID, InputJson, read_input
+from nanoserve.entrypoints.server.protocols.anthropic.writer import INVALID, InputJson, read_input
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
