@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.serving.client import OK, Answer, Connections
+from nanoserve.entrypoints.bench.serving.client import OK, Connections, Outcome
 from nanoserve.entrypoints.bench.serving.load import run_loop
 from nanoserve.entrypoints.client.server import read_address
 
@@ -53,7 +53,7 @@ def crowd(*arguments: str | int) -> Iterator[None]:
 
 
 @attrs.define(kw_only=True)
-class UnreadAnswer(Answer):
+class UnreadAnswer(Outcome):
     """The bytes of an answer, of which nothing but the end is looked at; `begun` is called when the first ones come."""
 
     begun: Callable[[], object]

@@ -38,7 +38,7 @@ from nanoserve.entrypoints.bench.report import (
     table,
     write_report,
 )
-from nanoserve.entrypoints.bench.serving.client import OK, Answer, Connections
+from nanoserve.entrypoints.bench.serving.client import OK, Connections, Outcome
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
 from nanoserve.entrypoints.bench.serving.load import (
     HEAD_START,
@@ -74,7 +74,7 @@ Prompt = list[int] | str
 
 
 @attrs.define(kw_only=True)
-class TurnAnswer(Answer):
+class TurnAnswer(Outcome):
     """The answer of one turn, which keeps its events to be read when the clock no longer matters."""
 
     turn: Turn
@@ -135,7 +135,7 @@ class TrafficServer:
         answers: list[TurnAnswer] = []
         firsts = [self._extend([] if self.takes_ids else "", each, 0) for each in sessions]
 
-        async def send_all(began: float) -> Sequence[Answer]:
+        async def send_all(began: float) -> Sequence[Outcome]:
             async with asyncio.TaskGroup() as group:
                 for session, first in zip(sessions, firsts, strict=True):
                     group.create_task(self._hold(session, first, began, answers))
@@ -270,7 +270,7 @@ async def _measure_class(
     )
 
 
-def raise_unanswered(what: str, answers: Sequence[Answer]) -> None:
+def raise_unanswered(what: str, answers: Sequence[Outcome]) -> None:
     """Raise `ServerRefusedError` where nothing was answered, with what became of the last request."""
     last = answers[-1]
     if not any(each.result == OK for each in answers):

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoserve.kernels.logits import launch as logits_kernels
 from nanoserve.kernels.sampling import draw, reference
 from nanoserve.kernels.sampling import launch as sampling_kernels
-from nanoserve.kernels.sampling.cases import DeviceRows, Setting, signed
+from nanoserve.kernels.sampling.cases import DeviceRows, SamplingSetting, signed
 from nanoserve.kernels.testing import Inputs
 
 LARGE = 2_000
@@ -33,7 +33,7 @@ def shrink_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 class SampledRows:
     """R rows and a sink on a device, and their settings."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[SamplingSetting, ...]
     state: DeviceRows
 
     def step(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
@@ -92,7 +92,12 @@ class SampledRows:
 
 
 def device_rows(
-    settings: Sequence[Setting], device: torch.device, *, width: int = 16, ring: int = 4, columns: int = 64
+    settings: Sequence[SamplingSetting],
+    device: torch.device,
+    *,
+    width: int = 16,
+    ring: int = 4,
+    columns: int = 64,
 ) -> SampledRows:
     """Rows with these settings and a sink whose settings are the first one's."""
     everyone = (*settings, settings[0]._replace(length=1, prompt=0))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanoserve.kernels.philox import gumbel_rows
 from nanoserve.kernels.sampling import launch, reference
-from nanoserve.kernels.sampling.cases import Setting, check_sample_and_append
+from nanoserve.kernels.sampling.cases import SamplingSetting, check_sample_and_append
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.kernels.sampling_rows import device_rows
@@ -20,21 +20,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 VOCABULARIES = [7, *([4_099, 128_256, 151_936] if torch.cuda.is_available() else [])]
 FILTERS = [
-    Setting(),
-    Setting(temperature=0.4),
-    Setting(temperature=0.0, top_k=9, top_p=0.5),
-    Setting(temperature=1.7, top_k=1),
-    Setting(top_k=5),
-    Setting(temperature=2.5, top_k=50),
-    Setting(top_p=0.7),
-    Setting(temperature=0.6, top_p=0.95),
-    Setting(temperature=3.0, top_p=0.999),
-    Setting(min_p=0.2),
-    Setting(temperature=1.3, top_k=12, top_p=0.9, min_p=0.05),
-    Setting(temperature=0.6, top_k=20, top_p=0.95),
-    Setting(top_p=1e-6),
-    Setting(temperature=1e-6, top_p=0.9),
-    Setting(top_k=700, top_p=0.99, min_p=1e-4),
+    SamplingSetting(),
+    SamplingSetting(temperature=0.4),
+    SamplingSetting(temperature=0.0, top_k=9, top_p=0.5),
+    SamplingSetting(temperature=1.7, top_k=1),
+    SamplingSetting(top_k=5),
+    SamplingSetting(temperature=2.5, top_k=50),
+    SamplingSetting(top_p=0.7),
+    SamplingSetting(temperature=0.6, top_p=0.95),
+    SamplingSetting(temperature=3.0, top_p=0.999),
+    SamplingSetting(min_p=0.2),
+    SamplingSetting(temperature=1.3, top_k=12, top_p=0.9, min_p=0.05),
+    SamplingSetting(temperature=0.6, top_k=20, top_p=0.95),
+    SamplingSetting(top_p=1e-6),
+    SamplingSetting(temperature=1e-6, top_p=0.9),
+    SamplingSetting(top_k=700, top_p=0.99, min_p=1e-4),
 ]
 SEEDED = tuple(
     each._replace(seed=(0x9E3779B97F4A7C15 * (index + 1)) % 2**64, length=3 + index % 5)
@@ -103,11 +103,11 @@ def test_half_precision_logits_draw_as_their_float32(device: torch.device) -> No
         device_rows(SEEDED, device).check(logits, HIDING)
 
 
-CHI_SQUARE = [Setting(temperature=0.4), *([FILTERS[0], FILTERS[4], FILTERS[6], FILTERS[10]] if torch.cuda.is_available() else [])]  # fmt: skip
+CHI_SQUARE = [SamplingSetting(temperature=0.4), *([FILTERS[0], FILTERS[4], FILTERS[6], FILTERS[10]] if torch.cuda.is_available() else [])]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", CHI_SQUARE, ids=str)
-def test_draws_follow_the_exact_distribution(setting: Setting, device: torch.device) -> None:
+def test_draws_follow_the_exact_distribution(setting: SamplingSetting, device: torch.device) -> None:
     num_draws = 8_000 if device.type == "cuda" else 150
     logits = random_logits(1, 64, scale=1.5, seed=3)
     settings = [setting._replace(seed=11, length=2 + position) for position in range(num_draws)]
@@ -141,21 +141,24 @@ def test_logits_may_be_columns_of_a_wider_matrix(device: torch.device, dtype: to
 def test_ties_go_to_the_lowest_id_or_share_the_fate_of_the_last_kept(device: torch.device) -> None:
     logits = torch.zeros(1, 1_200, device=device)
     logits[0, [1_150, 130, 258, 900]] = 1.0
-    assert device_rows([Setting(temperature=0.0)], device).step(logits, [0]).tolist() == [130]
-    seen = {int(device_rows([Setting(top_k=2, seed=seed)], device).step(logits, [0])) for seed in range(12)}
+    assert device_rows([SamplingSetting(temperature=0.0)], device).step(logits, [0]).tolist() == [130]
+    seen = {
+        int(device_rows([SamplingSetting(top_k=2, seed=seed)], device).step(logits, [0]))
+        for seed in range(12)
+    }
     assert seen == {130, 258, 900, 1_150}
 
 
 def test_logits_that_differ_but_scale_to_the_same_number_are_tied(device: torch.device) -> None:
     logits = torch.tensor([[20.0, 1e-7, 2e-7, -1e-7, 3.0, -5.0]], device=device)
-    for setting in (Setting(temperature=9.0, top_k=3), Setting(temperature=9.0, top_p=0.85)):
+    for setting in (SamplingSetting(temperature=9.0, top_k=3), SamplingSetting(temperature=9.0, top_p=0.85)):
         for seed in range(6):
             device_rows([setting._replace(seed=seed)], device).check(logits, [0])
 
 
 def test_min_p_keeps_a_token_that_meets_it(device: torch.device) -> None:
     logits = torch.tensor([[3.0, 2.999, 3.0, 1.0]], device=device)
-    device_rows([Setting(min_p=1.0)], device).check(logits, [0])
+    device_rows([SamplingSetting(min_p=1.0)], device).check(logits, [0])
 
 
 def test_the_noise_is_the_references_to_the_last_digits(device: torch.device) -> None:
@@ -163,14 +166,14 @@ def test_the_noise_is_the_references_to_the_last_digits(device: torch.device) ->
     for winner in (7, 300, 777, 1_302, int(noise.argmax())):
         logits = -noise
         logits[0, winner] += 1e-5
-        rows = device_rows([Setting(seed=5, length=3, prompt=2)], device)
+        rows = device_rows([SamplingSetting(seed=5, length=3, prompt=2)], device)
         assert rows.step(logits.to(device), [0]).tolist() == [winner]
 
 
 def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
     logits = torch.zeros(16, 40, device=device)
     logits[:, ::2] = -torch.inf
-    settings = [Setting(seed=seed, top_k=30, top_p=0.999) for seed in range(16)]
+    settings = [SamplingSetting(seed=seed, top_k=30, top_p=0.999) for seed in range(16)]
     tokens = device_rows(settings, device).step(logits, range(16))
     assert bool((tokens % 2 == 1).all())
     assert len(set(tokens.tolist())) > 6
@@ -184,7 +187,7 @@ def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_row_that_is_not_finite_is_recognisable_and_alone(
-    bad: dict[int, float], token: int, setting: Setting, device: torch.device
+    bad: dict[int, float], token: int, setting: SamplingSetting, device: torch.device
 ) -> None:
     logits = random_logits(3, 1_200, scale=1.0).to(device)
     settings = [setting._replace(seed=seed) for seed in range(3)]

@@ -143,7 +143,7 @@ class ChunkUsage(msgspec.Struct):
     completion_tokens: int = 0
 
 
-class Chunk(msgspec.Struct):
+class CompletionChunk(msgspec.Struct):
     """One event of a streamed answer; fields that are not listed here are ignored."""
 
     choices: list[ChunkChoice] = []
@@ -166,10 +166,10 @@ class Chunk(msgspec.Struct):
         return self.choice.text or self.choice.delta.content or ""
 
 
-_DECODER: Final = msgspec.json.Decoder(Chunk)
+_DECODER: Final = msgspec.json.Decoder(CompletionChunk)
 
 
-def read_chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes) -> CompletionChunk:
     """Decode one event; raises `ProtocolError`, and `ServerRefusedError` for an error inside a stream."""
     try:
         chunk = _DECODER.decode(data)
@@ -236,7 +236,9 @@ class OpenAIServer:
             return found if isinstance(found, dict) else {}
         return {}
 
-    def chat(self, model: str, messages: Sequence[Mapping[str, Any]], **fields: Any) -> Generator[Chunk]:
+    def chat(
+        self, model: str, messages: Sequence[Mapping[str, Any]], **fields: Any
+    ) -> Generator[CompletionChunk]:
         """The chunks of an answer; closing the iterator early hangs up."""
         body = {
             "model": model, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True}, **fields,

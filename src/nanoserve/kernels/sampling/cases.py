@@ -13,7 +13,7 @@ from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
 from nanoserve.kernels.testing import Comparison, Inputs
 
 
-class Setting(NamedTuple):
+class SamplingSetting(NamedTuple):
     """How one row draws, how many tokens it has, and how many of those are its prompt."""
 
     temperature: float = 1.0
@@ -26,20 +26,20 @@ class Setting(NamedTuple):
 
 
 SETTINGS: Final = (
-    Setting(0.0),
-    Setting(0.0),
-    Setting(1.0),
-    Setting(5.0, top_k=3),
-    Setting(5.0, top_p=0.05),
-    Setting(5.0, min_p=0.5),
-    Setting(9.0, top_p=0.7),
-    Setting(9.0, top_k=1000),
-    Setting(2.0, top_k=40, top_p=0.8, min_p=0.02),
-    Setting(9.0, top_k=2),
-    Setting(9.0, top_k=2),
-    Setting(9.0, top_p=0.02),
-    Setting(9.0, min_p=0.8),
-    Setting(1.0),
+    SamplingSetting(0.0),
+    SamplingSetting(0.0),
+    SamplingSetting(1.0),
+    SamplingSetting(5.0, top_k=3),
+    SamplingSetting(5.0, top_p=0.05),
+    SamplingSetting(5.0, min_p=0.5),
+    SamplingSetting(9.0, top_p=0.7),
+    SamplingSetting(9.0, top_k=1000),
+    SamplingSetting(2.0, top_k=40, top_p=0.8, min_p=0.02),
+    SamplingSetting(9.0, top_k=2),
+    SamplingSetting(9.0, top_k=2),
+    SamplingSetting(9.0, top_p=0.02),
+    SamplingSetting(9.0, min_p=0.8),
+    SamplingSetting(1.0),
 )
 """Mostly high temperatures, whose tokens most likely lie outside of a filter that is not applied."""
 LAST_TOKEN, BROKEN = 1, 13
@@ -68,7 +68,13 @@ class DeviceRows(NamedTuple):
 
     @classmethod
     def of(
-        cls, inputs: Inputs, settings: Sequence[Setting], *, width: int = 16, ring: int = 4, columns: int = 64
+        cls,
+        inputs: Inputs,
+        settings: Sequence[SamplingSetting],
+        *,
+        width: int = 16,
+        ring: int = 4,
+        columns: int = 64,
     ) -> DeviceRows:
         """Rows with these settings, the last of which is the sink's."""
         temperature, top_k, top_p, min_p, seeds, lengths, prompts = zip(*settings, strict=True)

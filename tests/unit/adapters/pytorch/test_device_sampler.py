@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling import Sampler, score_tensors
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
-from nanoserve.kernels.sampling.cases import Setting
+from nanoserve.kernels.sampling.cases import SamplingSetting
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow
 from tests.interpreter.kernels.sampling_rows import device_rows, shrink_tiles
@@ -76,7 +76,7 @@ def test_rows_draw_as_on_the_cpu() -> None:
     settings = [device_settings(row.sampling, VOCAB) for row in crowd()]
     arena = device_rows(
         [
-            Setting(
+            SamplingSetting(
                 temperature=each.temperature, top_k=each.top_k, top_p=each.top_p, min_p=each.min_p, length=4, prompt=4,
                 seed=each.seed_low % 2**32 | each.seed_high % 2**32 << 32,
             )

@@ -32,7 +32,7 @@ OK: Final = "ok"
 
 
 @attrs.define(kw_only=True)
-class Answer:
+class Outcome:
     """What became of one request: clock readings in seconds.
 
     Latencies count from the moment that the schedule gave, not from the sending.
@@ -133,7 +133,7 @@ class Connection:
         """Whether another exchange can begin."""
         return not (self._reader.at_eof() or self._writer.is_closing())
 
-    async def exchange(self, request: bytes, answer: Answer) -> None:
+    async def exchange(self, request: bytes, answer: Outcome) -> None:
         """Send a request and feed the answer, to its end; raises `OSError` where the connection breaks."""
         self._parser, self._answer = httptools.HttpResponseParser(self), answer
         self.heard = self._is_complete = self._is_kept = self._has_length = False
@@ -185,7 +185,7 @@ class Connections:
         self._tls: dict[str, Any] = {"ssl": True, "server_hostname": address.host} if is_secure else {}
         self._idle: list[Connection] = []
 
-    async def ask(self, request: bytes, answer: Answer, limit: float) -> None:
+    async def ask(self, request: bytes, answer: Outcome, limit: float) -> None:
         """Send one request now; whatever becomes of it within `limit` seconds is in the answer."""
         answer.started = time.perf_counter()
         try:
@@ -202,7 +202,7 @@ class Connections:
         while self._idle:
             self._idle.pop().close()
 
-    async def _exchange(self, request: bytes, answer: Answer) -> None:
+    async def _exchange(self, request: bytes, answer: Outcome) -> None:
         """Over any connection; one that the server closed meanwhile is replaced."""
         while True:
             used = self._idle.pop() if self._idle else None

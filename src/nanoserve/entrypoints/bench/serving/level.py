@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from nanoserve.entrypoints.bench.report import number, percentile, show, table
-from nanoserve.entrypoints.bench.serving.client import OK, Answer
+from nanoserve.entrypoints.bench.serving.client import OK, Outcome
 from nanoserve.entrypoints.bench.serving.load import LoadRun, OfferedLoad
 
 LATE_MS: Final = 20.0
@@ -34,7 +34,7 @@ class LoadLevel:
     """One load and what became of it.
 
     Attributes:
-        results: requests by `Answer.result`, and `messages` what was said of the first failure of each kind.
+        results: requests by `Outcome.result`, and `messages` what was said of the first failure of each kind.
         request_s, output_tok_s: complete answers, and their tokens, per second of the whole run.
         prompt_tokens, output_tokens: of a complete answer, on average.
         latencies: milliseconds, as `distribution` gives them: `ttft`, `tpot` and `e2e` with one value per answer; `itl`
@@ -130,7 +130,7 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else float("nan")
 
 
-def _grows(run: LoadRun, done: Sequence[Answer]) -> bool:
+def _grows(run: LoadRun, done: Sequence[Outcome]) -> bool:
     """Whether the last third took clearly longer than the first, and the more so the longer the run was.
 
     Where requests come 8% faster than they are served, each waits that fraction of the time since the beginning; a crowd

@@ -19,7 +19,7 @@ import attrs
 import msgspec
 
 from nanoserve.entrypoints.bench.measurement import without_old_garbage
-from nanoserve.entrypoints.bench.serving.client import Answer, Connections
+from nanoserve.entrypoints.bench.serving.client import Connections, Outcome
 from nanoserve.entrypoints.client.server import Address
 
 HEAD_START: Final = 0.02
@@ -93,7 +93,7 @@ class OfferedLoad:
 class LoadRun:
     """All requests of one load; `began` is the clock when the first one was due, `busy` the fraction of a core that the client needed."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[Outcome]
     began: float
     seconds: float
     busy: float
@@ -123,12 +123,12 @@ async def send_load(
     """Send each request at its moment or, without moments, so many at once; one that takes longer than `limit` seconds is given up."""
     slots = asyncio.Semaphore(len(requests) if moments else at_once)
 
-    async def send_all(began: float) -> list[Answer]:
+    async def send_all(began: float) -> list[Outcome]:
         answers = []
 
         async def send(request: bytes, due: float | None) -> None:
             async with slots:
-                answer = Answer(scheduled=due or time.perf_counter())
+                answer = Outcome(scheduled=due or time.perf_counter())
                 answers.append(answer)
                 await connections.ask(request, answer, limit)
 
@@ -142,7 +142,7 @@ async def send_load(
     return await observe(send_all, HEAD_START if moments else 0.0)
 
 
-async def observe(send_all: Callable[[float], Awaitable[Sequence[Answer]]], head_start: float) -> LoadRun:
+async def observe(send_all: Callable[[float], Awaitable[Sequence[Outcome]]], head_start: float) -> LoadRun:
     """Time `send_all`, which gets the moment of its first request, `head_start` seconds from now."""
     with without_old_garbage():
         began, processor = time.perf_counter() + head_start, time.process_time()

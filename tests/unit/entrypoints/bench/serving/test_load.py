@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nanoserve.entrypoints.bench.serving.client import Answer, Connections
+from nanoserve.entrypoints.bench.serving.client import Connections, Outcome
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge, say_knee
 from nanoserve.entrypoints.bench.serving.load import (
     LoadRun,
@@ -79,7 +79,7 @@ def simulated(
     for moment in moments:
         end = max(moment, heapq.heappop(free)) + service
         heapq.heappush(free, end)
-        answers.append(Answer(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1))
+        answers.append(Outcome(scheduled=moment, started=moment, arrivals=[end], ended=end, output_tokens=1))
     run = LoadRun(answers=answers, began=0.0, seconds=max(each.ended for each in answers), busy=0.0)
     return judge(OfferedLoad(rate=rate), run, slo or {})
 
@@ -140,7 +140,7 @@ def test_a_queue_shows_in_what_the_last_ones_wait() -> None:
 def test_a_queue_grows_where_answers_take_ever_longer(seconds: list[float], grows: bool) -> None:
     moments = [place / 4 for place in range(60)]
     answers = [
-        Answer(scheduled=moment, started=moment, arrivals=[moment + each], ended=moment + each)
+        Outcome(scheduled=moment, started=moment, arrivals=[moment + each], ended=moment + each)
         for moment, each in zip(moments, seconds, strict=True)
     ]
     run = LoadRun(answers=answers, began=0.0, seconds=30.0, busy=0.1)
@@ -166,8 +166,8 @@ def test_refusals_are_counted_by_status_and_timed_apart(server: TimedServer) -> 
     assert level.latencies["e2e"]["p50"] >= 50
     assert level.good == pytest.approx(6 / 9), "a refused request kept no objective"
     answers = [
-        Answer(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
-        Answer(scheduled=0.0, started=0.0, ended=0.002, result="503"),
+        Outcome(scheduled=0.0, started=0.0, arrivals=[0.05], ended=0.05),
+        Outcome(scheduled=0.0, started=0.0, ended=0.002, result="503"),
     ]
     apart = judge(OfferedLoad(), LoadRun(answers=answers, began=0.0, seconds=1.0, busy=0.1), {})
     assert apart.latencies["refusal"]["most"] == pytest.approx(2)

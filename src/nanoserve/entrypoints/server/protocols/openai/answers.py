@@ -156,7 +156,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Model(msgspec.Struct, kw_only=True):
+class ModelCard(msgspec.Struct, kw_only=True):
     """One name under which the model is served; OpenAI's clients read `object` and `created`, Anthropic's the next three."""
 
     id: str
@@ -177,13 +177,13 @@ class ModelList(msgspec.Struct, kw_only=True):
     """The names that requests may use, as the only page of them."""
 
     object: Literal["list"] = "list"
-    data: list[Model]
+    data: list[ModelCard]
     first_id: str
     last_id: str
     has_more: Literal[False] = False
 
 
-class Tokens(msgspec.Struct, kw_only=True):
+class TokenizedText(msgspec.Struct, kw_only=True):
     """A text as token ids; `token_strs` holds the text of each where asked for."""
 
     count: int

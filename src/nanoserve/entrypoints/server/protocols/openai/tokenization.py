@@ -14,11 +14,11 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.sse import unless_left
 from nanoserve.entrypoints.server.protocols.openai.answers import (
-    Model,
+    ModelCard,
     ModelList,
     Text,
+    TokenizedText,
     TokenizerInfo,
-    Tokens,
 )
 from nanoserve.entrypoints.server.protocols.openai.chat import read_conversation
 from nanoserve.entrypoints.server.protocols.openai.schemas import DetokenizeBody, TokenizeBody
@@ -36,16 +36,16 @@ async def list_models(service: NamedDependency[TextService]) -> ModelList:
 
 
 @get("/v1/models/{name:path}")
-async def get_model(name: FromPath[str], service: NamedDependency[TextService]) -> Model:
+async def get_model(name: FromPath[str], service: NamedDependency[TextService]) -> ModelCard:
     """One name; a name of the hub has a slash in it."""
     name = name.removeprefix("/")
     service.check_model(name)
     return _model(name, service)
 
 
-def _model(name: str, service: TextService) -> Model:
+def _model(name: str, service: TextService) -> ModelCard:
     facts = service.facts
-    return Model(
+    return ModelCard(
         id=name,
         created=int(_CREATED.timestamp()),
         display_name=name,
@@ -57,7 +57,7 @@ def _model(name: str, service: TextService) -> Model:
 
 
 @post("/tokenize", status_code=200, **documented(TokenizeBody))
-async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> Tokens:
+async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> TokenizedText:
     """The ids of a text, or of the prompt that the model's template makes of a conversation."""
     body = await read_body(request, TokenizeBody)
     service.check_model(body.model)
@@ -66,7 +66,7 @@ async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[Tex
     if body.return_token_strs:
         await service.tokenizing.learn_token_texts()
         texts = [service.tokenizing.token_text(token) for token in ids]
-    return Tokens(
+    return TokenizedText(
         count=len(ids), max_model_len=service.facts.max_model_len, tokens=list(ids), token_strs=texts
     )
 
