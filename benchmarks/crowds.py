@@ -21,8 +21,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.serving.client import OK, Connections, Outcome
-from nanoserve.entrypoints.bench.serving.load import run_loop
+from nanoserve.entrypoints.bench.serving.client import OK, Connections, Outcome, run_loop
 from nanoserve.entrypoints.client.server import read_address
 
 SETTLED: Final = "settled"

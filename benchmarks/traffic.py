@@ -38,17 +38,19 @@ from nanoserve.entrypoints.bench.report import (
     table,
     write_report,
 )
-from nanoserve.entrypoints.bench.serving.client import OK, Connections, Outcome
-from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
-from nanoserve.entrypoints.bench.serving.load import (
+from nanoserve.entrypoints.bench.serving.client import (
     HEAD_START,
+    OK,
     WORDS,
+    Connections,
     LoadRun,
     OfferedLoad,
+    Outcome,
     RequestShape,
     observe,
     run_loop,
 )
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
 from nanoserve.entrypoints.client.server import (
     DONE,
     EventReader,

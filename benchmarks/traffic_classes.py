@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.entrypoints.bench.serving.load import draw_schedule
+from nanoserve.entrypoints.bench.serving.client import draw_schedule
 
 IDS: Final = range(20, 1000)
 """Prompts are drawn from these ids, which every model has; the lowest ones are often special tokens."""

@@ -26,8 +26,7 @@ from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.entrypoints.server import serve as program
 from nanoserve.entrypoints.server.http.security import KeyRing
-from nanoserve.entrypoints.server.serving import Serving
-from nanoserve.entrypoints.server.signals import Signals
+from nanoserve.entrypoints.server.serving import Serving, Signals
 from nanoserve.entrypoints.server.sockets import describe, listening_sockets
 from nanoserve.ports.events import EngineEvent
 from tests.patience import PATIENCE, wait_until

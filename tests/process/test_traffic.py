@@ -15,8 +15,7 @@ import pytest
 
 from benchmarks.traffic import TurnAnswer, find_servers
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
-from nanoserve.entrypoints.bench.serving.client import OK
-from nanoserve.entrypoints.bench.serving.load import run_loop
+from nanoserve.entrypoints.bench.serving.client import OK, run_loop
 from tests.patience import PATIENCE
 from tests.process.command import environment
 from tests.process.server_process import ServerProcess, server_process

@@ -8,8 +8,17 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.help import Command, CommandGroup
-from nanoserve.entrypoints.cli.options import API_KEY, ENGINE, LOADING, MODEL, command, named, option
+from nanoserve.entrypoints.cli.options import (
+    API_KEY,
+    ENGINE,
+    LOADING,
+    MODEL,
+    Command,
+    CommandGroup,
+    command,
+    named,
+    option,
+)
 from nanoserve.entrypoints.compose.config.command_settings import (
     BenchSettings,
     ClientSettings,

@@ -11,12 +11,12 @@ import attrs
 import rich_click as click
 
 from nanoserve.entrypoints.cli.failures import FAILED
-from nanoserve.entrypoints.cli.help import Command
 from nanoserve.entrypoints.cli.options import (
     API_KEY,
     ENGINE,
     LOADING,
     MODEL,
+    Command,
     command,
     named,
     option,

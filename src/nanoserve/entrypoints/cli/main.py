@@ -15,7 +15,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.bench import bench
 from nanoserve.entrypoints.cli.commands import chat, env, generate, inspect, models, serve, top, verify
 from nanoserve.entrypoints.cli.failures import Reporting, report, warn
-from nanoserve.entrypoints.cli.help import Command, CommandGroup
+from nanoserve.entrypoints.cli.options import Command, CommandGroup
 from nanoserve.entrypoints.compose.config.setting import LEFT_OUT, load_extensions
 from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
 

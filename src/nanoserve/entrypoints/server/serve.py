@@ -25,13 +25,15 @@ from nanoserve.entrypoints.server.http.security import KeyRing, read_keys
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.serving import (
     HttpServer,
+    LeavingError,
     Serving,
+    Signals,
     bridge_library_logs,
+    drain,
     make_server,
     open_service,
     shared_counting,
 )
-from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
 from nanoserve.entrypoints.server.sockets import (
     listening_sockets,
     model_names,

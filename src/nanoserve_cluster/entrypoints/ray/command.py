@@ -6,7 +6,7 @@ import os
 
 import rich_click as click
 
-from nanoserve.entrypoints.cli.help import Command
+from nanoserve.entrypoints.cli.options import Command
 from nanoserve_cluster.entrypoints import HELP
 
 

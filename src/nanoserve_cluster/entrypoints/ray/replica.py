@@ -16,8 +16,7 @@ from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import prepare_process
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.serve import serve
-from nanoserve.entrypoints.server.serving import Serving
-from nanoserve.entrypoints.server.signals import Signals
+from nanoserve.entrypoints.server.serving import Serving, Signals
 from nanoserve.entrypoints.server.sockets import describe
 from nanoserve.ports.driving import EngineStatus
 from nanoserve_cluster.entrypoints.ray.directory import Entry, keep_reporting

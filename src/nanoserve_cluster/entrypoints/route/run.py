@@ -16,8 +16,13 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.offload import check_kv_events
 from nanoserve.entrypoints.server.http.sse import end
-from nanoserve.entrypoints.server.serving import HttpServer, bridge_library_logs
-from nanoserve.entrypoints.server.signals import LeavingError, Signals, until_idle
+from nanoserve.entrypoints.server.serving import (
+    HttpServer,
+    LeavingError,
+    Signals,
+    bridge_library_logs,
+    until_idle,
+)
 from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
 from nanoserve.ports.counts import Counts
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, read_replicas

@@ -7,8 +7,7 @@ from typing import Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.help import Command
-from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, command, named, option
+from nanoserve.entrypoints.cli.options import ENGINE, LOADING, MODEL, Command, command, named, option
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS, Configuration, settings_of
 from nanoserve_cluster.entrypoints import HELP

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.server.signals import LeavingError, Signals, drain
+from nanoserve.entrypoints.server.serving import LeavingError, Signals, drain
 from tests.patience import PATIENCE
 
 

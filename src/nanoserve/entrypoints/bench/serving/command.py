@@ -9,7 +9,14 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
-from nanoserve.entrypoints.bench.serving.client import Connections
+from nanoserve.entrypoints.bench.serving.client import (
+    Connections,
+    OfferedLoad,
+    RequestShape,
+    draw_schedule,
+    run_loop,
+    send_load,
+)
 from nanoserve.entrypoints.bench.serving.level import (
     LoadLevel,
     draw_plot,
@@ -17,13 +24,6 @@ from nanoserve.entrypoints.bench.serving.level import (
     heaviest_good,
     judge,
     show_levels,
-)
-from nanoserve.entrypoints.bench.serving.load import (
-    OfferedLoad,
-    RequestShape,
-    draw_schedule,
-    run_loop,
-    send_load,
 )
 from nanoserve.entrypoints.client.server import (
     OpenAIServer,

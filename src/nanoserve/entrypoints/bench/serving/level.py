@@ -13,8 +13,7 @@ from rich import box
 from rich.table import Table
 
 from nanoserve.entrypoints.bench.report import number, percentile, show, table
-from nanoserve.entrypoints.bench.serving.client import OK, Outcome
-from nanoserve.entrypoints.bench.serving.load import LoadRun, OfferedLoad
+from nanoserve.entrypoints.bench.serving.client import OK, LoadRun, OfferedLoad, Outcome
 
 LATE_MS: Final = 20.0
 """A schedule was kept where 99 of 100 requests were begun this close to their moments."""

@@ -6,8 +6,8 @@ from litestar.enums import ScopeType
 from litestar.types import Scope
 
 from nanoserve.entrypoints.server.http.errors import Shapes
-from nanoserve.entrypoints.server.protocols.anthropic import answer as anthropic_answer
 from nanoserve.entrypoints.server.protocols.anthropic import routes as anthropic
+from nanoserve.entrypoints.server.protocols.anthropic import wire as anthropic_answer
 from nanoserve.entrypoints.server.protocols.anthropic.threads import is_of_thread
 from nanoserve.entrypoints.server.protocols.ollama import answer as ollama_answer
 from nanoserve.entrypoints.server.protocols.ollama import routes as ollama

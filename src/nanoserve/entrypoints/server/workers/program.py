@@ -29,13 +29,13 @@ from nanoserve.entrypoints.server.http.security import Key, KeyRing
 from nanoserve.entrypoints.server.http.sse import unless
 from nanoserve.entrypoints.server.serving import (
     HttpServer,
+    LeavingError,
     Serving,
     bridge_library_logs,
     make_server,
     open_service,
     shared_counting,
 )
-from nanoserve.entrypoints.server.signals import LeavingError
 from nanoserve.entrypoints.server.workers.relay import Relay
 from nanoserve.ports.errors import NanoserveError
 

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nanoserve.entrypoints.bench.serving.client import Connections, Outcome
-from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge, say_knee
-from nanoserve.entrypoints.bench.serving.load import (
+from nanoserve.entrypoints.bench.serving.client import (
+    Connections,
     LoadRun,
     OfferedLoad,
+    Outcome,
     RequestShape,
     draw_schedule,
     run_loop,
     send_load,
 )
+from nanoserve.entrypoints.bench.serving.level import LoadLevel, find_knee, heaviest_good, judge, say_knee
 from nanoserve.entrypoints.client.server import read_address
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.timed_server import Behaviour, TimedServer, timed_server

@@ -14,10 +14,10 @@ from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.bodies import decode_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.field_support import FIELDS, support
-from nanoserve.entrypoints.server.protocols.anthropic.body import CountTokens, CreateMessage
+from nanoserve.entrypoints.server.protocols.anthropic.wire import CountTokens, CreateMessage
 from nanoserve.entrypoints.server.protocols.ollama import body as ollama
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
-from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
+from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS
 from tests.unit.entrypoints.server.http.app_world import AppWorld

@@ -27,18 +27,18 @@ from typing_extensions import is_typeddict
 import nanoserve.entrypoints.server
 from nanoserve.entrypoints.server.http.field_support import FIELDS, support
 from nanoserve.entrypoints.server.http.fields import MEMBERS
-from nanoserve.entrypoints.server.protocols.anthropic.body import (
+from nanoserve.entrypoints.server.protocols.anthropic.edits import EDITS
+from nanoserve.entrypoints.server.protocols.anthropic.routes import KINDS
+from nanoserve.entrypoints.server.protocols.anthropic.wire import (
     ContentBlock,
     CountTokens,
     CreateMessage,
     Edit,
 )
-from nanoserve.entrypoints.server.protocols.anthropic.edits import EDITS
-from nanoserve.entrypoints.server.protocols.anthropic.routes import KINDS
 from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
 from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
-from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse, InputItem, InputPart
 from nanoserve.entrypoints.server.protocols.responses.responding import INCLUDES, SKIPPED_TOOLS
+from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse, InputItem, InputPart
 from nanoserve.ports.sampling import PARAMETERS, Api
 
 SERVER: Final = pathlib.Path(nanoserve.entrypoints.server.__file__).parent

@@ -9,8 +9,7 @@ import attrs
 
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.protocols.anthropic.answer import AppliedEdit
-from nanoserve.entrypoints.server.protocols.anthropic.body import Amount, CountTokens, Edit
+from nanoserve.entrypoints.server.protocols.anthropic.wire import Amount, AppliedEdit, CountTokens, Edit
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError, PromptTooLongError

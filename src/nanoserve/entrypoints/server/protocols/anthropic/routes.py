@@ -28,15 +28,15 @@ from nanoserve.entrypoints.server.http.fields import (
     tool_choice,
 )
 from nanoserve.entrypoints.server.http.sse import respond, unless_left
-from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
-from nanoserve.entrypoints.server.protocols.anthropic.body import (
+from nanoserve.entrypoints.server.protocols.anthropic import wire
+from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
+from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
+from nanoserve.entrypoints.server.protocols.anthropic.wire import (
     AnthropicToolChoice,
     ContentBlock,
     CountTokens,
     CreateMessage,
 )
-from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
-from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message

@@ -16,7 +16,7 @@ import msgspec
 from nanoserve.entrypoints.app.answer import Part
 from nanoserve.entrypoints.app.conversation_store import ConversationStore, Record
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.protocols.anthropic.body import ContentBlock, CreateMessage, MessageParam
+from nanoserve.entrypoints.server.protocols.anthropic.wire import ContentBlock, CreateMessage, MessageParam
 from nanoserve.entrypoints.server.protocols.anthropic.writer import block_of
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError

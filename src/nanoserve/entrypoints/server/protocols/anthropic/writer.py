@@ -15,7 +15,7 @@ from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, Part, Rea
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
-from nanoserve.entrypoints.server.protocols.anthropic import answer as wire
+from nanoserve.entrypoints.server.protocols.anthropic import wire
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import (

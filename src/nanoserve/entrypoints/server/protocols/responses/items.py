@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from nanoserve.entrypoints.app.answer import CallPart, Part, ReasoningPart
 from nanoserve.entrypoints.server.http.fields import called, needed
-from nanoserve.entrypoints.server.protocols.responses.body import InputItem, InputPart
+from nanoserve.entrypoints.server.protocols.responses.wire import InputItem, InputPart
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError

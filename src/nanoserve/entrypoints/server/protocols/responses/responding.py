@@ -28,9 +28,13 @@ from nanoserve.entrypoints.server.http.fields import (
     read_tools,
     schema_format,
 )
-from nanoserve.entrypoints.server.protocols.responses.answer import Reasoning, ResponseObject, TextSettings
-from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.items import Item, messages_of, read_items, texts_of
+from nanoserve.entrypoints.server.protocols.responses.wire import (
+    CreateResponse,
+    Reasoning,
+    ResponseObject,
+    TextSettings,
+)
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.driven import Message

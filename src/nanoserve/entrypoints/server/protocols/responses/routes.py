@@ -16,10 +16,14 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond
-from nanoserve.entrypoints.server.protocols.responses.answer import Deleted, ItemList, ResponseObject
-from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.items import Item
 from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.wire import (
+    CreateResponse,
+    Deleted,
+    ItemList,
+    ResponseObject,
+)
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 

@@ -14,7 +14,7 @@ from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken, Token, chosen_tokens
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, typed_frame
-from nanoserve.entrypoints.server.protocols.responses import answer as wire
+from nanoserve.entrypoints.server.protocols.responses import wire
 from nanoserve.entrypoints.server.protocols.responses.items import CALL_TEXTS, Item, item_of
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import AnswerEvent, CallBegun, CallEnded, ReasoningDelta, TextDelta

@@ -14,8 +14,8 @@ from nanoserve.entrypoints.app.answer import CallPart, Part, ReasoningPart, Text
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings
-from nanoserve.entrypoints.server.protocols.anthropic.body import CreateMessage, MessageParam, ThreadParam
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Thread, Threading
+from nanoserve.entrypoints.server.protocols.anthropic.wire import CreateMessage, MessageParam, ThreadParam
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, Talker
 

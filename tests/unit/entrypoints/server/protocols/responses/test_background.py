@@ -17,8 +17,8 @@ from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.protocols.responses.body import CreateResponse
 from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
+from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import FinishReason, Request
 from tests.patience import wait_until
