@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 DRAIN = ListenSettings().drain_timeout
 PROBES = {path for each in health.ROUTES for path in each.paths}
-VARIABLES = {each.variables[-1] for each in ALL_SETTINGS}
+VARIABLES = {each.variable for each in ALL_SETTINGS}
 FLAGS = {each.flag for each in ALL_SETTINGS} | {
     each.flag.replace("--", "--no-", 1) for each in ALL_SETTINGS if each.default is True
 }

@@ -306,7 +306,7 @@ def _option(setting: Setting, unset: str) -> click.Option:
         return [each for each in kind.words if each.startswith(begun)]
 
     return click.Option(
-        [*setting.flags, setting.name],
+        [setting.flag, setting.name],
         default=None,
         multiple=kind.repeats,
         metavar=kind.metavar,

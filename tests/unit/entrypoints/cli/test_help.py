@@ -130,21 +130,18 @@ def test_an_address_given_as_a_model_is_told_apart(command: str, capsys: pytest.
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["num_prompts", "num_requests"])
 @pytest.mark.parametrize("command", ["bench serve", "bench throughput"])
-def test_an_option_has_one_name_and_its_former_one_works(
-    name: str, command: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: Any
+def test_an_option_has_the_same_name_everywhere(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
     asked = [*command.split(), "--print-config"]
     path = tmp_path / "it.toml"
-    path.write_text(
-        {"num_prompts": "[bench]\nnum_prompts = 7", "num_requests": "[bench_serve]\nnum_requests = 7"}[name]
-    )
-    given: list[list[str]] = [["--" + name.replace("_", "-"), "7"], ["--config", str(path)]]
+    path.write_text("[bench]\nnum_prompts = 7")
+    given: list[list[str]] = [["--num-prompts", "7"], ["--config", str(path)]]
     for each in given:
         rows = shown(capsys, *asked, *each).splitlines()
         assert any(row.split()[:2] == ["num_prompts", "7"] for row in rows)
-    monkeypatch.setenv(f"NANOSERVE_{name.upper()}", "7")
+    monkeypatch.setenv("NANOSERVE_NUM_PROMPTS", "7")
     assert any(row.split()[:2] == ["num_prompts", "7"] for row in shown(capsys, *asked).splitlines())
 
 

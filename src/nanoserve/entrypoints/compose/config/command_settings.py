@@ -118,10 +118,7 @@ class BenchSettings:
         "prefill: prompts and one token each; long: one prompt with a long context.",
     )
     num_prompts: int | None = setting(
-        None,
-        or_none(integer(low=1)),
-        "Prompts of a run; if not given, what the workload says.",
-        former="bench_serve.num_requests",
+        None, or_none(integer(low=1)), "Prompts of a run; if not given, what the workload says."
     )
     input_len: int | None = setting(
         None, or_none(integer(low=1)), "Tokens of each prompt; in the workload nano the most."

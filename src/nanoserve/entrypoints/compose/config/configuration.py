@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
+from nanoserve.entrypoints.compose.config import kinds
 from nanoserve.entrypoints.compose.config.command_settings import (
     AnswerSettings,
     BenchSettings,
@@ -20,16 +21,6 @@ from nanoserve.entrypoints.compose.config.command_settings import (
     VerifySettings,
 )
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.config.kinds import (
-    ValueKind,
-    boolean,
-    integer,
-    number,
-    or_none,
-    texts,
-    token_biases,
-    token_ids,
-)
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
@@ -75,13 +66,13 @@ def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
 DEFAULT_MAX_TOKENS: Final = 256
 """The command line's own default: people who type a prompt want to read more than 16 tokens."""
 
-_KINDS: Final[Mapping[sampling.Kind, ValueKind]] = {
-    sampling.Kind.NUMBER: number(),
-    sampling.Kind.INTEGER: integer(),
-    sampling.Kind.SWITCH: boolean(),
-    sampling.Kind.TEXTS: texts(),
-    sampling.Kind.TOKEN_IDS: token_ids(),
-    sampling.Kind.BIASES: token_biases(),
+_KINDS: Final[Mapping[sampling.Kind, kinds.ValueKind]] = {
+    sampling.Kind.NUMBER: kinds.number(),
+    sampling.Kind.INTEGER: kinds.integer(),
+    sampling.Kind.SWITCH: kinds.boolean(),
+    sampling.Kind.TEXTS: kinds.texts(),
+    sampling.Kind.TOKEN_IDS: kinds.token_ids(),
+    sampling.Kind.BIASES: kinds.token_biases(),
 }
 
 
@@ -90,7 +81,7 @@ def _setting(declared: sampling.Parameter) -> Setting:
     return Setting(
         name=declared.name,
         table="sampling",
-        kind=or_none(kind, "none") if declared.optional else kind,
+        kind=kinds.or_none(kind, "none") if declared.optional else kind,
         default=DEFAULT_MAX_TOKENS if declared.name == "max_tokens" else declared.default,
         summary=f"{declared.meaning}{' Repeatable.' if declared.kind is sampling.Kind.TEXTS else ''}",
     )
@@ -190,9 +181,8 @@ def read_configuration(
     values = {each.name: Sourced(each.default, "default") for each in ALL_SETTINGS}
     values |= read_toml(path, ALL_SETTINGS) if path else {}
     for each in ALL_SETTINGS:
-        for variable in each.variables:
-            if written := environ.get(variable):
-                values[each.name] = each.read(written, variable, text=True)
+        if written := environ.get(each.variable):
+            values[each.name] = each.read(written, each.variable, text=True)
         if (given := flags.get(each.name)) not in (None, ()):
             values[each.name] = each.read(given, each.flag, text=isinstance(given, str))
     return Configuration(values)
@@ -218,7 +208,7 @@ def override_sampling(sampling: SamplingParams, fields: Mapping[str, Any], origi
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Variables that look like ours and name no setting."""
-    known = {variable for each in ALL_SETTINGS for variable in each.variables} | {CONFIG_VARIABLE}
+    known = {each.variable for each in ALL_SETTINGS} | {CONFIG_VARIABLE}
     return sorted(name for name in environ if name.startswith("NANOSERVE_") and name not in known)
 
 

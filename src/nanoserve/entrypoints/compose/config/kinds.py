@@ -6,7 +6,6 @@ Both ways raise `ValueError` with the half sentence that follows the setting's n
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import attrs
 
 from nanoserve.entrypoints.compose.host_names import host_name
 
+_MOST: Final = 2**63 - 1
 _WORDS: Final = ("true", "false", "1", "0", "yes", "no", "on", "off")
 _SWITCH: Final = {word: place % 2 == 0 for place, word in enumerate(_WORDS)}
 _BINARY: Final = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -106,9 +106,10 @@ def boolean() -> ValueKind:
 
 
 def integer(low: int | None = None, high: int | None = None) -> ValueKind:
-    """A whole number within bounds."""
+    """A whole number of 64 bits within bounds."""
     check = _checked(lambda value: type(value) is int, "an integer")
-    return ValueKind("INTEGER", lambda value: _bounded(check(value), low, high), convert=int)
+    fits = _checked(lambda value: abs(value) <= _MOST, "an integer of 64 bits")
+    return ValueKind("INTEGER", lambda value: _bounded(fits(check(value)), low, high), convert=int)
 
 
 def number(low: float | None = None, high: float | None = None, *, above: float | None = None) -> ValueKind:
@@ -219,7 +220,7 @@ def pairs(
         try:
             given = value.items() if isinstance(value, Mapping) else value
             found = tuple((name(each), float(amount)) for each, amount in given)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, OverflowError):
             found = None
         if found is None or (
             fits is not None and not (all(fits(*each) for each in found) and len(dict(found)) == len(found))
@@ -241,7 +242,7 @@ def memory() -> ValueKind:
 
     def check(value: Any) -> int | float:
         amount = _amount(value) if isinstance(value, str) else value
-        if not isinstance(amount, (int, float)) or isinstance(amount, bool) or not math.isfinite(amount):
+        if not isinstance(amount, (int, float)) or isinstance(amount, bool) or not abs(amount) <= _MOST:
             raise ValueError(f"{wanted}, got {value!r}")
         if amount <= 0 or (isinstance(amount, float) and amount > 1):
             raise ValueError(f"must be at least one byte, or a fraction in (0, 1], got {amount!r}")
@@ -255,7 +256,7 @@ def size(low: int = 1) -> ValueKind:
 
     def check(value: Any) -> int:
         amount = _amount(value) if isinstance(value, str) else value
-        if type(amount) is not int or amount < low:
+        if type(amount) is not int or not low <= amount <= _MOST:
             raise ValueError(f"must be bytes such as 256M, at least {low}, got {value!r}")
         return amount
 
@@ -302,7 +303,7 @@ def _checked(fits: Callable[[Any], object], wanted: str) -> Callable[[Any], Any]
 
     def check(value: Any) -> Any:
         if not fits(value):
-            raise ValueError(f"must be {wanted}, got {value!r}")
+            raise ValueError(f"must be {wanted}, got {value!r:.80}")
         return value
 
     return check
@@ -314,8 +315,8 @@ def _amount(written: str) -> int | float | None:
     unit = match and _UNITS.get(match[2].lower())
     if match is None or unit is None:
         return None
-    is_fraction = not match[2] and "." in match[1]
-    return float(match[1]) if is_fraction else int(float(match[1]) * unit)
+    amount, is_fraction = float(match[1]) * unit, not match[2] and "." in match[1]
+    return amount if is_fraction or amount > _MOST else int(amount)
 
 
 def _bounded(value: Any, low: float | None, high: float | None) -> Any:

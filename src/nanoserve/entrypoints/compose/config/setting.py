@@ -31,7 +31,6 @@ class Setting:
         table: the TOML table it lives in; empty for the top level.
         default: its value where no source names it.
         summary: one sentence for `--help`.
-        former: the dotted TOML name of an earlier release; it is read as well, as are its flag and its variable.
     """
 
     name: str
@@ -39,33 +38,21 @@ class Setting:
     kind: ValueKind
     default: Any
     summary: str
-    former: str = ""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its name, and what it was called."""
-        return (self.name, self.former.rpartition(".")[2]) if self.former else (self.name,)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Its names on the command line."""
-        return tuple("--" + each.replace("_", "-") for each in self.names)
 
     @property
     def flag(self) -> str:
-        """The first of them."""
-        return self.flags[0]
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
 
     @property
-    def variables(self) -> tuple[str, ...]:
-        """Its names in the environment; the last one wins."""
-        return tuple("NANOSERVE_" + each.upper() for each in reversed(self.names))
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return "NANOSERVE_" + self.name.upper()
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Its dotted names in TOML."""
-        own = f"{self.table}.{self.name}" if self.table else self.name
-        return (own, self.former) if self.former else (own,)
+    def key(self) -> str:
+        """Its dotted name in TOML."""
+        return f"{self.table}.{self.name}" if self.table else self.name
 
     def read(self, value: Any, origin: str, *, text: bool) -> Sourced:
         """The checked value; raises `BadValueError` with the setting's name and the origin."""
@@ -75,14 +62,14 @@ class Setting:
             raise BadValueError(self.name, f"{error} (from {origin})") from None
 
 
-def setting(default: Any, kind: ValueKind, summary: str, *, former: str = "") -> Any:
+def setting(default: Any, kind: ValueKind, summary: str) -> Any:
     """Declare an attribute of a settings class together with its kind and its help."""
-    return attrs.field(default=default, metadata={"kind": kind, "summary": summary, "former": former})
+    return attrs.field(default=default, metadata={"kind": kind, "summary": summary})
 
 
 def read_toml(path: str, settings: Sequence[Setting]) -> dict[str, Sourced]:
     """The values a file sets, by setting name, each checked; `settings` are all that it may name."""
-    known = {key: each for each in settings for key in each.keys}
+    known = {each.key: each for each in settings}
     found: dict[str, Sourced] = {}
     for key, value in _entries(_parse(path), {key.rpartition(".")[0] for key in known}):
         if key not in known:
@@ -105,12 +92,12 @@ def _parse(path: str) -> dict[str, Any]:
 
 
 def _entries(document: Mapping[str, Any], tables: set[str]) -> Iterable[tuple[str, Any]]:
-    """Dotted keys with their values."""
+    """Dotted keys with their values; a name that has a dot of its own stays in quotes, and is no key."""
     for name, value in document.items():
         if name in tables and isinstance(value, dict):
             yield from ((f"{name}.{inner}", each) for inner, each in value.items())
         else:
-            yield name, value
+            yield f'"{name}"' if "." in name else name, value
 
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ def test_one_load_is_shown_in_full(
 ) -> None:
     path = tmp_path / "out.json"
     server.behaviour.facts = {"/version": {"version": "1.2"}, "/tokenizer_info": {"vocab_size": 7}}
-    arguments = ("--url", f"{server.url}/v1", "--concurrency", "3", "--num-requests", "9", *SMALL)
+    arguments = ("--url", f"{server.url}/v1", "--concurrency", "3", "--num-prompts", "9", *SMALL)
     assert bench(*arguments, "--slo", "ttft:60000,e2e:60000", "--json", str(path)) == 0
     shown, errors = capsys.readouterr()
     assert errors == ""
@@ -76,7 +76,7 @@ def test_a_sweep_shows_its_loads_in_order_and_draws_them(
     server: TimedServer, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
     picture, path = tmp_path / "out.png", tmp_path / "out.json"
-    load = ("--request-rate", "200,16,24", "--num-requests", "6", "--seed", "3", *SMALL)
+    load = ("--request-rate", "200,16,24", "--num-prompts", "6", "--seed", "3", *SMALL)
     files = ("--plot", str(picture), "--json", str(path))
     assert bench("--url", server.url, *load, "--slo", "e2e:600000", *files) == 0
     shown = capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_a_sweep_shows_its_loads_in_order_and_draws_them(
 
 def test_failures_are_listed_by_kind(server: TimedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.behaviour.refuse = (4, 503)
-    assert bench("--url", server.url, "--num-requests", "14", *SMALL) == 0
+    assert bench("--url", server.url, "--num-prompts", "14", *SMALL) == 0
     shown = capsys.readouterr().out
     assert "8 at once: 4 x 503: try again later" in shown
     assert "refused requests" in shown
@@ -104,7 +104,7 @@ def test_a_server_that_takes_no_ids_gets_words(
     server: TimedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.behaviour.takes_ids = False
-    once = ("--num-requests", "3", *SMALL, "--warmup-requests", "1", "--slo", "ttft:600000")
+    once = ("--num-prompts", "3", *SMALL, "--warmup-requests", "1", "--slo", "ttft:600000")
     assert bench("--url", server.url, *once) == 0
     assert "3 of 3 answers" in capsys.readouterr().out
     assert all(len(body["prompt"].split()) == 6 for body in server.bodies[1:])
@@ -118,7 +118,7 @@ def test_chats_are_sent_words_and_the_key(
 ) -> None:
     server.behaviour.key = "sesame"
     path = tmp_path / "out.json"
-    arguments = ("--url", server.url, "--endpoint", "chat", "--model", "other", "--num-requests", "3", *SMALL)
+    arguments = ("--url", server.url, "--endpoint", "chat", "--model", "other", "--num-prompts", "3", *SMALL)
     assert bench(*arguments) == 1
     assert "who are you?; give it with --api-key or in OPENAI_API_KEY" in capsys.readouterr().err
     line = ["nanoserve", "bench", "serve", "--api-key", "sesame", "--api-key=sesame", "--url", "x"]
