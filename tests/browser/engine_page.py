@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from playwright.sync_api import Page, expect
 
-from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.ports.trace import Snapshot
 from tests.browser.stepped_server import SteppedServer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
-from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.entrypoints.app.traces.reader import TraceFile, walk
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
 from nanoserve.entrypoints.cli.main import run_command

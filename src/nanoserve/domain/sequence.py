@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import RowSampling, TokenLogprobs
 

@@ -12,8 +12,7 @@ import psutil
 
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES
-from nanoserve.adapters.engine_process.client.membership import Membership
-from nanoserve.adapters.engine_process.client.sharing import Member, Sharing
+from nanoserve.adapters.engine_process.client.sharing import Member, Membership, Sharing
 from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.adapters.system.shared_table import SharedTable
 from nanoserve.entrypoints.compose.engine_client import joined_engine

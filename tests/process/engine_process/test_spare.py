@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from nanoserve.adapters.engine_process.client import spare as spare_module
-from nanoserve.adapters.engine_process.client.spare import Spare
+from nanoserve.adapters.engine_process.client import supervisor
+from nanoserve.adapters.engine_process.client.supervisor import Spare
 from nanoserve.ports.driving import EngineStatus
 from tests.unit.adapters.engine_process.client.engines import (
     SCRIPTED,
@@ -97,7 +97,7 @@ async def test_no_spare_before_the_engine_is_ready_and_none_where_it_is_not_want
 async def test_a_spare_that_dies_is_replaced_and_is_no_death_of_an_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spare_module, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
     async with started(scripted_engine(spare=True)) as engine:
         first = await spare_of(engine)
         pid = pid_of(engine)
@@ -212,7 +212,7 @@ async def test_the_pause_before_another_spare_doubles_up_to_a_minute(monkeypatch
     async def launch() -> Any:
         raise FileNotFoundError("no such program")
 
-    monkeypatch.setattr("nanoserve.adapters.engine_process.client.spare.asyncio.sleep", sleep)
+    monkeypatch.setattr("nanoserve.adapters.engine_process.client.supervisor.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await Spare(launch, wanted=True)._keep()
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.names import chain_root, fast_hash, strong_hash
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
+from nanoserve.ports.kv import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 
 class KVEventReader:

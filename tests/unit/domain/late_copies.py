@@ -10,8 +10,7 @@ import random
 from typing import Any
 
 from nanoserve.ports.engine_facts import TierCounts
-from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.kv_tiers import DirectoryWork
+from nanoserve.ports.kv import BlockHash, DirectoryWork
 from nanoserve.ports.step import SlotCopy, StepPlan
 from tests.unit.domain.world import RecordingRunner
 

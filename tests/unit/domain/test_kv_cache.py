@@ -8,7 +8,7 @@ from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.names import HashFunction, chain_root, fast_hash, strong_hash
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
 from tests.fakes.memory_runner import BrokenPlanError

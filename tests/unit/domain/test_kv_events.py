@@ -7,7 +7,7 @@ import pytest
 
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from nanoserve.ports.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
 from tests.unit.domain.kv_event_reader import KVEventReader
 from tests.unit.domain.world import FULL, World

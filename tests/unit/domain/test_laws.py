@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from nanoserve.domain.kv.laws import Law, RecurrentLaw, Snapshots, law_of, pool_needs
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import (
     CacheGroup,
     CacheKind,

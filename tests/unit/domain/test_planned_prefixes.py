@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.domain.tracing.replay import Replay
-from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window

@@ -15,8 +15,8 @@ from nanoserve.domain.invariants import audit
 from nanoserve.domain.kv.laws import law_of
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stream import find_stop
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.domain.tracing.replay import Replay
-from nanoserve.domain.tracing.snapshot import read_snapshot
 from nanoserve.ports.errors import QueueFullError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason, Request

@@ -11,7 +11,7 @@ import pytest
 
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
 from nanoserve.ports.errors import BadValueError, StepFailedError
-from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.kv import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan

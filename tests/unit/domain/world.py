@@ -16,8 +16,7 @@ from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
 from nanoserve.ports.grammar import Grammars
-from nanoserve.ports.kv_events import KVEventPublisher
-from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.kv import BlockDirectory, KVEventPublisher
 from nanoserve.ports.lora import LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request

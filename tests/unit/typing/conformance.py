@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nanoserve.adapters.engine_process.client.kept_engine import Keeper, KeptEngine
-from nanoserve.adapters.engine_process.client.membership import Membership
 from nanoserve.adapters.engine_process.client.requests import PendingReply
+from nanoserve.adapters.engine_process.client.sharing import Membership
 from nanoserve.adapters.engine_process.client.supervisor import Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.link import SocketLink

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 
 SUFFIX: Final = ".kvblock"
 UNFINISHED: Final = ".part"

@@ -35,8 +35,7 @@ from nanoserve.adapters.kv_directory.block_file import (
 )
 from nanoserve.ports.engine_facts import TierCounts
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.kv_tiers import DirectoryWork, HostSlots
+from nanoserve.ports.kv import BlockHash, DirectoryWork, HostSlots
 
 READERS: Final = 4
 PATIENCE: Final = 3.0

@@ -1,14 +1,120 @@
-"""`ports.TraceFormat` in JSON lines."""
+"""`ports.TraceFormat` in JSON lines: each value is an array, and every line is checked, entry by entry, when it is read.
+
+`docs/trace.md` gives the order of the entries, which is the order of the fields in `ports/trace.py`: array-shaped twins of the port's
+classes, which msgspec checks a line against, are made from these.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import types
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
+import attrs
 import msgspec
 
-from nanoserve.adapters.trace.schema import KINDS, RECORD, TWINS
+from nanoserve.ports import trace
 from nanoserve.ports.driven import TraceError
 from nanoserve.ports.trace import TRACE_VERSION, TraceHeader, TraceRecord
+
+TAGS: Final[dict[type, str]] = {
+    trace.Snapshot: "snapshot",
+    trace.Turn: "turn",
+    trace.StatusChange: "status",
+    trace.Admission: "admit",
+    trace.Preemption: "preempt",
+    trace.PlannedStep: "step",
+    trace.TablesGiven: "give",
+    trace.TableGrown: "grow",
+    trace.BlockDropped: "drop",
+    trace.BlocksShared: "share",
+    trace.BlocksNamed: "name",
+    trace.StateHeld: "state",
+    trace.StateCopied: "copy",
+    trace.TablesReturned: "return",
+    trace.PrefixesForgotten: "forget",
+    trace.BlocksFetched: "fetch",
+    trace.BlocksLanded: "land",
+}
+"""The first entry of those values that may stand beside others."""
+UNTAGGED: Final = (trace.Arrival, trace.Ending, trace.TracedChunk, trace.Words, trace.TracedSequence)
+
+
+class TwinnedClass:
+    """One class of the port, its array-shaped twin, and the way from one to the other."""
+
+    def __init__(self, port: type, twins: Mapping[type, type]) -> None:
+        hints = get_type_hints(port)
+        names = [field.name for field in attrs.fields(port)]
+        self._may_lack_last = bool(
+            attrs.fields(port) and attrs.fields(port)[-1].metadata == trace.LEFT_OUT_IF_EMPTY
+        )
+        types_of: list[Any] = [(name, _twin_type(hints[name], twins)) for name in names]
+        if self._may_lack_last:
+            types_of[-1] = (*types_of[-1], ())
+        self.port = port
+        self.tag = TAGS.get(port)
+        self.twin = msgspec.defstruct(
+            port.__name__,
+            types_of,
+            array_like=True,
+            forbid_unknown_fields=True,
+            tag=self.tag,
+        )
+        self._names = names
+        self._nested = [index for index, name in enumerate(names) if _mentions(hints[name], set(twins))]
+        self._read = attrgetter(*names) if len(names) > 1 else self._read_few
+
+    def _read_few(self, value: Any) -> tuple[Any, ...]:
+        return tuple(getattr(value, name) for name in self._names)
+
+    def entries(self, value: Any) -> list[Any]:
+        """The array of a port's value."""
+        entries = list(self._read(value))
+        if self._may_lack_last and not entries[-1]:
+            del entries[-1]
+        for index in self._nested:
+            entries[index] = [KINDS[type(each)].entries(each) for each in entries[index]]
+        return entries if self.tag is None else [self.tag, *entries]
+
+    def value(self, twin: Any) -> Any:
+        """The port's value of a checked array."""
+        entries = list(self._read(twin))
+        for index in self._nested:
+            entries[index] = tuple(TWINS[type(each)].value(each) for each in entries[index])
+        return self.port(**dict(zip(self._names, entries, strict=True)))
+
+
+def _twin_type(hint: Any, twins: Mapping[type, type]) -> Any:
+    """A type with every class of the port replaced by its twin."""
+    if hint in twins:
+        return twins[hint]
+    arguments = tuple(_twin_type(each, twins) for each in get_args(hint))
+    if isinstance(hint, types.UnionType):
+        return Union[arguments]  # noqa: UP007 - made of values
+    return get_origin(hint)[arguments] if arguments else hint
+
+
+def _mentions(hint: Any, ports: set[type]) -> bool:
+    return hint in ports or any(_mentions(each, ports) for each in get_args(hint))
+
+
+def _kinds() -> dict[type, TwinnedClass]:
+    """Innermost values first, since a twin is made of twins."""
+    kinds: dict[type, TwinnedClass] = {}
+    outermost = (trace.Snapshot, trace.Turn, trace.StatusChange)
+    inner = [port for port in (*UNTAGGED, *TAGS) if port not in {*outermost, trace.PlannedStep}]
+    for port in (*inner, trace.PlannedStep, *outermost):
+        kinds[port] = TwinnedClass(port, {each: kind.twin for each, kind in kinds.items()})
+    return kinds
+
+
+KINDS: Final = _kinds()
+TWINS: Final = {kind.twin: kind for kind in KINDS.values()}
+_RECORDS: Final = tuple(KINDS[port].twin for port in (trace.Snapshot, trace.Turn, trace.StatusChange))
+RECORD: Final[Any] = Union[_RECORDS]  # noqa: UP007 - made of values
+
 
 MOST_BLOCKS: Final = 2**24
 """Beyond any machine's memory: who draws a cell per block need not fear a header."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
+from nanoserve.ports.kv import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, Recurrent, Window
 
 _MEDIA: Final[Mapping[Tier, str]] = {"device": "GPU", "host": "CPU"}

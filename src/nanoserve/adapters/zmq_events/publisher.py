@@ -20,7 +20,7 @@ import zmq
 
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import KVEvent
+from nanoserve.ports.kv import KVEvent
 
 KEPT_BATCHES: Final = 10_000
 """Batches that can be replayed, and that may wait for one slow subscriber."""

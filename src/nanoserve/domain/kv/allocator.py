@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import attrs
 
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 
 
 class BlockAccountingError(AssertionError):

@@ -36,8 +36,7 @@ from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.kv import BlockDirectory, BlockHash
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 from nanoserve.ports.trace import (

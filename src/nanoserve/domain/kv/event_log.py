@@ -1,4 +1,4 @@
-"""Notes which blocks become findable and which are lost, for the events of `ports/kv_events.py`.
+"""Notes which blocks become findable and which are lost, for the events of `ports/kv.py`.
 
 A decode step may fill a block of many rows, so a note is four references. The events are made of them later, and may be made
 in another thread: what a sequence says of a block that has a name never changes.
@@ -15,7 +15,7 @@ from typing import Any
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.host_tier import HostTier
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
+from nanoserve.ports.kv import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 _Note = tuple[int | None, Tier, Sequence | None, Any]
 """A note about a group and a tier: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""

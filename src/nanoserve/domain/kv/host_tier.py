@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 
 
 class SlotAccountingError(AssertionError):

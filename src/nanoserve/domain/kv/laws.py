@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Window
 
 Find = Callable[[BlockHash], int | None]

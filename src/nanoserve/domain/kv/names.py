@@ -24,7 +24,7 @@ import attrs
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.request import Request
 from nanoserve.ports.trace import BlocksNamed, KVChange
 

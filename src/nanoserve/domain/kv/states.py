@@ -22,7 +22,7 @@ from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.laws import Snapshots
 from nanoserve.domain.sequence import Phase, Sequence
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy
 from nanoserve.ports.trace import KVChange, StateCopied, StateHeld
 

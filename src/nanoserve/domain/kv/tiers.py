@@ -33,8 +33,7 @@ from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.engine_facts import TierCounts
-from nanoserve.ports.kv_events import BlockHash, Tier
-from nanoserve.ports.kv_tiers import BlockDirectory
+from nanoserve.ports.kv import BlockDirectory, BlockHash, Tier
 from nanoserve.ports.step import SlotCopy, StepPlan
 from nanoserve.ports.trace import BlocksFetched, BlocksLanded, KVChange
 

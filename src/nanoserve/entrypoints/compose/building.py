@@ -76,7 +76,7 @@ from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
-from nanoserve.ports.kv_events import KVEventPublisher
+from nanoserve.ports.kv import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Final
 import attrs
 
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
-from nanoserve.adapters.engine_process.client.membership import Membership
-from nanoserve.adapters.engine_process.client.sharing import Member, Sharing
+from nanoserve.adapters.engine_process.client.sharing import Member, Membership, Sharing
 from nanoserve.adapters.engine_process.client.supervisor import REACTION_TIMEOUT, STALL_TIMEOUT, Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.process import become_host

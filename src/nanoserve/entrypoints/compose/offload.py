@@ -17,8 +17,7 @@ from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import KVEventPublisher
-from nanoserve.ports.kv_tiers import HostSlots
+from nanoserve.ports.kv import HostSlots, KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from nanoserve.domain.kv.names import fast_hash
 from nanoserve.ports.checks import check_integer
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 
 _NONE: Final[frozenset[int]] = frozenset()
 

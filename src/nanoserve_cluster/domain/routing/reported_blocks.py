@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from typing import Final, get_args
 
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
+from nanoserve.ports.kv import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex, block_names
 
 _MOST_NAMES: Final = 2**20

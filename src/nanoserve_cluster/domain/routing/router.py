@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve_cluster.domain.routing.policies import POLICIES, lmetric, longest_prefix
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex, block_names
 from nanoserve_cluster.ports.routing import RandomDraw, ReplicaView, RoutedRequest

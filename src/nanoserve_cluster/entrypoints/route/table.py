@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Final
 
-from nanoserve.ports.kv_events import KVEvent
+from nanoserve.ports.kv import KVEvent
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
 from nanoserve_cluster.domain.routing.reported_blocks import ReportedBlocks
 from nanoserve_cluster.domain.routing.router import Placement, Router

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nanoserve.domain.kv.names import fast_hash
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockHash
+from nanoserve.ports.kv import BlockHash
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=7)

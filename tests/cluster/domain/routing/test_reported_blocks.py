@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from nanoserve.ports.kv import AllBlocksCleared, BlockRemoved, BlockStored
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex, block_names
 from nanoserve_cluster.domain.routing.reported_blocks import ReportedBlocks
 from tests.unit.domain.kv_event_reader import KVEventReader

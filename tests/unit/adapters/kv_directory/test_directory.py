@@ -18,8 +18,7 @@ from nanoserve.adapters.kv_directory import directory
 from nanoserve.adapters.kv_directory.block_file import remove_abandoned, write_block
 from nanoserve.adapters.kv_directory.directory import READERS, FileDirectory
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockHash
-from nanoserve.ports.kv_tiers import DirectoryWork
+from nanoserve.ports.kv import BlockHash, DirectoryWork
 from tests.patience import PATIENCE, wait_until
 
 BLOCK = 1000

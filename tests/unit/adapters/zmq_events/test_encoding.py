@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from nanoserve.adapters.zmq_events.decoding import decode_batch
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from nanoserve.adapters.zmq_events.subscriber import decode_batch
+from nanoserve.ports.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
 
 GROUPS = (CacheGroup(layers=(0,)), CacheGroup(layers=(1,), kind=Window(5)))

@@ -10,7 +10,7 @@ import pytest
 
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv_events import BlockStored
+from nanoserve.ports.kv import BlockStored
 from nanoserve.ports.model_spec import CacheGroup
 
 zmq = pytest.importorskip("zmq")

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from nanoserve.adapters.zmq_events.decoding import decode_batch
 from nanoserve.adapters.zmq_events.encoding import EventEncoder
-from nanoserve.ports.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from nanoserve.adapters.zmq_events.subscriber import decode_batch
+from nanoserve.ports.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
 from nanoserve_cluster.domain.routing.reported_blocks import ReportedBlocks

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.domain.text.dialects.families import DIALECTS
-from nanoserve.domain.text.dialects.input_text import InputText
+from nanoserve.domain.text.dialects.output import InputText
 from nanoserve.domain.text.dialects.parser import Parser
 from nanoserve.ports.tool_calls import CallBegun, InputDelta, Tool
 from tests.unit.domain.dialects.cases import HARMONY_TAIL, TOOLS, WRITERS

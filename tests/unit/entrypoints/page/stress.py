@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.trace import Snapshot, StatusChange, TraceRecord
 from tests.unit.domain.faults import Fault

@@ -1,11 +1,11 @@
-"""An engine that is kept alive here and used by other processes too: what is theirs is passed on unread."""
+"""An engine that several processes use: one keeps it alive and passes on unread what is others', whose keepers follow it."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.line import Line
@@ -14,11 +14,14 @@ from nanoserve.adapters.engine_process.wire.codec import (
     WireError,
     address,
     decode_command,
+    decode_report,
+    encode_command,
     encode_report,
     framed,
 )
-from nanoserve.ports.driving import EngineClient
-from nanoserve.ports.engine_link import Abort, AbortAll, Add, Follow, Moved, Opened
+from nanoserve.ports.driving import EngineClient, EngineStatus
+from nanoserve.ports.engine_link import Abort, AbortAll, Add, Command, Follow, Moved, Opened
+from nanoserve.ports.errors import EngineDiedError
 
 MOST_UNREAD: Final = 64 << 20
 """Bytes that may wait for a member; one that reads so little is cut off."""
@@ -102,3 +105,68 @@ class Sharing:
     def _news(self) -> bytes:
         engine = self.engine
         return encode_report(Moved(engine.status.value, engine.restarts, engine.facts))
+
+
+class Membership:
+    """A member's end. It supervises nothing: it is told what has become of the engine.
+
+    Attributes:
+        restarts: how often the engine had to be started again.
+        gone: set once the engine has stopped for good, or the process that kept it alive has ended.
+    """
+
+    _engine: KeptEngine[Any]
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.restarts = 0
+        self.gone = asyncio.Event()
+        self._connection = connection
+        self._line = Line(self._take, peer="the process of the engine", on_lost=self._leave)
+
+    async def start(self, engine: KeptEngine[Any], /) -> None:
+        """Join; the first news tell whether the engine is ready."""
+        self._engine = engine
+        await self._line.open(self._connection)
+
+    async def stop(self) -> None:
+        """Leave the engine to the others."""
+        self.gone.set()
+        self._line.close()
+
+    def open(self) -> None:
+        """Say that requests of clients are taken from now on."""
+        self._send(Opened())
+
+    def _send(self, command: Command) -> None:
+        self._line.send(encode_command(command))
+
+    def _take(self, body: bytes) -> None:
+        report = decode_report(body)
+        self._engine.take(report)
+        if isinstance(report, Moved) and self._engine.status is not EngineStatus.STOPPED:
+            self._engine.facts, self.restarts = report.facts, report.restarts
+            self._follow(EngineStatus(report.status))
+
+    def _follow(self, status: EngineStatus) -> None:
+        """Do what the engine's new status asks for; a member that comes while the engine is away has lost it like all others."""
+        is_away = status in {EngineStatus.STALLED, EngineStatus.RESTARTING}
+        if is_away and self._engine.status is EngineStatus.STARTING:
+            self._follow(EngineStatus.READY)
+        match status:
+            case EngineStatus.READY:
+                self._send(Follow(self.restarts))
+                self._engine.welcome(self._send)
+            case EngineStatus.STALLED:
+                self._engine.move(status)
+            case EngineStatus.RESTARTING:
+                self._engine.move(status)
+                self._engine.requests.lose_engine()
+            case EngineStatus.FAILED:
+                error = EngineDiedError("the engine keeps ending and is not started again")
+                self._engine.close(status, error)
+            case EngineStatus.STOPPED:
+                self._leave()
+
+    def _leave(self) -> None:
+        self._engine.leave()
+        self.gone.set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from nanoserve.domain.text.dialects.calls import read_named, read_objects, read_pythonic
 from nanoserve.domain.text.dialects.channels import read_channels
 from nanoserve.domain.text.dialects.dialect import (
     Calls,
@@ -19,10 +20,7 @@ from nanoserve.domain.text.dialects.dialect import (
     PythonicCall,
     Region,
 )
-from nanoserve.domain.text.dialects.keyed import read_objects
-from nanoserve.domain.text.dialects.named import read_named
 from nanoserve.domain.text.dialects.output import Output
-from nanoserve.domain.text.dialects.pythonic import read_pythonic
 from nanoserve.domain.text.dialects.reader import END, Reader, Reading
 from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
 

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from nanoserve.adapters.engine_process.host.watching import MOST_UNREAD, Watching
-from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import host

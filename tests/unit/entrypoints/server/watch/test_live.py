@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from nanoserve.domain.tracing.snapshot import read_snapshot
+from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, WatchSettings
 from nanoserve.entrypoints.server.watch import live as live_route

@@ -1,17 +1,63 @@
-"""The ports of what is kept beside a device's KV cache: slots of host memory, each for one block, and a directory of blocks.
-
-Which content is in which slot is the domain's business (`domain/kv/host_tier.py`). The runner owns the memory, and carries blocks
-between its device and the slots as plans say; a directory reads and writes slots, in threads of its own.
-"""
+"""The ports of the KV cache to the world: what was done to the prefix cache, and blocks that are kept beside the device."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Literal, Protocol
 
 import attrs
 
 from nanoserve.ports.engine_facts import TierCounts
-from nanoserve.ports.kv_events import BlockHash
+
+BlockHash = int | bytes
+"""64 bits as an integer (which may be negative), or a digest."""
+Tier = Literal["device", "host"]
+"""Where a block is; it may be in both."""
+
+
+@attrs.frozen
+class BlockStored:
+    """Blocks that follow each other in one text can be found from now on, in one cache group and one tier.
+
+    Attributes:
+        group: the number of the cache group.
+        parent: the name of the block before the first one; None where that one begins the text.
+        block_hashes: their names, in order.
+        token_ids: what they hold, all blocks together; empty where the prompt was salted, which nobody else may read.
+    """
+
+    group: int
+    parent: BlockHash | None
+    block_hashes: tuple[BlockHash, ...]
+    token_ids: tuple[int, ...]
+    tier: Tier = "device"
+
+
+@attrs.frozen
+class BlockRemoved:
+    """Blocks of one cache group cannot be found any more in one tier."""
+
+    group: int
+    block_hashes: tuple[BlockHash, ...]
+    tier: Tier = "device"
+
+
+@attrs.frozen
+class AllBlocksCleared:
+    """No block of any group can be found any more, in any tier."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class KVEventPublisher(Protocol):
+    """Where the events of one engine go."""
+
+    def publish(self, events: Iterator[KVEvent], /) -> None:
+        """Take what happened since the last time, in order; returns at once and raises nothing.
+
+        The events are made as they are walked, which may be done later and in another thread.
+        """
 
 
 class HostSlots(Protocol):

@@ -1,11 +1,18 @@
-"""Reads calls that are JSON objects with a name and arguments, one or a list of them."""
+"""Reads calls: JSON objects with a name and arguments, names that stand before their arguments, and Python's lists of calls, to JSON as they come.
+
+Nothing is evaluated: of Python only literals are read, which are strings, numbers, True, False, None, lists and dicts.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
+from nanoserve.domain.text.dialects.dialect import NamedCall, XmlArguments
+from nanoserve.domain.text.dialects.lenient_json import literal_json
 from nanoserve.domain.text.dialects.output import Output
-from nanoserve.domain.text.dialects.reader import Reader, Reading, Sink
+from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink
+from nanoserve.domain.text.dialects.xml import read_elements
 
 _LONGEST_KEY: Final = 256
 _LONGEST_TEXT: Final = 1 << 24
@@ -115,3 +122,111 @@ def _other_value(reader: Reader, closers: tuple[str, ...]) -> Reading[str | None
     while len(character := (yield from reader.peek())) == 1 and character not in ",}]":
         parts.append(reader.take())
     return "".join(parts).strip() or None
+
+
+_LONGEST_NAME: Final = 256
+
+
+def read_named(
+    form: NamedCall, reader: Reader, output: Output, closers: tuple[str, ...]
+) -> Reading[tuple[bool, str]]:
+    """Name and arguments; whether they are whole, and the mark that ended them, where one did."""
+    if form.before:
+        _, mark = yield from reader.collect((form.before, *closers), _LONGEST_NAME)
+        if mark != form.before:
+            return False, mark
+    xml = form.arguments if isinstance(form.arguments, XmlArguments) else None
+    stops = tuple(filter(None, (form.after, form.id_mark, "" if xml else "{", xml.key_open if xml else "")))
+    written, mark = yield from reader.collect((*stops, *closers), _LONGEST_NAME)
+    call_id = ""
+    if form.id_mark and mark == form.id_mark:
+        call_id, mark = yield from reader.collect((form.after, "{", *closers), _LONGEST_NAME)
+    if mark == "{":
+        reader.put_back(mark)
+    name = written.partition("`")[0].strip()
+    if form.qualified:
+        head, colon, _ = name.rpartition(":")
+        call_id, name = (
+            (name, head.removeprefix("functions.")) if colon else ("", name.removeprefix("functions."))
+        )
+    if not name or (mark == END and form.after):
+        return False, mark
+    output.begin_call(name, call_id.strip())
+    reader.forget()
+    if mark in closers:
+        return True, mark
+    if xml is not None:
+        schema = output.tools[name].parameters if name in output.tools else {}
+        return (yield from read_elements(xml, reader, output.arguments, closers, schema=schema, mark=mark))
+    if (yield from reader.skip_fence()) == "{":
+        return (yield from reader.value(output.arguments, closers)), END
+    return False, END
+
+
+_BEHIND_LIST: Final = " \t\r\n]`"
+"""Brackets too many, and the end of a fence."""
+_LONGEST_WORD: Final = 64
+_OPENING: Final = frozenset("\"'[{")
+
+
+def read_pythonic(reader: Reader, output: Output) -> Reading[bool]:
+    """The list and its calls; False where it stops being one, with a call open if that happens within its arguments."""
+    if (yield from reader.skip()) != "[":
+        return False
+    reader.take()
+    while True:
+        yield from reader.skip()
+        name = yield from _word(reader, _LONGEST_NAME, ".-")
+        if name not in output.tools or (yield from reader.skip()) != "(":
+            return False
+        reader.take()
+        output.begin_call(name)
+        reader.forget()
+        if not (yield from _keywords(reader, output)):
+            return False
+        output.end_call()
+        following = yield from reader.skip()
+        if following not in {",", "]"}:
+            return False
+        reader.take()
+        if following == "]":
+            yield from reader.skip(_BEHIND_LIST)
+            return True
+
+
+def _keywords(reader: Reader, output: Output) -> Reading[bool]:
+    """Keywords and their values, as members of an object whose names and slips are mended."""
+    output.arguments("{")
+    while (following := (yield from reader.skip())) != ")":
+        if following == ",":
+            reader.take()
+            output.arguments(", ")
+            continue
+        name = yield from _word(reader, _LONGEST_NAME, "")
+        if not name or (yield from reader.skip()) != "=":
+            return False
+        reader.take()
+        output.arguments(f"{json.dumps(name)}: ")
+        if (yield from reader.skip()) in _OPENING:
+            if not (yield from reader.value(output.arguments, ())):
+                return False
+            continue
+        word = yield from _word(reader, _LONGEST_WORD, "+-.")
+        if literal_json(word) is None:
+            return False
+        output.arguments(word)
+    reader.take()
+    output.arguments("}")
+    return True
+
+
+def _word(reader: Reader, limit: int, others: str) -> Reading[str]:
+    """Letters, digits, underscores and `others`; empty where more than `limit` of them come."""
+    word = ""
+    while len(character := (yield from reader.peek())) == 1:
+        if not (character.isalnum() or character == "_" or character in others):
+            break
+        word += reader.take()
+        if len(word) > limit:
+            return ""
+    return word
