@@ -68,7 +68,7 @@ class Server:
     counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
-    conversations: ConversationStore = attrs.field(factory=ConversationStore)
+    conversations: ConversationStore = attrs.field(init=False)
     measurements: Measurements = attrs.field(init=False)
     health: Health = attrs.field(init=False)
     live: Live = attrs.field(init=False)
@@ -77,6 +77,7 @@ class Server:
     def __attrs_post_init__(self) -> None:
         bounds = self.settings.bounds
         spans = None if self.tracing is None else self.tracing.write_spans
+        self.conversations = ConversationStore(lifetime=bounds.conversation_lifetime, now=self.clock.now)
         self.measurements = Measurements(self.clock, spans=spans, tallies=self.counting.tallies)
         self.health = Health(engine=self.engine, clock=self.clock, stall_timeout=bounds.stall_timeout)
         self.live = Live(

@@ -132,6 +132,7 @@ class BoundSettings:
     request_timeout: float | None = setting(
         None, or_none(_SECONDS, "none"), "Seconds that a request may take altogether."
     )
+    conversation_lifetime: float = setting(86400.0, _SECONDS, "Seconds that stored answers are kept.")
     ping_interval: float = setting(
         10.0, _SECONDS, "Seconds of silence after which a stream says it is alive."
     )

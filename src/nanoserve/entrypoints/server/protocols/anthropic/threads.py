@@ -112,11 +112,9 @@ class Threading:
     def _find(self, message_id: str) -> Thread:
         thread = self._store.find(self._owner, message_id, Thread)
         if thread is None:
-            message = f"there is no thread that ends with the message {shown(message_id)}"
-            remedy = "it may have been dropped for its age: create one from the whole conversation"
-            raise RequestError(
-                404, f"thread.previous_message_id: {message}; {remedy}", code="thread_not_found"
-            )
+            fate = self._store.fate(self._owner, message_id)
+            message = f"the thread up to {shown(message_id)} {fate}; create one from the whole conversation"
+            raise RequestError(404, f"thread.previous_message_id: {message}", code="thread_not_found")
         return thread
 
 

@@ -217,8 +217,7 @@ class Responding:
             return ()
         record = self._store.find(self._owner, body.previous_response_id, StoredResponse)
         if record is None:
-            message = "there is no such response; it may have been deleted, or dropped for its age"
-            raise BadValueError(name, message)
+            raise BadValueError(name, self._store.fate(self._owner, body.previous_response_id))
         if record.status in _UNFINISHED:
             raise BadValueError(name, f"that response is {record.status} and cannot be continued")
         return record.asked + record.said

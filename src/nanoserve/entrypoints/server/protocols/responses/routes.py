@@ -111,7 +111,7 @@ def _found(conversations: ConversationStore, client: Client, response_id: str) -
     if record is None:
         raise RequestError(
             404,
-            f"there is no response {shown(response_id)}; it may have been deleted, or dropped for its age",
+            f"the response {shown(response_id)} {conversations.fate(client.name, response_id)}",
             code="response_not_found",
             param="response_id",
         )

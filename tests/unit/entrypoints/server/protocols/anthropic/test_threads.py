@@ -192,6 +192,21 @@ def test_threads_are_bounded_the_oldest_go_and_their_size_is_counted() -> None:
     assert (len(small), small.num_bytes) == (0, 0)
 
 
+def test_a_thread_that_has_expired_is_named_so_and_created_anew() -> None:
+    with (
+        app_world(bounds=BoundSettings(conversation_lifetime=60.0)) as world,
+        anthropic.Anthropic(base_url=world.url, api_key="x", max_retries=0, timeout=60) as client,
+    ):
+        fields = {**turn("hello", CREATE), "model": "scripted", "max_tokens": 4}
+        first = whole(client, **fields)
+        world.skip(59.0)
+        second = whole(client, **{**fields, "thread": after(first.id)})
+        world.skip(2.0)
+        with pytest.raises(ThreadNotFoundError, match="has expired: it was kept for 60 seconds"):
+            whole(client, **{**fields, "thread": after(first.id)})
+        whole(client, **{**fields, "thread": after(second.id)})
+
+
 def test_a_small_request_has_no_more_read_than_a_body_may_have() -> None:
     with (
         app_world(bounds=BoundSettings(max_body_size=4096)) as world,

@@ -8,6 +8,7 @@ from typing import cast
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.server.protocols.responses.items import read_items
 from nanoserve.entrypoints.server.protocols.responses.responding import StoredResponse
+from tests.unit.domain.world import HandClock
 
 
 def record(name: str, *texts: str) -> StoredResponse:
@@ -75,6 +76,34 @@ def test_a_response_under_way_is_never_dropped() -> None:
     store.put("me", record("c"))
     assert names(store, "me", "working", "c") == ["c"]
     audit(store)
+
+
+def test_what_is_as_old_as_it_may_be_is_gone_and_known_to_have_expired() -> None:
+    clock = HandClock()
+    store = ConversationStore(lifetime=10.0, now=clock.now, max_records=3)
+    working = record("working")
+    working.task = cast("asyncio.Task[None]", object())
+    store.put("me", working)
+    store.put("me", record("old"))
+    clock.time = 5.0
+    store.put("me", record("new"))
+    clock.time = 9.5
+    assert names(store, "me", "old", "new", "working") == ["old", "new", "working"]
+    clock.time = 10.0
+    assert [each.record_id for each in store.records_of("me", StoredResponse)] == ["new", "working"]
+    audit(store)
+    assert store.fate("me", "old") == "has expired: it was kept for 10 seconds (--conversation-lifetime)"
+    for owner, name in (("you", "old"), ("me", "never")):
+        assert store.fate(owner, name).startswith("does not exist")
+    working.task = None
+    store.settle("me", working)
+    clock.time = 19.5
+    assert names(store, "me", "new", "working") == ["working"]
+    for number in range(4):
+        store.put("me", record(f"{number}"))
+    clock.time = 40.0
+    assert names(store, "me", *"0123") == []
+    assert (len(store), store.num_bytes, len(store._expired)) == (0, 0, 3)
 
 
 def test_a_record_is_counted_at_its_newest_size() -> None:

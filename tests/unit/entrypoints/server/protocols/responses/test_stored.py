@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
-from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 from tests.unit.entrypoints.server.protocols.protocol_world import serving
 from tests.unit.entrypoints.server.protocols.responses.conftest import openai_client
@@ -49,6 +49,20 @@ def test_a_response_is_fetched_as_it_was(
     else:
         made = client.responses.create(**asked)
     assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+
+
+def test_a_response_that_has_expired_is_named_so() -> None:
+    with app_world(bounds=BoundSettings(conversation_lifetime=60.0)) as world, openai_client(world) as client:
+        made = client.responses.create(model="scripted", input="hello", max_output_tokens=4)
+        world.skip(59.0)
+        client.responses.retrieve(made.id)
+        world.skip(2.0)
+        said = r"has expired: it was kept for 60 seconds \(--conversation-lifetime\)"
+        with pytest.raises(openai.NotFoundError, match=said) as caught:
+            client.responses.retrieve(made.id)
+        assert caught.value.code == "response_not_found"
+        with pytest.raises(openai.BadRequestError, match=f"previous_response_id: {said}"):
+            client.responses.create(model="scripted", input="more", previous_response_id=made.id)
 
 
 def test_a_deleted_response_is_gone(client: openai.OpenAI, asked: dict[str, Any]) -> None:
