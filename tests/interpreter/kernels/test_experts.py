@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from torch import Tensor
 
 from nanoserve.kernels.experts.cases import (
     check_choose_experts,
     check_feed_lists,
     check_feed_rows,
-    check_list_pairs,
     random_choice,
     random_experts,
 )
-from nanoserve.kernels.experts.launch import ExpertsWorkspace, choose_experts, feed_lists, feed_rows
+from nanoserve.kernels.experts.launch import (
+    ExpertsWorkspace,
+    choose_experts,
+    feed_lists,
+    feed_rows,
+    list_pairs,
+)
 from nanoserve.kernels.experts.reference import Chosen, Routing
 from nanoserve.kernels.experts.tuning import (
     down_row_tile,
@@ -22,7 +30,7 @@ from nanoserve.kernels.experts.tuning import (
     most_tiles,
     sorting,
 )
-from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.testing import POISON, Comparison, Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -155,6 +163,29 @@ def test_lists_with_the_tiles_of_half_precision(
     half = Inputs(device, torch.float16)
     chosen = random_choice(half, tokens, slots, experts)
     agree(check_feed_lists(half, random_experts(half, experts, 24, 40), chosen), TOLERANCE[torch.float16])
+
+
+def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Iterator[Comparison]:
+    """The order of the pairs, and every tile: whose it is and what lies in it."""
+    pairs = chosen.flatten().tolist()
+    order = sorted(range(len(pairs)), key=lambda pair: (pairs[pair], pair))
+    tiles, first = [], 0
+    for expert in range(count):
+        end = first + pairs.count(expert)
+        tiles += [(expert, start, end) for start in range(first, end, bm)]
+        first = end
+    for pdl in inputs.launches:
+        space = ExpertsWorkspace.create(len(pairs), count, 1, dtype=inputs.dtype, device=inputs.device)
+        for each in space[1:]:
+            each.fill_(POISON)
+        inputs.settle()
+        num_tiles = list_pairs(chosen, count, bm, space, pdl=pdl)
+        got = space.tiles[: 3 * num_tiles].view(3, num_tiles)
+        case = f"{len(pairs)} pairs of {count} experts in tiles of {bm}"
+        yield Comparison(f"order of {case}", space.order, inputs.these(order), exact=True)
+        yield Comparison(f"tiles of {case}", got[:, : len(tiles)].T, inputs.these(tiles), exact=True)
+        unused = torch.full_like(got[0, len(tiles) :], -1)
+        yield Comparison(f"unused tiles of {case}", got[0, len(tiles) :], unused, exact=True)
 
 
 @cases(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
-from nanoserve.kernels.rank_sums.cases import check_add_ranks, check_add_slots, check_gather_ranks
-from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.rank_sums import reference
+from nanoserve.kernels.rank_sums.cases import check_add_slots
+from nanoserve.kernels.rank_sums.launch import HEADER, Peers, add_ranks_into, gather_ranks_into
+from nanoserve.kernels.testing import Comparison, Inputs, expect
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 from tests.triton_interpreter import REACHED
@@ -18,6 +23,61 @@ def make_blocks(ranks: int, device: torch.device) -> torch.Tensor:
     blocks = torch.zeros(ranks, 1 << 16, dtype=torch.uint8, device=device)
     REACHED.append(blocks)
     return blocks
+
+
+def _peers(inputs: Inputs, blocks: Tensor, rank: int) -> Peers:
+    addresses = inputs.these([each.data_ptr() for each in blocks], torch.int64)
+    counts = inputs.these([1, 0, 1, 0], torch.int64)
+    words = torch.zeros(2, dtype=torch.int64, device=inputs.device)
+    return Peers(rank, len(blocks), addresses, counts, words, waits=False)
+
+
+def _fill(blocks: Tensor, offset: int, parts: Sequence[Tensor]) -> None:
+    for block, part in zip(blocks, parts, strict=True):
+        block[offset : offset + part.nbytes].view(part.dtype).view(part.shape).copy_(part)
+
+
+def check_add_ranks(
+    inputs: Inputs,
+    blocks: Tensor,
+    weight: Tensor,
+    *,
+    eps: float,
+    rows: int,
+    branch_norm: Tensor | None = None,
+) -> Iterator[Comparison]:
+    """Every rank's sum and norm; `blocks` is uint8 [ranks, bytes], filled already, so that no kernel waits."""
+    stream = inputs.normal(rows, len(weight))
+    parts = [inputs.normal(rows, len(weight)) for _ in blocks]
+    _fill(blocks, HEADER + 16, parts)
+    wanted, total = reference.add_ranks(stream, parts, weight, eps, branch_norm)
+    sums = []
+    for rank in range(len(blocks)):
+        for each in inputs.compare(
+            add_ranks_into,
+            f"on rank {rank} of {len(blocks)}",
+            x=expect(total, stream),
+            peers=_peers(inputs, blocks, rank),
+            offset=HEADER + 16,
+            parity=rank % 2,
+            eps=eps,
+            weight=weight,
+            out=expect(wanted),
+            branch_norm=branch_norm,
+        ):
+            sums += [each.got] if each.case.startswith("x,") else []
+            yield each
+    yield Comparison("sums of all ranks", torch.stack(sums), sums[0].expand(len(sums), -1, -1), exact=True)
+
+
+def check_gather_ranks(inputs: Inputs, blocks: Tensor, rows: int, width: int) -> Iterator[Comparison]:
+    """All columns; the last rank has fewer."""
+    share = -(-width // len(blocks))
+    shards = [inputs.normal(rows, min(share, width - rank * share)) for rank in range(len(blocks))]
+    _fill(blocks, HEADER, shards)
+    out = expect(reference.gather_ranks(shards), exact=True)
+    exchange = {"peers": _peers(inputs, blocks, 0), "offset": HEADER, "share": share, "block": 16}
+    return inputs.compare(gather_ranks_into, out=out, **exchange)
 
 
 @pytest.mark.parametrize("is_normed", [False, True])

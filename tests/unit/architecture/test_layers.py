@@ -16,7 +16,6 @@ KERNEL_FILES = {
     "__init__",
     "reference",
     "cpu",
-    "invariant",
     "triton",
     "triton_choice",
     "triton_tiles",

@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3113,
     "domain": 7910,
-    "kernels": 11480,
+    "kernels": 11333,
     "adapters/pytorch": 10035,
     "adapters": 9680,
     "entrypoints/server": 8774,

@@ -14,7 +14,6 @@ paper's letters, a value head's state S [key_dim, value_dim] and result o become
 and the result is normed, weighted and multiplied by the SiLU of its gate. All of it is float32.
 """
 
-from nanoserve.kernels.delta_rule.cpu import delta_rule
-from nanoserve.kernels.delta_rule.invariant import invariant_delta_rule
+from nanoserve.kernels.delta_rule.cpu import delta_rule, invariant_delta_rule
 
 __all__ = ["delta_rule", "invariant_delta_rule"]

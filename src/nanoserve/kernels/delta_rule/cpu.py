@@ -92,6 +92,26 @@ def delta_rule(
     return _finish(results, projected, weights, heads)
 
 
+def invariant_delta_rule(
+    projected: Tensor,
+    states: DeltaStates,
+    weights: DeltaWeights,
+    heads: DeltaHeads,
+    *,
+    slots: Tensor,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> Tensor:
+    """As `delta_rule`, with bits that depend on nothing but a row's own tokens: each is computed alone, in tensors of the same shapes."""
+    tokens = iter(torch.split(projected, 1))
+    results = [
+        delta_rule(next(tokens), states, weights, heads, slots=slot, starts=(position,), lengths=(1,))
+        for slot, start, length in zip(torch.split(slots, 1), starts, lengths, strict=True)
+        for position in range(start, start + length)
+    ]
+    return torch.cat(results)
+
+
 def _convolve(
     projected: Tensor,
     states: DeltaStates,

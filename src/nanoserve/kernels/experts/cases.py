@@ -14,11 +14,10 @@ from nanoserve.kernels.experts.launch import (
     choose_experts,
     feed_lists,
     feed_rows,
-    list_pairs,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.forms import Form, StoredWeight
-from nanoserve.kernels.testing import POISON, Comparison, Inputs, expect, random_stored, scratch
+from nanoserve.kernels.testing import Comparison, Inputs, expect, random_stored, scratch
 
 PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)
 """One number for each tile that lists run with."""
@@ -135,29 +134,6 @@ def check_every_tile(
         tokens = max(2, -(-pairs * count // slots))
         chosen = random_choice(inputs, tokens, slots, count, among=min(count, slots + 1))
         yield from check_feed_lists(inputs, experts, chosen, invariant=invariant)
-
-
-def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Iterator[Comparison]:
-    """The order of the pairs, and every tile: whose it is and what lies in it."""
-    pairs = chosen.flatten().tolist()
-    order = sorted(range(len(pairs)), key=lambda pair: (pairs[pair], pair))
-    tiles, first = [], 0
-    for expert in range(count):
-        end = first + pairs.count(expert)
-        tiles += [(expert, start, end) for start in range(first, end, bm)]
-        first = end
-    for pdl in inputs.launches:
-        space = ExpertsWorkspace.create(len(pairs), count, 1, dtype=inputs.dtype, device=inputs.device)
-        for each in space[1:]:
-            each.fill_(POISON)
-        inputs.settle()
-        num_tiles = list_pairs(chosen, count, bm, space, pdl=pdl)
-        got = space.tiles[: 3 * num_tiles].view(3, num_tiles)
-        case = f"{len(pairs)} pairs of {count} experts in tiles of {bm}"
-        yield Comparison(f"order of {case}", space.order, inputs.these(order), exact=True)
-        yield Comparison(f"tiles of {case}", got[:, : len(tiles)].T, inputs.these(tiles), exact=True)
-        unused = torch.full_like(got[0, len(tiles) :], -1)
-        yield Comparison(f"unused tiles of {case}", got[0, len(tiles) :], unused, exact=True)
 
 
 def _poisoned_workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> ExpertsWorkspace:

@@ -9,10 +9,11 @@ products that expand are the vendor's: here entries are gathered from the cache,
 from nanoserve.kernels.latent_attention.cpu import (
     fixed_head_linear,
     head_linear,
+    invariant_latent_attention,
     latent_attention,
+    plan_invariant,
     plan_latent_attention,
 )
-from nanoserve.kernels.latent_attention.invariant import invariant_latent_attention, plan_invariant
 
 __all__ = [
     "fixed_head_linear",

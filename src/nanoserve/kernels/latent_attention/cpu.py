@@ -6,12 +6,19 @@ is computed in float32, as in transformers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+
+from nanoserve.kernels.invariant_attention import (
+    InvariantPlan,
+    invariant_attention,
+    plan_invariant_attention,
+)
 
 TILE_ROWS = 1024
 """Pairs of query and head that are attended to together, which bounds the scratch memory: this many rows of scores."""
@@ -88,6 +95,20 @@ def _attend(query: Tensor, seen: Tensor, latent_dim: int, scale: float) -> Tenso
         scores[..., -count:].masked_fill_(future[:, None], -torch.inf)
     weights = scores.softmax(dim=-1).flatten(0, 1)
     return torch.mm(weights, seen[:, :latent_dim]).view(count, heads, latent_dim)
+
+
+LINE: Final = 32
+"""Elements that fill whole cache lines: where operands are aligned otherwise, products may sum in another order."""
+plan_invariant: Final = functools.partial(plan_invariant_attention, queries=1)
+"""As `plan_latent_attention`: a query's heads, which all share what they see, are one product."""
+
+
+def invariant_latent_attention(
+    query: Tensor, entries: Tensor, plan: InvariantPlan, *, latent_dim: int, scale: float
+) -> Tensor:
+    """As `latent_attention`, with bits that depend on nothing but the query and what it sees."""
+    query, entries = F.pad(query, (0, -query.shape[2] % LINE)), entries[:, None]
+    return invariant_attention(query, entries, entries, plan, scale=scale)[..., :latent_dim]
 
 
 TOKENS: Final = 16

@@ -12,7 +12,7 @@ bit: not on its tile, the chunk, or the step's other rows. So the same kernel se
 batch.
 """
 
+from nanoserve.kernels.invariant_attention import invariant_attention, plan_invariant_attention
 from nanoserve.kernels.paged_attention.cpu import paged_attention, plan_attention
-from nanoserve.kernels.paged_attention.invariant import invariant_attention, plan_invariant_attention
 
 __all__ = ["invariant_attention", "paged_attention", "plan_attention", "plan_invariant_attention"]

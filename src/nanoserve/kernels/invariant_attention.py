@@ -1,7 +1,7 @@
-"""Paged attention on a CPU whose bits depend on nothing but the query and what it sees.
+"""Attention over blocks on a CPU whose bits depend on nothing but the query and what it sees.
 
 A matrix product may take its sums in another order where its shape is another. So here every product has one shape: a tile of
-`QUERIES` consecutive queries of a row, filled up with zeros, against `POSITIONS` consecutive positions from a multiple of
+some consecutive queries of a row, filled up with zeros, against `POSITIONS` consecutive positions from a multiple of
 that number on. The pieces are joined in the order of their positions with a running maximum (Milakov and Gimelshein 2018);
 a piece in which a query sees nothing changes none of its bits. A product that would stand alone in a batch, where threads share it,
 is computed twice. So neither other rows nor the cuts of chunks can matter.
@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 QUERIES: Final = 4
+"""Of a tile, where heads share keys."""
 POSITIONS: Final = 128
 MOST_TILES: Final = 64
 """Tiles that are computed at once, which bounds the scratch memory."""
@@ -25,8 +27,8 @@ class InvariantPlan(NamedTuple):
     """One step's tiles over one cache group; N of them.
 
     Attributes:
-        tokens: int64 [N, QUERIES], which tokens of the step the queries are; T, one behind the last, for zeros.
-        first, last: int64 [N, QUERIES], the positions that each query sees; `last` is -1 for zeros.
+        tokens: int64 [N, queries], which tokens of the step the queries are; T, one behind the last, for zeros.
+        first, last: int64 [N, queries], the positions that each query sees; `last` is -1 for zeros.
         tables: int64 [N, blocks], the block tables of the tiles' rows.
     """
 
@@ -41,22 +43,23 @@ def plan_invariant_attention(
     query_lengths: Sequence[int],
     context_lengths: Sequence[int],
     *,
-    window: int | None,
+    window: int | None = None,
+    queries: int = QUERIES,
 ) -> InvariantPlan:
-    """Lay out one step's attention over one cache group; the arguments are those of `plan_attention`."""
+    """Lay out one step's attention over one cache group, in tiles of so many `queries`; the other arguments are those of `plan_attention`."""
     num_tokens, token = sum(query_lengths), 0
     tokens, last, rows = [], [], []
     for row, (count, context) in enumerate(zip(query_lengths, context_lengths, strict=True)):
-        for offset in range(0, count, QUERIES):
-            places = range(offset, offset + QUERIES)
+        for offset in range(0, count, queries):
+            places = range(offset, offset + queries)
             tokens.append([token + place if place < count else num_tokens for place in places])
             last.append([context - count + place if place < count else -1 for place in places])
             rows.append(row)
         token += count
-    last_seen = torch.tensor(last).view(-1, QUERIES)
+    last_seen = torch.tensor(last).view(-1, queries)
     first_seen = (last_seen + 1 - window).clamp_(min=0) if window is not None else torch.zeros_like(last_seen)
     return InvariantPlan(
-        torch.tensor(tokens).view(-1, QUERIES), first_seen, last_seen, block_tables[torch.tensor(rows)]
+        torch.tensor(tokens).view(-1, queries), first_seen, last_seen, block_tables[torch.tensor(rows)]
     )
 
 
@@ -70,7 +73,10 @@ def invariant_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T) v over what each query sees; arguments and result are those of `paged_attention`."""
+    """softmax(scale * q k^T) v over what each query sees; arguments and result are those of `paged_attention`.
+
+    Queries may be wider than keys and values, which then end in zeros.
+    """
     if keys.shape[1] == 1 and len(plan.tokens) % MOST_TILES == 1:
         plan = InvariantPlan(*(torch.cat((part, part[-1:])) for part in plan))
     scoring: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "sinks": sinks}
@@ -92,7 +98,7 @@ def _attend(
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The tiles' queries [N, QUERIES, num_heads, head_dim] to the same shape."""
+    """The tiles' queries [N, queries, num_heads, head_dim] to the same shape."""
     count, queries, num_heads, head_dim = query.shape
     kv_heads = keys.shape[1]
     grouped = (
@@ -107,7 +113,7 @@ def _attend(
         maximum = sinks.float().view(kv_heads, 1, group).repeat(count, queries, 1).view_as(maximum)
         total = torch.ones_like(maximum)
     attended = query.new_zeros(grouped.shape, dtype=torch.float32)
-    for key, value, hidden in _pieces(keys, values, tiles, group):
+    for key, value, hidden in _pieces(keys, values, tiles, group, head_dim):
         scores = torch.bmm(grouped, key.transpose(1, 2)).float().mul_(scale)
         if soft_cap is not None:
             scores.div_(soft_cap).tanh_().mul_(soft_cap)
@@ -124,9 +130,9 @@ def _attend(
 
 
 def _pieces(
-    keys: Tensor, values: Tensor, tiles: InvariantPlan, group: int
+    keys: Tensor, values: Tensor, tiles: InvariantPlan, group: int, width: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Keys and values [N * kv_heads, POSITIONS, head_dim] of one piece after the other, and what each query may not see.
+    """Keys and values [N * kv_heads, POSITIONS, width] of one piece after the other, and what each query may not see.
 
     What no query of a tile sees is zero, never NaN. Pieces in which no query sees anything are left out.
     """
@@ -142,10 +148,13 @@ def _pieces(
         seen = (positions >= tiles.first[..., None]) & (positions <= tiles.last[..., None])
         unseen = ~seen.any(1)[:, :, None, None]
         key, value = (
-            each.transpose(1, 2)[blocks, offsets]
-            .masked_fill_(unseen, 0)
-            .transpose(1, 2)
-            .reshape(-1, POSITIONS, head_dim)
+            F.pad(
+                each.transpose(1, 2)[blocks, offsets]
+                .masked_fill_(unseen, 0)
+                .transpose(1, 2)
+                .reshape(-1, POSITIONS, head_dim),
+                (0, width - head_dim),
+            )
             for each in (keys, values)
         )
         hidden = ~seen[:, None, :, None].expand(-1, kv_heads, -1, group, -1)
