@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -70,7 +71,7 @@ class FiniteGrammars:
         if constraint.kind != KIND:
             raise BadValueError("constraint", f"must be of the kind {KIND}, got {constraint.kind}")
         try:
-            language = frozenset(tuple(map(int, each.split())) for each in constraint.text.split("|"))
+            language = language_of(constraint.text)
         except ValueError as error:
             raise BadValueError("constraint", f"must hold token ids: {error}") from error
         if any(not 0 <= token < self.vocab_size for answer in language for token in answer):
@@ -114,3 +115,57 @@ class FiniteGrammars:
         for token in (*matcher.following(), *ends):
             mask[token >> 3] |= 1 << (token & 7)
         return mask
+
+
+class HeldGrammars(FiniteGrammars):
+    """Masks of held answers come late: each is there once its answer is let go.
+
+    Attributes:
+        held: the languages of answers, as constraints write them, whose masks are late.
+        on_rest: called where the engine waits for a mask and has nothing else to do.
+    """
+
+    def __init__(self, vocab_size: int, ends: frozenset[int] = frozenset()) -> None:
+        super().__init__(vocab_size, ends)
+        self.held: set[str] = set()
+        self.on_rest: Callable[[], object] = lambda: None
+
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        """Half of a late mask is written when the step is drawn."""
+        filled = super().fill(matchers, block)()
+        late = {number for number, each in enumerate(matchers) if not self.is_ready(each)}
+        for number in late:
+            block.mask(number)[:] = bytes([0b10101010]) * block.width
+        return lambda: Filled(late, filled.empty - late)
+
+    def is_ready(self, matcher: Matcher, /) -> bool:
+        """Whether its answer is not held."""
+        assert isinstance(matcher, FiniteMatcher)
+        return matcher.language not in map(language_of, self.held)
+
+    def rest(self) -> None:
+        """Waits for nothing."""
+        self.on_rest()
+
+
+class TardyGrammars(HeldGrammars):
+    """Holds these answers in turns, each for as many steps as it has a number, from 1 on."""
+
+    def __init__(self, vocab_size: int, languages: Sequence[str]) -> None:
+        super().__init__(vocab_size)
+        turns = [{each} for number, each in enumerate(languages, 1) for _ in range(number)]
+        self._turns = itertools.cycle([*turns, set[str]()])
+
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        """The next turn begins."""
+        self.rest()
+        return super().fill(matchers, block)
+
+    def rest(self) -> None:
+        """The next turn begins."""
+        self.held = next(self._turns)
+
+
+def language_of(text: str) -> Language:
+    """The answers that a constraint's text allows."""
+    return frozenset(tuple(map(int, each.split())) for each in text.split("|"))

@@ -156,7 +156,11 @@ class MemoryRunner:
         for chunk in plan.chunks:
             self._read_back(chunk)
         for index in plan.sampling_rows if is_drawn else ():
-            self._draw(index, masks.get(index), result)
+            if index in plan.masked and index not in masks:
+                self.rows[index].num_computed -= 1
+                result.token_ids.append(0)
+            else:
+                self._draw(index, masks.get(index), result)
         return result
 
     def _admit(self, admitted: AdmittedRow) -> None:

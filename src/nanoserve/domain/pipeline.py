@@ -102,7 +102,9 @@ class Pipeline(Generic[TicketT]):
             if begin:
                 self._scheduler.constraints.begin(self._scheduler.flights[0])
             else:
-                self._scheduler.draw(ticket)
+                repeated = self._scheduler.draw(ticket)
+                if self.recorder is not None:
+                    self.recorder.note_repeated(repeated)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
 

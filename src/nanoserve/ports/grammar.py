@@ -228,6 +228,6 @@ class LateDrawing(Protocol[TicketT_contra]):
     def draw(self, ticket: TicketT_contra, masks: Masks, /) -> None:
         """Draw for every sampling row of the newest submitted step, which had masked rows; once, before `collect`.
 
-        A masked row without a mask has ended or gives its row back: whatever is drawn for it is dropped. May raise as
-        `submit` does.
+        A masked row without a mask is not drawn: it keeps its tokens, so that it can compute the newest one again, and what stands
+        for it in the result is dropped. May raise as `submit` does.
         """

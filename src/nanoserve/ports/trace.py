@@ -83,6 +83,13 @@ class Preemption:
 
 
 @attrs.frozen
+class Repetition:
+    """The newest step yields no token for a sequence, whose mask is late: it computes the same token again in another one."""
+
+    key: int
+
+
+@attrs.frozen
 class Ending:
     """A sequence ended, for a reason that is a value of `FinishReason`."""
 
@@ -145,10 +152,7 @@ class BlockDropped:
 
 @attrs.frozen
 class BlocksShared:
-    """A table's blocks up to `num_shared` can be found by their content; `swapped` were replaced by equal ones.
-
-    Each of `swapped` is (group, index, block).
-    """
+    """A table's blocks up to `num_shared` can be found by content; `swapped`, each (group, index, block), were replaced by equal ones."""
 
     key: int
     num_shared: int
@@ -242,8 +246,7 @@ class Turn:
 
     Attributes:
         at: seconds since the trace began.
-        happened: admissions, preemptions and the steps handed to the runner (usually one, several while the pipeline
-            fills), in order.
+        happened: in order, with the steps handed to the runner (usually one, several while the pipeline fills).
         committed: the step that was brought home.
         num_generated: tokens that it brought.
         kv: what changed in the KV cache, in order.
@@ -252,7 +255,7 @@ class Turn:
 
     at: float
     arrived: tuple[Arrival, ...] = ()
-    happened: tuple[Admission | Preemption | PlannedStep, ...] = ()
+    happened: tuple[Admission | Preemption | Repetition | PlannedStep, ...] = ()
     ended: tuple[Ending, ...] = ()
     committed: int | None = None
     num_generated: int = 0

@@ -16,7 +16,7 @@ from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
-from tests.fakes.finite_grammars import KIND, FiniteGrammars
+from tests.fakes.finite_grammars import KIND, FiniteGrammars, TardyGrammars
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import Answer, Served
 from tests.tiny_spec import TINY
@@ -35,9 +35,14 @@ def answers(
     """The answers by name, of requests with or without a language."""
     device = DEVICE if runner == "gpu" else torch.device("cpu")
     model = build_random_model(TINY, dtype=torch.float32, device=device, seed=1)
-    settings = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 48, "block_size": 4} | more
+    settings: dict[str, Any] = {
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 24,
+        "max_model_len": 48,
+        "block_size": 4,
+    } | more
     settings |= {"depth": depth, "num_blocks": settings.get("num_blocks", 80)}
-    settings["grammars"] = FiniteGrammars(TINY.vocab_size)
+    settings.setdefault("grammars", FiniteGrammars(TINY.vocab_size))
     if runner == "gpu":
         served = serve(model, **settings)
     else:
@@ -65,23 +70,30 @@ def test_bound_rows_obey_and_free_ones_do_not_change() -> None:
     assert len({tuple(found[name]) for name in BOUND}) > 2
 
 
-def test_the_same_answers_at_another_depth_cramped_and_beside_late_masks(
+def test_the_same_answers_at_another_depth_cramped_and_from_another_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = answers(FREE | BOUND)
     assert answers(FREE | BOUND, depth=1, num_blocks=14) == found
-    occupied: set[PinnedBlocks] = set()
+    taken = list[PinnedBlock]()
     take = PinnedBlocks.take
 
     def take_another(blocks: PinnedBlocks) -> PinnedBlock:
-        if blocks not in occupied:
-            occupied.add(blocks)
-            blocks.first.writers.append(Future[None]())
-        return take(blocks)
+        if not taken:
+            take(blocks).writers.append(Future[None]())
+        taken.append(take(blocks))
+        return taken[-1]
 
     monkeypatch.setattr(PinnedBlocks, "take", take_another)
-    monkeypatch.setattr(Drawing, "draw_masked", None)
     assert answers(FREE | BOUND) == found
+    assert len(set(map(id, taken))) == 1
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_the_same_answers_where_masks_are_late(special: bool) -> None:
+    """A row that is not drawn has neither its token nor what penalties would count of it."""
+    found = answers(FREE | BOUND, special=special, grammars=TardyGrammars(TINY.vocab_size, LANGUAGES))
+    assert found == answers(FREE | BOUND, special=special)
 
 
 @pytest.mark.skipif(ON_GPU, reason="another device rounds in other ways")
@@ -114,6 +126,6 @@ def test_a_block_that_is_still_written_to_is_not_lent_again() -> None:
     late = Future[None]()
     block.writers.append(late)
     other = blocks.take()
-    assert block is blocks.first is not other
+    assert block is not other
     late.set_result(None)
     assert blocks.take() is block

@@ -30,15 +30,17 @@ class TorchTicket:
     """A submitted step's outcome, on the device.
 
     Attributes:
-        undrawn: until `draw`, of a step with masked rows: the sampling rows on the device, and their logits.
+        undrawn: until `draw`, of a step with masked rows: these, the sampling rows on the device, and their logits.
         rows: the rows that sampled, and `tokens`, [S], what they got.
+        asked: the rows that were to sample, where others than those.
         finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
     """
 
     step: int
-    undrawn: tuple[Tensor, Tensor] | None = None
+    undrawn: tuple[tuple[int, ...], Tensor, Tensor] | None = None
     rows: tuple[int, ...] = ()
+    asked: tuple[int, ...] = ()
     tokens: Tensor | None = None
     finite: Tensor | None = None
     scored_rows: tuple[int, ...] = ()
@@ -97,7 +99,7 @@ class TorchRunner:
             hidden = hidden.index_select(0, step.inputs.logits_indices)
         logits = self._model.logits(hidden)
         if plan.masked:
-            ticket.undrawn = (step.sampling, logits)
+            ticket.undrawn = (plan.masked, step.sampling, logits)
         else:
             self._sample(ticket, step.sampling, logits, {})
         return ticket
@@ -110,8 +112,14 @@ class TorchRunner:
     def draw(self, ticket: TorchTicket, masks: Masks, /) -> None:
         """As in `LateDrawing`."""
         assert ticket.undrawn is not None
-        (index, logits), ticket.undrawn = ticket.undrawn, None
-        self._sample(ticket, index, logits, masks)
+        (masked, index, logits), ticket.undrawn = ticket.undrawn, None
+        missing = set(masked) - masks.keys()
+        if missing:
+            drawn = [place for place, row in enumerate(ticket.rows) if row not in missing]
+            index, logits = index[drawn], logits[drawn]
+            ticket.asked, ticket.rows = ticket.rows, tuple(ticket.rows[place] for place in drawn)
+        if ticket.rows:
+            self._sample(ticket, index, logits, masks)
 
     def collect(self, ticket: TorchTicket, /) -> StepResult:
         """Bring a step's outcome to the host."""
@@ -123,8 +131,12 @@ class TorchRunner:
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
         scores = [] if ticket.scores is None else ticket.scores.read()
+        token_ids = [] if ticket.tokens is None else ticket.tokens.tolist()
+        if ticket.asked:
+            drawn = dict(zip(ticket.rows, token_ids, strict=True))
+            token_ids = [drawn.get(row, 0) for row in ticket.asked]
         return StepResult(
-            token_ids=[] if ticket.tokens is None else ticket.tokens.tolist(),
+            token_ids=token_ids,
             logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
             prompt_logprobs=prompt_logprobs,
             broken=broken,

@@ -24,6 +24,7 @@ TAGS: Final[dict[type, str]] = {
     trace.StatusChange: "status",
     trace.Admission: "admit",
     trace.Preemption: "preempt",
+    trace.Repetition: "repeat",
     trace.PlannedStep: "step",
     trace.TablesGiven: "give",
     trace.TableGrown: "grow",

@@ -104,6 +104,10 @@ class BlockAllocator:
         """The block that holds this content or will hold it after the steps planned so far, referenced or kept."""
         return self._block_of.get(content)
 
+    def is_named(self, block: int) -> bool:
+        """Whether a block can be found by its content, or will be."""
+        return block in self._hash_of
+
     def register(self, block: int, content: BlockHash, step: int | None = None) -> int:
         """Name a block's content, which is computed, or will be by `step`. Returns the block to use for it: another one if it was known already."""
         known = self._block_of.get(content)

@@ -4,7 +4,7 @@ A matcher goes on when a token is committed, and nowhere else. So it never has t
 preemption loses was not consumed, and what is computed again is drawn under the same mask.
 
 Workers may take their time over a grammar or over a mask. Whoever needs it waits meanwhile, and no other sequence does:
-before its grammar is ready a sequence stands in no line of the queue; one whose mask is late gives its row back.
+before its grammar is ready a sequence stands in no line of the queue; one whose mask is late sits out on its row.
 
 A crowd of such answers costs the engine little more than as many free ones: their matchers go on in one call, and their masks
 are begun as soon as the tokens are known, written where the device reads them, and waited for when the step is drawn.
@@ -218,6 +218,8 @@ class Constraints:
                 row, sequence = filling.rows[number]
                 if numbers.pop(row, None) is not None:
                     sequences.append(sequence)
+        for _, sequence in filling.rows if self.late else ():
+            self.late.pop(sequence, None)
         self.late.update((each, living[each]) for each in drawn.late)
         self.missed = frozenset(drawn.late)
         self._drawer.draw(ticket, Masks(filling.block, numbers))

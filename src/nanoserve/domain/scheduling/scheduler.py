@@ -101,7 +101,7 @@ class Scheduler:
             self._admit_compiled()
         tiers = self.cache.tiers
         for sequence in () if tiers is None else tiers.poll():
-            self.table.let_go(sequence)
+            self.table.let_go(sequence, self.step)
         if self.suspects and self.flights:
             return None
         draft = Draft(self.step + 1)
@@ -139,9 +139,8 @@ class Scheduler:
             plan = self.cache.tiers.go_along(plan)
         self._remapped.clear()
         filling, through = members.needing_blocks(step + 1), members.through_after(step)
-        self.flights.append(
-            InFlightStep(plan, tuple(draft.chunks), decoding, filling, through, now, draft.copies)
-        )
+        chunks = tuple(draft.chunks)
+        self.flights.append(InFlightStep(plan, chunks, decoding, filling, through, now, draft.copies))
         # Those that leave are computed in this step all the same: `decoding` was taken before.
         for sequence in through:
             members.leave(sequence, step)
@@ -244,8 +243,7 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[Progress]:
         """Bring home the oldest step in flight. Returns what each living sequence gained.
 
-        Sequences that end by a stop id or by length are finished here; tokens computed for a sequence after its
-        end are dropped.
+        Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
         flight = self.flights.pop(0)
         now = self._clock.now()
@@ -259,12 +257,11 @@ class Scheduler:
             self._commit_chunk(sequence, chunk, result, now)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
-            if sequence.phase is Phase.RUNNING:
+            if sequence.phase is Phase.RUNNING and sequence not in self.constraints.missed:
                 self._share(sequence, len(sequence.token_ids))
         if flight.copies:
             self.cache.states.settle(flight.copies)
-        is_cut_short = flight.plan.step <= self.cut_short_at
-        progress, stopped = flight.land(result, self.constraints.missed, is_cut_short=is_cut_short)
+        progress, stopped = flight.land(result, self.constraints.missed, self.cut_short_at)
         for sequence, token, reason in stopped:
             if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
                 sequence.stop = token
@@ -286,7 +283,7 @@ class Scheduler:
         if chunk.samples and sequence.first_token is None and sequence not in self.constraints.missed:
             sequence.first_token = now
         if sequence.phase is Phase.RUNNING:
-            self._share(sequence, chunk.start + chunk.length)
+            self._share(sequence, chunk.start + chunk.length - (sequence in self.constraints.missed))
 
     def _share(self, sequence: Sequence, num_computed: int) -> None:
         updates = self.cache.share(sequence, num_computed)
@@ -363,31 +360,36 @@ class Scheduler:
             self._preempt(sequence)
         self.table.release_all()
 
-    def draw(self, ticket: object) -> None:
-        """Draw the one step in flight, which has masked rows; sequences that cannot have a token in it leave their rows."""
+    def draw(self, ticket: object) -> list[Sequence]:
+        """Draw the one step in flight, which has masked rows; returns whose mask is late, and who compute their newest token again."""
+        missed_before = self.constraints.missed
         drawn = self.constraints.draw(self.flights[0], ticket)
         for sequence in drawn.stuck:
             self.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
         self.counters.late_masks += len(drawn.late)
-        for sequence in drawn.late:
-            if sequence.phase is Phase.RUNNING:
-                self._preempt(sequence, held=True)
+        late = [each for each in drawn.late if each.phase is Phase.RUNNING]
+        again = [each for each in late if self.cache.may_compute_again(each)]
+        for sequence in again:
+            self.table.repeat(sequence, self.step, sits_out=sequence in missed_before)
+        for sequence in [each for each in late if each not in again]:
+            self._preempt(sequence)
+        return again
 
     def _admit_compiled(self) -> None:
         for sequence, error in self.constraints.arrivals():
             if error is None:
-                self.table.let_go(sequence)
+                self.table.let_go(sequence, self.step)
                 continue
             for each in self.table.requests[sequence.request.request_id].copy():
                 self.finish(each, FinishReason.ERROR, error)
 
-    def _preempt(self, sequence: Sequence, draft: Draft | None = None, *, held: bool = False) -> None:
+    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
         """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
         self.is_settled = False
         if draft is not None:
             self.cache.states.cancel(draft.withdraw(sequence))
         self._vacate(sequence)
-        self.table.send_back(sequence, held=held)
+        self.table.send_back(sequence, held=self.constraints.awaits(sequence))
         self.counters.preemptions += 1
         self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
 

@@ -128,11 +128,24 @@ class SequenceTable:
         self._held.add(sequence)
         self.waiting.hold_back(sequence)
 
-    def let_go(self, sequence: Sequence) -> None:
-        """What a sequence waited for is there; it may have ended."""
+    def repeat(self, sequence: Sequence, step: int, *, sits_out: bool) -> None:
+        """Have a row compute its newest token again, in the step behind `step`, the newest planned one, or once it is let go."""
+        if sequence in self.decoding and not sits_out:
+            self.decoding.repeat(sequence)
+            return
+        if sequence in self.decoding:
+            self.decoding.leave(sequence, step)
+        sequence.num_scheduled_tokens = len(sequence.token_ids) - 1
+        if not sits_out:
+            self.decoding.join(sequence, step + 1)
+
+    def let_go(self, sequence: Sequence, step: int) -> None:
+        """What a sequence waited for is there after `step`, the newest planned one; it may have ended."""
         if sequence in self._held:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
+        elif sequence.phase is Phase.RUNNING and sequence not in self.decoding:
+            self.decoding.join(sequence, step + 1)
 
     def may_sit(self, sequence: Sequence, step: int, committed: int) -> bool:
         """Whether nothing but room keeps a waiting sequence from a row in a step; `committed` is the newest one that is home.

@@ -148,8 +148,7 @@ class DecodeSet:
         offset = step - sequence.num_scheduled_tokens
         sequence.decode_offset = offset
         self._members[sequence] = sequence.row
-        for dates, date in self._dates(sequence, offset):
-            dates.setdefault(date, {})[sequence] = None
+        self._note_dates(sequence, offset)
         self._snapshot = None
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
@@ -157,14 +156,19 @@ class DecodeSet:
         offset = sequence.decode_offset
         assert offset is not None
         del self._members[sequence]
-        for dates, date in self._dates(sequence, offset):
-            del dates[date][sequence]
-            if not dates[date]:
-                del dates[date]
+        self._forget_dates(sequence, offset)
         sequence.num_scheduled_tokens = last_step - offset + 1
         sequence.decode_offset = None
         sequence.last_step = last_step
         self._snapshot = None
+
+    def repeat(self, sequence: Sequence) -> None:
+        """The newest step has yielded no token for a member: the next one computes the same position again."""
+        assert sequence.decode_offset is not None
+        self._forget_dates(sequence, sequence.decode_offset)
+        sequence.decode_offset += 1
+        sequence.num_scheduled_tokens -= 1
+        self._note_dates(sequence, sequence.decode_offset)
 
     def needing_blocks(self, step: int) -> list[Sequence]:
         """The members whose position at `step` is the first of a block."""
@@ -178,6 +182,16 @@ class DecodeSet:
         """True if at `step` a member needs a block, fills one or computes its last."""
         residues, size = self._by_residue, self._block_size
         return step % size in residues or (step + 1) % size in residues or step in self._by_last_step
+
+    def _note_dates(self, sequence: Sequence, offset: int) -> None:
+        for dates, date in self._dates(sequence, offset):
+            dates.setdefault(date, {})[sequence] = None
+
+    def _forget_dates(self, sequence: Sequence, offset: int) -> None:
+        for dates, date in self._dates(sequence, offset):
+            del dates[date][sequence]
+            if not dates[date]:
+                del dates[date]
 
     def _dates(
         self, sequence: Sequence, offset: int
@@ -218,16 +232,17 @@ class InFlightStep:
         return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences
 
     def land(
-        self, result: StepResult, missed: Container[Sequence], *, is_cut_short: bool
+        self, result: StepResult, missed: Container[Sequence], cut_short_at: int
     ) -> tuple[list[Progress], list[Stopped]]:
         """Append the tokens to their sequences: what each gained, and which of them end with what they gained.
 
-        Where a row may have ended since the step was planned (`is_cut_short`), or has `missed` its draw, each is looked at.
+        Where a row may have ended since the step was planned, as one has `cut_short_at` it or later, or has `missed` its draw, each
+        is looked at.
         """
         rows = self.plan.sampling_rows
         scores: list[TokenLogprobs | None]
         scores = [result.logprobs.get(row) for row in rows] if result.logprobs else [None] * len(rows)
-        if self.chunks or self.plan.masked or is_cut_short:
+        if self.chunks or self.plan.masked or self.plan.step <= cut_short_at:
             return self._land_each(result.token_ids, scores, missed if self.plan.masked else ())
         decoding = self.decoding
         for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):

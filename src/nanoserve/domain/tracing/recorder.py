@@ -17,6 +17,7 @@ from nanoserve.ports.trace import (
     KVChange,
     PlannedStep,
     Preemption,
+    Repetition,
     Snapshot,
     TracedChunk,
     TracedSequence,
@@ -51,7 +52,7 @@ class Recorder:
         scheduler.cache.journal = self._journal
         self._turns: list[Turn] = []
         self._arrived: list[Arrival] = []
-        self._happened: list[Admission | Preemption | PlannedStep] = []
+        self._happened: list[Admission | Preemption | Repetition | PlannedStep] = []
         self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
         self._decoding: DecodingRows | None = None
         self._committed: int | None = None
@@ -100,6 +101,10 @@ class Recorder:
         self._decoding = flight.decoding
         decoding = None if same else tuple([sequence.key for sequence in flight.decoding.sequences])
         self._happened.append(PlannedStep(flight.plan.step, chunks, decoding))
+
+    def note_repeated(self, sequences: Iterable[Sequence]) -> None:
+        """The newest step was drawn without these."""
+        self._happened.extend(Repetition(each.key) for each in sequences)
 
     def note_committed(self, step: int, gained: list[Progress]) -> None:
         """A step came home."""

@@ -20,6 +20,7 @@ from nanoserve.ports.trace import (
     PlannedStep,
     Preemption,
     PrefixesForgotten,
+    Repetition,
     Snapshot,
     StateCopied,
     StateHeld,
@@ -94,7 +95,7 @@ class Replay:
             prefix_hits=self.prefix_hits,
         )
 
-    def _move(self, event: Admission | Preemption | PlannedStep) -> None:
+    def _move(self, event: Admission | Preemption | Repetition | PlannedStep) -> None:
         match event:
             case Admission(key, row, num_cached, resumed):
                 first = {} if resumed else {"num_cached_tokens": num_cached}
@@ -102,6 +103,8 @@ class Replay:
             case Preemption(key):
                 self._schedule(key, 0, phase="preempted", row=None)
                 self.preemptions += 1
+            case Repetition(key):
+                self._num_decoded[key] -= 1
             case PlannedStep():
                 self._plan(event)
 

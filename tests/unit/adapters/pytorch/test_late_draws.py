@@ -10,7 +10,7 @@ import pytest
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.sampling import SamplingParams
-from tests.fakes.finite_grammars import KIND, FiniteGrammars
+from tests.fakes.finite_grammars import KIND, FiniteGrammars, TardyGrammars
 from tests.served import Answer, Served
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
@@ -24,7 +24,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 def served(
-    tiny: TinyModel, asked: Mapping[str, str | None], *, depth: int, num_blocks: int = 200
+    tiny: TinyModel,
+    asked: Mapping[str, str | None],
+    *,
+    depth: int,
+    num_blocks: int = 200,
+    is_tardy: bool = False,
+    **sampling: Any,
 ) -> dict[str, Any]:
     """The answers by name, of requests with or without a language."""
     model = tiny.build()
@@ -35,10 +41,12 @@ def served(
         block_size=4,
         num_blocks=num_blocks,
         depth=depth,
-        grammars=FiniteGrammars(tiny.spec.vocab_size),
+        grammars=TardyGrammars(tiny.spec.vocab_size, ANSWERS)
+        if is_tardy
+        else FiniteGrammars(tiny.spec.vocab_size),
         **limits,
     )
-    params = SamplingParams(temperature=1.5, max_tokens=16, logprobs=2)
+    params = SamplingParams(temperature=1.5, max_tokens=16, logprobs=2, **sampling)
     for name, language in asked.items():
         seed = sum(map(ord, name))
         constraint = None if language is None else Constraint(KIND, language)
@@ -49,6 +57,8 @@ def served(
         crowd.turn(answers)
     for answer in answers.values():
         assert [each.token_id for each in answer.logprobs] == answer.tokens
+    assert is_tardy == bool(crowd.engine.state().late_masks)
+    assert crowd.engine.state().preemptions <= (1 if is_tardy else 99), "of the prompt that ends a block"
     return {name: answer.tokens for name, answer in answers.items()}
 
 
@@ -72,3 +82,14 @@ def test_constrained_answers_obey_and_free_ones_do_not_change(
 def test_the_same_answers_at_every_depth(tiny: TinyModel) -> None:
     asked: dict[str, str | None] = {"f": None, "b1": ANSWERS[0], "b2": ANSWERS[1]}
     assert served(tiny, asked, depth=1) == served(tiny, asked, depth=2) == served(tiny, asked, depth=3)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_the_same_answers_where_masks_are_late(tiny: TinyModel, depth: int, penalty: float) -> None:
+    """A row that is not drawn has neither its token nor what penalties would count of it."""
+    asked: dict[str, str | None] = {"f": None, "b1": ANSWERS[0], "b2": ANSWERS[1], "b3": ANSWERS[1]}
+    found = served(tiny, asked, depth=depth, is_tardy=True, repetition_penalty=penalty)
+    assert found == served(tiny, asked, depth=1, repetition_penalty=penalty)
+    alone: dict[str, str | None] = {"b2": ANSWERS[1]}
+    assert served(tiny, alone, depth=depth, is_tardy=True) == served(tiny, alone, depth=1)

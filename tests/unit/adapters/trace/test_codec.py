@@ -45,6 +45,7 @@ TURN = trace.Turn(
         trace.Admission(7, 0, 16, True),
         trace.PlannedStep(4, (trace.TracedChunk(7, 16, 5, True),), (1, 2)),
         trace.Preemption(7),
+        trace.Repetition(7),
         trace.PlannedStep(5, (), None),
     ),
     ended=(trace.Ending(1, "length", 4),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -50,6 +50,11 @@ class Batches:
         """A mixed step gave these rows, which are not in the batch, one token each."""
         for row in rows:
             self._lengths[row] += 1
+
+    def take_back(self, rows: Iterable[int]) -> None:
+        """The newest step has given these rows no token after all."""
+        for row in rows:
+            self._lengths[row] -= 1
 
     def of(self, rows: tuple[int, ...]) -> tuple[Batch, int]:
         """The batch of these rows, which becomes the arena's, and the length of its longest row now."""

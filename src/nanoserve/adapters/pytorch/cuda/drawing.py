@@ -6,7 +6,11 @@ count the draws, so both know the slot without asking; `find_ring` makes them ag
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Collection
+
 import attrs
+import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -29,7 +33,8 @@ class CudaTicket:
 
     Attributes:
         slot: where its tokens arrive, in the order of `drawn_rows`; None if no row samples.
-        order: for each row of the plan's `sampling_rows`, its place among the arrivals; None where they agree.
+        order: for each row of the plan's `sampling_rows`, its place among the arrivals, any for one that gets nothing; None where
+            they agree.
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
         is_empty: whether the step computes nothing.
     """
@@ -82,14 +87,14 @@ class Drawing:
         )
 
     def draw_masked(self, places: Tensor, *, pdl: bool) -> None:
-        """`draw` from the logits that the newest forward pass left, with the masks of the first block; may be captured."""
+        """`draw` from the logits that the newest forward pass left, with the masks that were sent; may be captured."""
         logits = self._space.logits[: len(places)]
-        self.blocks.first.exclude(logits)
+        self.blocks.exclude(logits)
         self.draw(logits, places, pdl=pdl)
 
     def rehearse_mask(self, logits: Tensor) -> None:
         """Launch what excludes tokens, over these logits, which a draw has been made of."""
-        self.blocks.first.exclude(logits)
+        self.blocks.exclude(logits)
 
     def lend_block(self) -> PinnedBlock:
         """Memory for a step's masks; waits for the draw with those before, which ranks that follow another one do not collect."""
@@ -135,15 +140,25 @@ class Drawing:
         order: tuple[int, ...] | None,
         prompt_scores: tuple[PromptScores, ...] = (),
         masks: Masks | None = None,
+        missing: Collection[int] = (),
     ) -> CudaTicket:
-        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`."""
+        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`, `missing` get nothing."""
         # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
         shaped = self._sampler.process(logits, rows) if special else logits
         if masks:
-            assert isinstance(masks.block, PinnedBlock)
-            masks.block.send(masks, rows)
-            masks.block.exclude(shaped)
+            self.blocks.send(masks, rows)
+            self.blocks.exclude(shaped)
+        if missing:
+            drawn = [place for place, row in enumerate(rows) if row not in missing]
+            order = tuple(
+                bisect_left(drawn, place) % len(drawn) if drawn else 0 for place in order or range(len(rows))
+            )
+            if not drawn:
+                return CudaTicket(step=step, order=order, prompt_scores=prompt_scores)
+            index = torch.tensor(drawn, device=places.device)
+            logits, shaped, places = (each.index_select(0, index) for each in (logits, shaped, places))
+            rows = tuple(rows[place] for place in drawn)
         self.draw(shaped, places, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores, masked=bool(masks))
         if not special:
@@ -167,7 +182,7 @@ class Drawing:
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
         if ticket.slot is None:
-            return StepResult(token_ids=[], prompt_logprobs=prompt_logprobs)
+            return StepResult(token_ids=[0] * len(ticket.order or ()), prompt_logprobs=prompt_logprobs)
         drawn = self.arrivals.wait(ticket.slot, len(ticket.drawn_rows))
         broken: tuple[int, ...] = ()
         if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token

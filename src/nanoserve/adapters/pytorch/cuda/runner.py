@@ -80,7 +80,7 @@ class CudaRunner:
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, settings)
-        self._undrawn: Callable[..., CudaTicket] | None = None
+        self._undrawn: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
         self._in_doubt = False
         host_slots = arena.sizes.host_slots
         self._offload = Offload(kv, host_slots) if host_slots else None
@@ -144,7 +144,10 @@ class CudaRunner:
         undrawn, self._undrawn = self._undrawn, None
         assert undrawn is not None
         self._in_doubt = True
-        ticket.late = undrawn(masks=masks)
+        masked, draw = undrawn
+        missing = set(masked) - masks.keys()
+        self._batches.take_back(missing)
+        ticket.late = draw(masks=masks, missing=missing)
         self._in_doubt = False
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
@@ -186,19 +189,19 @@ class CudaRunner:
             logits = self._space.logits[: len(batch.places)]
             return self._sample(plan, logits, self._arena.places, rows=batch.places, order=batch.order)
         if plan.masked:
-            self._undrawn = functools.partial(self._draw_masked, plan.step, batch)
+            self._undrawn = plan.masked, functools.partial(self._draw_masked, plan.step, batch)
             return CudaTicket(step=plan.step)
         return self._drawing.ticket(plan.step, batch.places, batch.order)
 
-    def _draw_masked(self, step: int, batch: Batch, *, masks: Masks) -> CudaTicket:
-        """Draw by a graph, which reads the masks of the first block; late ones are written into that now and then."""
-        first, rows = self._drawing.blocks.first, batch.places
-        if masks.block is not first:
-            logits = self._space.logits[: len(rows)]
+    def _draw_masked(self, step: int, batch: Batch, *, masks: Masks, missing: set[int]) -> CudaTicket:
+        """Draw by a graph, if it is for all rows."""
+        rows = batch.places
+        if missing:
+            logits, places = self._space.logits[: len(rows)], self._arena.places
             return self._drawing.sample(
-                step, logits, self._arena.places, rows=rows, order=batch.order, masks=masks
+                step, logits, places, rows=rows, order=batch.order, masks=masks, missing=missing
             )
-        first.send(masks, rows)
+        self._drawing.blocks.send(masks, rows)
         self._decoding.run(self._decoding.draw_key(len(rows)))
         return self._drawing.ticket(step, rows, batch.order, masked=True)
 
@@ -245,7 +248,7 @@ class CudaRunner:
         draw = functools.partial(self._drawing.sample, plan.step, logits, places, **more)
         if not plan.masked:
             return draw()
-        self._undrawn = draw
+        self._undrawn = plan.masked, draw
         return CudaTicket(step=plan.step)
 
     def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:

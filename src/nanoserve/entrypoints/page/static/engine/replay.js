@@ -122,6 +122,8 @@ export class Replay {
       this.#enter(sequence, "preempted");
       Object.assign(sequence, { row: null, numScheduled: 0 });
       this.preemptions += 1;
+    } else if (kind === "repeat") {
+      sequence.numScheduled -= 1;
     }
   }
 
