@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3113,
-    "domain": 7960,
+    "ports": 3234,
+    "domain": 7988,
     "kernels": 11333,
-    "adapters/pytorch": 10056,
-    "adapters": 9680,
-    "entrypoints/server": 8774,
-    "entrypoints": 10798,
+    "adapters/pytorch": 10199,
+    "adapters": 9816,
+    "entrypoints/server": 9022,
+    "entrypoints": 11038,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
