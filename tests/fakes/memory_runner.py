@@ -18,6 +18,7 @@ from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.step import (
     SINK_BLOCK,
     AdmittedRow,
@@ -44,6 +45,13 @@ class _Row:
     seed: int
     prompt_logprobs: bool
     logprobs: bool
+    pooling: Pooling | None
+    seen: list[int] = attrs.field(factory=list)
+
+
+def expected_vector(token_ids: Sequence[int], pooling: Pooling) -> tuple[float, ...]:
+    """What a prompt is made into: a function of the tokens that count."""
+    return (float(len(token_ids)), *map(float, token_ids if pooling.reads_all else token_ids[-1:]))
 
 
 def expected_token(
@@ -155,6 +163,8 @@ class MemoryRunner:
             self._forward(index, self.rows[index].num_computed, 1, result)
         for chunk in plan.chunks:
             self._read_back(chunk)
+        for index in plan.pooling_rows:
+            self._pool(index, result)
         for index in plan.sampling_rows if is_drawn else ():
             if index in plan.masked and index not in masks:
                 self.rows[index].num_computed -= 1
@@ -174,6 +184,7 @@ class MemoryRunner:
             seed=admitted.sampling.seed,
             prompt_logprobs=admitted.sampling.prompt_logprobs is not None,
             logprobs=admitted.sampling.logprobs is not None,
+            pooling=admitted.pooling,
         )
 
     def _update(self, update: TableUpdate) -> None:
@@ -230,6 +241,7 @@ class MemoryRunner:
         for position in range(start, start + length):
             self._write(row, position)
         row.num_computed = start + length
+        row.seen += row.token_ids[start : start + length]
         if row.prompt_logprobs:
             last = min(start + length + 1, row.num_prompt_tokens)
             scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
@@ -250,6 +262,16 @@ class MemoryRunner:
         result.token_ids.append(token)
         if row.logprobs:
             result.logprobs[index] = _score(token)
+
+    def _pool(self, index: int, result: StepResult) -> None:
+        """Make a row's vector of the states that its own chunks have computed."""
+        row = self.rows[index]
+        if row.pooling is None or row.num_computed != len(row.token_ids):
+            raise BrokenPlanError(f"row {index} pools before its last token is computed, or unasked")
+        for group in self._paged:
+            self._check_readable(group, row, row.num_computed - 1)
+        states = row.seen if row.pooling.reads_all else row.seen[-1:]
+        result.pooled[index] = (float(row.num_computed), *map(float, states))
 
     def _write(self, row: _Row, position: int) -> None:
         for group in self._paged:

@@ -10,7 +10,7 @@ from nanoserve.domain.scheduling.steps import Progress
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
 from nanoserve.ports.driven import Tokenizer
-from nanoserve.ports.events import EngineEvent, PromptScored, SequenceTimes, TokensGenerated
+from nanoserve.ports.events import EngineEvent, PromptPooled, PromptScored, SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 
@@ -43,6 +43,8 @@ class Answers:
         last: dict[str, FinishReason] = {}
         for sequence in self._scheduler.ended:
             stream = self._streams.pop(sequence, None)
+            if sequence.pooled is not None:
+                events.append(PromptPooled(sequence.request.request_id, sequence.index, sequence.pooled))
             events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
             if (
                 sequence.request.request_id not in self._scheduler.table.requests

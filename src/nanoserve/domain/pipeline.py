@@ -145,6 +145,10 @@ class Pipeline(Generic[TicketT]):
         asked, yielded = len(plan.sampling_rows), len(result.token_ids)
         if asked != yielded:
             raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
+        if {*plan.pooling_rows} != {*result.pooled}:
+            raise StepFailedError(
+                f"rows {plan.pooling_rows} were to yield vectors and {[*result.pooled]} did"
+            )
         return result
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:

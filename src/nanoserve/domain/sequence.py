@@ -56,7 +56,7 @@ class Sequence:
         index: which of the request's n answers this is.
         order: smaller is served first and preempted last: (priority, arrival number).
         token_ids: the prompt, then what was generated and committed.
-        max_total_tokens: the length at which it ends.
+        max_total_tokens: the length at which it ends; of one that is pooled a length that it never reaches.
         stop_ids: tokens that end it, from `min_total_tokens` tokens on.
         row: its device row while running.
         block_tables: per cache group, the blocks of its tokens, or its one live state; empty unless running.
@@ -70,6 +70,7 @@ class Sequence:
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
         lora: the digest of its adapter; empty for none. `lora_slot` is where that is while it has a row.
+        pooled: the vector of its prompt, once a step has yielded it.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
     """
 
@@ -105,11 +106,18 @@ class Sequence:
     first_token: float | None = None
     finished: float | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
+    pooled: tuple[float, ...] | None = None
 
     @property
     def key(self) -> int:
         """The number of its arrival, which no other sequence of the engine has."""
         return self.order[1]
+
+    @property
+    def computes_all(self) -> bool:
+        """Whether each of its prompt's positions must be computed, cached or not."""
+        pooling = self.request.pooling
+        return self.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_all)
 
     @property
     def num_prompt_tokens(self) -> int:

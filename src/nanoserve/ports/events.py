@@ -54,6 +54,15 @@ class PromptScored:
     logprobs: tuple[TokenLogprobs | None, ...]
 
 
+@attrs.frozen
+class PromptPooled:
+    """The vector of a prompt; the last event of its sequence follows."""
+
+    request_id: str
+    index: int
+    vector: tuple[float, ...]
+
+
 @made_per_token
 class TokensGenerated:
     """New output of one sequence. Concatenated over its life, the fields are the whole answer.
@@ -82,4 +91,4 @@ class TokensGenerated:
     error: str | None = None
 
 
-EngineEvent = SequenceAdmitted | SequencePreempted | PromptScored | TokensGenerated
+EngineEvent = SequenceAdmitted | SequencePreempted | PromptScored | PromptPooled | TokensGenerated

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.sampling import SamplingParams
 
 DEFAULT_CLASS = "default"
@@ -33,7 +34,7 @@ def _set_of_ids(ids: Iterable[int]) -> frozenset[int]:
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """One prompt and what to generate from it; it expands to `sampling.n` sequences.
+    """One prompt and what to make of it; it expands to `sampling.n` sequences.
 
     Attributes:
         request_id: the engine's key, made by the entry point and unique among living requests.
@@ -50,6 +51,7 @@ class Request:
         stream: report output while it grows; otherwise a sequence's last event holds all of it, which costs less.
         constraint: what every answer must be; None leaves it free.
         lora: the name of its adapter; empty for none.
+        pooling: what the prompt is made into; nothing is generated then. None generates.
         client: whose request it is, by a name that the entry point makes up: workers are shared out by it.
     """
 
@@ -68,4 +70,5 @@ class Request:
     stream: bool = True
     constraint: Constraint | None = None
     lora: str = ""
+    pooling: Pooling | None = None
     client: str = ""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from nanoserve.ports.pooling import Pooling
+
 if TYPE_CHECKING:
     from attrs import frozen as made_per_step
 else:
@@ -60,6 +62,7 @@ class AdmittedRow:
         block_tables: per cache group, the block of each `block_size` tokens, in order; of a recurrent group, its one
             live state.
         lora_slot: the slot of its adapter; 0 where it has none.
+        pooling: what the row's tokens are made into; such a row never yields a token.
     """
 
     row: int
@@ -69,6 +72,7 @@ class AdmittedRow:
     block_tables: tuple[tuple[int, ...], ...]
     sampling: RowSampling
     lora_slot: int = 0
+    pooling: Pooling | None = None
 
 
 @attrs.frozen
@@ -108,12 +112,18 @@ class SlotCopy:
 
 @attrs.frozen
 class Chunk:
-    """Compute tokens [start, start + length) of a row; `samples` says that the row then yields one token."""
+    """Compute tokens [start, start + length) of a row, which then yields one token (`samples`) or its vector (`pools`)."""
 
     row: int
     start: int
     length: int
     samples: bool
+    pools: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """True if all of the row's known tokens are computed behind it."""
+        return self.samples or self.pools
 
 
 @made_per_step(kw_only=True)
@@ -166,6 +176,11 @@ class StepPlan:
         return tuple(chunk.row for chunk in self.chunks if chunk.samples) + self.decoding
 
     @property
+    def pooling_rows(self) -> tuple[int, ...]:
+        """The rows that yield a vector."""
+        return tuple([chunk.row for chunk in self.chunks if chunk.pools]) if self.chunks else ()
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens this step computes."""
         chunks = self.chunks
@@ -194,7 +209,8 @@ class StepResult:
         logprobs: by row, for the rows that asked.
         prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
             there, for the positions that this step's chunks computed.
-        broken: rows whose logits are not finite; what stands for them in `token_ids` means nothing.
+        pooled: by row, the vectors of the rows whose chunks pool.
+        broken: rows whose logits or vectors are not finite; what stands for them in `token_ids` means nothing.
         copied: steps, this one or earlier ones, whose `stores` and `loads` are all done; each is reported once, at the latest with
             the first step collected after they are done that computes nothing, which may wait for them.
     """
@@ -202,5 +218,6 @@ class StepResult:
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
+    pooled: dict[int, tuple[float, ...]] = attrs.field(factory=dict)
     broken: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()

@@ -14,7 +14,11 @@ from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.model_spec import ModelSpec
 from tests.plans import SIZES
 from tests.tiny_spec import TINY, TINY_LATENT
-from tests.unit.contracts.model_runner_contract import HostMemoryContract, ModelRunnerContract
+from tests.unit.contracts.model_runner_contract import (
+    HostMemoryContract,
+    ModelRunnerContract,
+    PoolingContract,
+)
 
 
 def cuda_runner(spec: ModelSpec = TINY) -> ModelRunner[Any]:
@@ -29,5 +33,5 @@ def latent_cuda_runner() -> ModelRunner[Any]:
 
 
 @pytest.mark.parametrize("build", [cuda_runner, latent_cuda_runner], ids=["cuda", "cuda, latents"])
-class TestCudaRunner(ModelRunnerContract, HostMemoryContract):
+class TestCudaRunner(ModelRunnerContract, PoolingContract, HostMemoryContract):
     pass

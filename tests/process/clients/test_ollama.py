@@ -85,7 +85,7 @@ def test_errors_have_the_class_of_the_client(llama: ollama.Client, server: Serve
         (lambda: llama.chat(MODEL, [{"role": "user", "content": "a " * 3000}]), 400, "context"),
         (lambda: llama.pull("llama3"), 400, "/api/pull"),
         (lambda: llama.delete(MODEL), 400, "/api/delete"),
-        (embedding, 400, "/api/embed"),
+        (embedding, 400, "makes no vectors"),
     ):
         with pytest.raises(ollama.ResponseError) as caught:
             call()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import pytest
 
 from nanoserve.ports.driven import ModelRunner
+from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.step import BlockCopy, Chunk, SlotCopy, TableUpdate
 from tests.plans import Driver, admitted
+from tests.tiny_spec import TINY
 
 Build = Callable[[], ModelRunner[Any]]
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -150,6 +153,66 @@ class ModelRunnerContract:
         driver.step(copies=[BlockCopy(0, 7, 5)], table_updates=[TableUpdate(1, 0, 1, (5,))], decoding=[1])
         assert driver.of(1) == alone(build, count=3)
         assert driver.of(2) == alone(build, (90,) * 7, count=1)
+
+
+def pooled(
+    build: Build,
+    pooling: Pooling,
+    tokens: Sequence[int] = PROMPT,
+    cuts: Sequence[int] = (),
+    *,
+    depth: int = 1,
+) -> list[float]:
+    """The vector of a prompt that is cut into chunks, beside a row that decodes and one that is pooled as a whole."""
+    driver = Driver(build(), depth=depth)
+    driver.step(admitted=[admitted(0, [1, 2, 3], (20, 21, 22))], chunks=[Chunk(0, 0, 3, True)])
+    start = 0
+    rows = [
+        attrs.evolve(admitted(2, tokens, (9, 5, 14)), pooling=pooling),
+        attrs.evolve(admitted(3, (40, 41), (3,)), pooling=Pooling()),
+    ]
+    for number, end in enumerate([*cuts, len(tokens)]):
+        chunk = Chunk(2, start, end - start, samples=False, pools=end == len(tokens))
+        beside = [Chunk(3, 0, 2, samples=False, pools=True)] if not number else []
+        driver.step(admitted=() if number else rows, chunks=[*beside, chunk], decoding=[0])
+        start = end
+    driver.finish()
+    assert driver.of(0) == alone(build, (1, 2, 3), len(cuts) + 2)
+    assert [[*each.pooled] for each in driver.results][1] == ([3] if cuts else [3, 2])
+    return list(driver.results[-1].pooled[2])
+
+
+class PoolingContract:
+    """For runners of a causal model: what a position's state is does not depend on what follows."""
+
+    @pytest.mark.parametrize("cuts", [(), (4,), (1, 2, 5)])
+    def test_the_mean_is_that_of_the_last_states_of_all_beginnings(
+        self, build: Build, cuts: tuple[int, ...]
+    ) -> None:
+        last = [pooled(build, Pooling(), PROMPT[:end]) for end in range(1, len(PROMPT) + 1)]
+        mean = [sum(column) / len(PROMPT) for column in zip(*last, strict=True)]
+        assert pooled(build, Pooling(kind=PoolingKind.MEAN), cuts=cuts) == pytest.approx(mean, abs=1e-5)
+        assert pooled(build, Pooling(kind=PoolingKind.FIRST), cuts=cuts) == pytest.approx(last[0], abs=1e-5)
+        assert pooled(build, Pooling(), cuts=cuts, depth=2) == pytest.approx(last[-1], abs=1e-5)
+
+    def test_the_likeliest_token_has_the_largest_logit(self, build: Build) -> None:
+        ids = range(TINY.vocab_size)
+        logits = pooled(build, Pooling(token_ids=ids))
+        driver = Driver(build())
+        driver.step(admitted=[admitted(0, PROMPT, (1, 2), temperature=0.0)], chunks=[Chunk(0, 0, 6, True)])
+        assert driver.of(0) == [max(ids, key=logits.__getitem__)]
+        assert pooled(build, Pooling(token_ids=[7, 3])) == pytest.approx([logits[7], logits[3]])
+
+    def test_the_next_tenant_of_a_row_is_pooled_only_if_it_asks(self, build: Build) -> None:
+        driver = Driver(build())
+        mean = Pooling(kind=PoolingKind.MEAN)
+        for tokens, pooling in ((PROMPT, mean), (PROMPT[:3], mean), (PROMPT, None)):
+            row = attrs.evolve(admitted(0, tokens, (1, 2)), pooling=pooling)
+            chunk = Chunk(0, 0, len(tokens), samples=pooling is None, pools=pooling is not None)
+            driver.step(released=[0], admitted=[row], chunks=[chunk])
+        assert [[*each.pooled] for each in driver.results] == [[0], [0], []]
+        assert list(driver.results[1].pooled[0]) == pytest.approx(pooled(build, mean, PROMPT[:3]), abs=1e-5)
+        assert driver.of(0) == alone(build, count=1)
 
 
 class HostMemoryContract:

@@ -14,7 +14,11 @@ from nanoserve.ports.driven import ModelRunner
 from tests.fakes.memory_runner import MemoryRunner
 from tests.plans import SIZES
 from tests.tiny_spec import TINY
-from tests.unit.contracts.model_runner_contract import HostMemoryContract, ModelRunnerContract
+from tests.unit.contracts.model_runner_contract import (
+    HostMemoryContract,
+    ModelRunnerContract,
+    PoolingContract,
+)
 
 
 def memory_runner() -> ModelRunner[Any]:
@@ -32,4 +36,9 @@ def torch_runner() -> ModelRunner[Any]:
 
 @pytest.mark.parametrize("build", [memory_runner, torch_runner], ids=["memory", "torch"])
 class TestModelRunners(ModelRunnerContract, HostMemoryContract):
+    pass
+
+
+@pytest.mark.parametrize("build", [torch_runner], ids=["torch"])
+class TestPooling(PoolingContract):
     pass

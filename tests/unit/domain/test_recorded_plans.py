@@ -57,8 +57,11 @@ def as_text(value: Any) -> str:
     return repr(value)
 
 
+_SWITCHES = {"starts_anew", "lora_slot", "pools"}
+
+
 def _is_empty(name: str, value: object) -> bool:
-    return value is None or value in ((), "", {}, []) or (name in {"starts_anew", "lora_slot"} and not value)
+    return value is None or value in ((), "", {}, []) or (name in _SWITCHES and not value)
 
 
 def traffic(world: World, dice: random.Random) -> None:

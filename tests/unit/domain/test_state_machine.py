@@ -19,7 +19,9 @@ from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.domain.tracing.replay import Replay
 from nanoserve.ports.errors import QueueFullError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
+from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.request import FinishReason, Request
+from tests.fakes.memory_runner import expected_vector
 from tests.unit.domain.faults import Fault
 from tests.unit.domain.kv_event_reader import KVEventReader, check_reader
 from tests.unit.domain.late_copies import LateDirectory, LateRunner
@@ -55,6 +57,8 @@ class Expectation:
 
 def expectation(request: Request, index: int, max_model_len: int, window: int | None) -> Expectation:
     params = request.sampling
+    if request.pooling is not None:
+        return Expectation([], "", FinishReason.STOP, None, 0)
     count = min(params.max_tokens or max_model_len, max_model_len - len(request.prompt_token_ids))
     said = oracle(request.prompt_token_ids, count, seed=request.seed, index=index, vocab=VOCAB, window=window)
     text = LETTERS.decode(said)
@@ -92,6 +96,7 @@ REQUESTS = st.fixed_dictionaries(
         "deadline": st.sampled_from([None, None, 0.01]),
         "queue_timeout": st.sampled_from([None, None, 0.005]),
         "prompt_logprobs": st.sampled_from([None, None, None, 0]),
+        "pooling": st.sampled_from([None, None, None, Pooling(), Pooling(kind=PoolingKind.MEAN)]),
     }
 )
 
@@ -266,6 +271,10 @@ class EngineMachine(RuleBasedStateMachine):
         expected = expectation(request, index, self.world.limits.max_model_len, self.window)
         text = expected.text if request.sampling.detokenize else ""
         assert answer.last is not None
+        vector = self.world.vectors.get((request.request_id, index))
+        assert (vector is not None) == (request.pooling is not None and answer.reason is FinishReason.STOP)
+        if vector is not None and request.pooling is not None:
+            assert vector == expected_vector(request.prompt_token_ids, request.pooling)
         assert answer.logprobs == ([] if request.sampling.logprobs is None else answer.token_ids)
         assert request.stream or len(answer.pieces) == 1
         if answer.reason in CUT_SHORT:

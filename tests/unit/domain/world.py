@@ -14,7 +14,13 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits, RequestClass
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.errors import StepFailedError
-from nanoserve.ports.events import EngineEvent, SequenceAdmitted, SequencePreempted, TokensGenerated
+from nanoserve.ports.events import (
+    EngineEvent,
+    PromptPooled,
+    SequenceAdmitted,
+    SequencePreempted,
+    TokensGenerated,
+)
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv import BlockDirectory, KVEventPublisher
 from nanoserve.ports.lora import LoraStore
@@ -139,6 +145,7 @@ class World:
         )
         self.scheduler = self.engine.scheduler
         self.answers: dict[tuple[str, int], Answer] = {}
+        self.vectors: dict[tuple[str, int], tuple[float, ...]] = {}
         self.preemptions = 0
         self._turns_left = 10_000
 
@@ -173,6 +180,9 @@ class World:
         for event in events:
             if isinstance(event, SequencePreempted):
                 self.preemptions += 1
+            if isinstance(event, PromptPooled):
+                assert (event.request_id, event.index) not in self.vectors
+                self.vectors[event.request_id, event.index] = event.vector
             if isinstance(event, TokensGenerated):
                 self._file(event)
         return events

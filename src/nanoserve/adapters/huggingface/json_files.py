@@ -12,10 +12,18 @@ from nanoserve.ports.errors import ModelLoadError
 
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
     """The object in a JSON file. Raises `ModelLoadError` where it is missing, unreadable or something else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """What a JSON file holds. Raises `ModelLoadError` where it is missing or unreadable."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for someone to write
             raise ModelLoadError(f"{path}: cannot be read (it is no regular file)")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(
             f"{path.parent}: has no {path.name}; name a folder with a Hugging Face model"
@@ -24,6 +32,3 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
         raise ModelLoadError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: is not valid JSON ({error}); download the model again") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value

@@ -14,6 +14,7 @@ import attrs
 from nanoserve.adapters.huggingface.architectures import Architecture, find_architecture
 from nanoserve.adapters.huggingface.generation_config import read_eos_ids
 from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.pooler import read_pooler
 from nanoserve.adapters.huggingface.quantization import read_quantization
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, Mixer
@@ -77,6 +78,8 @@ def read_spec(folder: str) -> ModelSpec:
         if architecture.text_key is not None:
             raw = _text_config(raw, architecture.text_key)
         config = _complete(architecture, raw)
+        if read_pooler(folder) is not None:
+            config["tie_word_embeddings"] = True  # it may have no head, and needs none
         return attrs.evolve(_spec(architecture, config, read_eos_ids(folder, raw, config)), stored=stored)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None

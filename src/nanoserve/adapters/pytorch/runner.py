@@ -17,6 +17,7 @@ from nanoserve.adapters.pytorch.lora.deltas import RowLoras
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.offload import Offload
+from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
 from nanoserve.adapters.pytorch.step_inputs import Rows
@@ -46,6 +47,7 @@ class TorchTicket:
     scored_rows: tuple[int, ...] = ()
     scores: Scores | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
+    pooled: tuple[Pooled, ...] = ()
 
 
 class TorchRunner:
@@ -74,6 +76,7 @@ class TorchRunner:
         vocab_size = model.spec.vocab_size
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()
+        self._pooling = RowPooling(model.logits)
         self._logprobs: dict[int, int] = {}
         self.loras = HostLoras.for_sizes(model, sizes)
         self._row_loras: RowLoras | None = None
@@ -93,6 +96,8 @@ class TorchRunner:
         if self._prompt_scoring.asked:
             scored = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
             ticket.prompt_scores = tuple(scored)
+        if self._pooling.asked:
+            ticket.pooled = tuple(self._pooling.pool(plan.chunks, hidden))
         if not ticket.rows:
             return ticket
         if plan.chunks:
@@ -135,13 +140,14 @@ class TorchRunner:
         if ticket.asked:
             drawn = dict(zip(ticket.rows, token_ids, strict=True))
             token_ids = [drawn.get(row, 0) for row in ticket.asked]
-        return StepResult(
+        result = StepResult(
             token_ids=token_ids,
             logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
             prompt_logprobs=prompt_logprobs,
             broken=broken,
             copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),
         )
+        return add_pooled(result, ticket.pooled) if ticket.pooled else result
 
     def counts(self) -> RunnerCounts:
         """It counts nothing."""
@@ -166,6 +172,8 @@ class TorchRunner:
         self._prompt_scoring.asked.pop(row, None)
         if self._row_loras is not None:
             self._row_loras.rows.pop(row, None)
+        if self._pooling.asked:
+            self._pooling.release(row)
         self._sampler.release(row)
 
     def _admit(self, admitted: AdmittedRow) -> None:
@@ -176,6 +184,8 @@ class TorchRunner:
             self._prompt_scoring.admit(admitted)
         if self._row_loras is not None and admitted.lora_slot:
             self._row_loras.rows[admitted.row] = admitted.lora_slot
+        if admitted.pooling is not None:
+            self._pooling.admit(admitted)
         if admitted.sampling.logprobs is not None:
             self._logprobs[admitted.row] = admitted.sampling.logprobs
 

@@ -126,7 +126,7 @@ class KVCache:
         reused.
         """
         sequence.junction, sequence.lost_tokens = 0, {}
-        if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
+        if sequence.hash_root is None or sequence.computes_all:
             return 0
         hashes = self.hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
         pools = zip(self._laws, self.allocators, strict=True)

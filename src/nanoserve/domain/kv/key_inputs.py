@@ -41,6 +41,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "kv_memory", "depth"), _ROOM),
     **dict.fromkeys(("kv_offload_memory", "kv_offload_dir", "kv_offload_dir_size"), "where blocks are kept"),
     "kv_offload_min_tokens": "which blocks are worth reading",
+    "task": "what prompts are made into",
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
     "paranoid": "checks counts",
@@ -59,7 +60,7 @@ _CHOICE: Final = "which token is drawn; its keys are those of the token"
 _END: Final = "when and how an answer ends and is reported"
 REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
-    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream"), _END),
+    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream", "pooling"), _END),
     **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout", "client"), _ORDER),
 }
 

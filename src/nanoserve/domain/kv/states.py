@@ -118,7 +118,7 @@ class States:
 
     def _common(self, one: Sequence, other: Sequence) -> int:
         """Tokens of the full blocks that two sequences have in common, which leave one to compute."""
-        if one.hash_root is None or other.hash_root is None or other.sampling.prompt_logprobs is not None:
+        if one.hash_root is None or other.hash_root is None or other.computes_all:
             return 0
         most = (min(len(one.token_ids), len(other.token_ids)) - 1) // self._block_size
         names = zip(self._hashes(one, most), self._hashes(other, most), strict=True)

@@ -133,7 +133,7 @@ class Tiers:
 
     def worth_fetching(self, sequence: Sequence, shared: int) -> list[BlockHash]:
         """The names of what follows the first `shared` blocks and is in the tiers; none where it is too little."""
-        if sequence.hash_root is None or sequence.sampling.prompt_logprobs is not None:
+        if sequence.hash_root is None or sequence.computes_all:
             return []
         most = (len(sequence.token_ids) - 1) // self._block_size
         run = self._run(sequence.block_hashes[shared:most])

@@ -25,10 +25,9 @@ from nanoserve.ports.step import RowSampling
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
     """Raise a named error if the request is malformed or could never be served."""
     length = len(request.prompt_token_ids)
-    if length >= limits.max_model_len:
-        message = (
-            f"the prompt has {length} tokens and the context holds {limits.max_model_len}, answer included"
-        )
+    if length + (request.pooling is None) > limits.max_model_len:
+        answer = ", answer included" if request.pooling is None else ""
+        message = f"the prompt has {length} tokens and the context holds {limits.max_model_len}{answer}"
         raise PromptTooLongError(f"{message}; shorten the prompt or raise max_model_len")
     if request.request_class not in {each.name for each in limits.classes}:
         known = ", ".join(sorted(each.name for each in limits.classes))
@@ -72,8 +71,9 @@ def expand_request(
 
 
 def _max_total_tokens(request: Request, limits: Limits) -> int:
-    budget = request.sampling.max_tokens
-    longest = limits.max_model_len
+    budget, longest = request.sampling.max_tokens, limits.max_model_len
+    if request.pooling is not None:
+        return len(request.prompt_token_ids) + 1
     return longest if budget is None else min(len(request.prompt_token_ids) + budget, longest)
 
 
@@ -130,6 +130,7 @@ def _check_vocabulary(request: Request, vocab_size: int) -> None:
         "stop_token_ids": params.stop_token_ids,
         "allowed_token_ids": () if params.allowed_token_ids is None else params.allowed_token_ids,
         "logit_bias": [token for token, _ in params.logit_bias],
+        "pooling": () if request.pooling is None else request.pooling.token_ids,
         "bad_words": [token for words in request.bad_token_sequences for token in words],
     }
     for name, ids in fields.items():

@@ -190,7 +190,7 @@ class Scheduler:
         if self.cache.has_states:
             draft.copy(self.cache.states.take(sequence, start, decoding=False))
         self.cache.promises.give(sequence, start, end, draft.step)
-        if draft.compute(sequence, start, end).samples:
+        if draft.compute(sequence, start, end).is_last:
             self.table.prefilling.remove(sequence)
         return end - start
 
@@ -280,7 +280,7 @@ class Scheduler:
         if sequence.phase is Phase.FINISHED:
             return
         sequence.prompt_logprobs.update(result.prompt_logprobs.get(chunk.row, {}))
-        if chunk.samples and sequence.first_token is None and sequence not in self.constraints.missed:
+        if chunk.is_last and sequence.first_token is None and sequence not in self.constraints.missed:
             sequence.first_token = now
         if sequence.phase is Phase.RUNNING:
             self._share(sequence, chunk.start + chunk.length - (sequence in self.constraints.missed))

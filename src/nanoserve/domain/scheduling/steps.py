@@ -27,7 +27,7 @@ from nanoserve.ports.step import (
 Progress = tuple[Sequence, int, TokenLogprobs | None]
 """A sequence, its new token, and the token's log-probabilities where asked for."""
 Stopped = tuple[Sequence, int, FinishReason]
-"""A sequence, the token that it ends with, and why."""
+"""A sequence, the token that it ends with (-1 for none), and why."""
 
 
 @attrs.define
@@ -50,13 +50,16 @@ class Draft:
             block_tables=tuple(tuple(table) for table in sequence.block_tables),
             sampling=sequence.sampling,
             lora_slot=sequence.lora_slot,
+            pooling=sequence.request.pooling,
         )
         self.admitted.append(admitted)
 
     def compute(self, sequence: Sequence, start: int, end: int) -> Chunk:
-        """Compute tokens [start, end) of a sequence that prefills; after its last known token the step yields one."""
+        """Compute tokens [start, end) of a sequence that prefills; after its last known token the step yields something."""
         assert sequence.row is not None
-        chunk = Chunk(sequence.row, start, end - start, samples=end == len(sequence.token_ids))
+        is_last, pooled = end == len(sequence.token_ids), sequence.request.pooling is not None
+        samples, pools = is_last and not pooled, is_last and pooled
+        chunk = Chunk(sequence.row, start, end - start, samples=samples, pools=pools)
         self.chunks.append((sequence, chunk))
         sequence.num_scheduled_tokens, sequence.last_step = end, self.step
         return chunk
@@ -243,13 +246,21 @@ class InFlightStep:
         scores: list[TokenLogprobs | None]
         scores = [result.logprobs.get(row) for row in rows] if result.logprobs else [None] * len(rows)
         if self.chunks or self.plan.masked or self.plan.step <= cut_short_at:
-            return self._land_each(result.token_ids, scores, missed if self.plan.masked else ())
+            progress, stopped = self._land_each(result.token_ids, scores, missed if self.plan.masked else ())
+            return progress, stopped + self._land_vectors(result)
         decoding = self.decoding
         for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
             tokens.append(token)
         nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
         stopped = _stopped(self.through if nothing_stops else decoding.sequences)
         return list(zip(decoding.sequences, result.token_ids, scores, strict=True)), stopped
+
+    def _land_vectors(self, result: StepResult) -> list[Stopped]:
+        """The sequences that end with the vector of their prompt."""
+        living = [each for each in self.chunks if each[1].pools and each[0].finish_reason is None]
+        for sequence, chunk in living:
+            sequence.pooled = result.pooled[chunk.row]
+        return [(sequence, -1, FinishReason.STOP) for sequence, _ in living]
 
     def _land_each(
         self, token_ids: list[int], scores: list[TokenLogprobs | None], missed: Container[Sequence]

@@ -281,9 +281,14 @@ async def streamed(opening: Opening, writer: Writer) -> AsyncGenerator[bytes, No
 
 async def whole(opening: Opening, writer: Writer) -> Any:
     """The answer in one; cancelling this cancels the answer."""
+    return await writer.whole(await ended(opening))
+
+
+async def ended(opening: Opening) -> Answer:
+    """The answer once every choice has ended; cancelling this cancels it."""
     answer = Answer(await opening(), keep=True)
     async with answer.reading() as turns:
         async for pieces in turns:
             for piece in pieces:
                 answer.add(piece)
-    return await writer.whole(answer)
+    return answer

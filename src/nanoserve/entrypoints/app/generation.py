@@ -29,7 +29,7 @@ from nanoserve.ports.errors import (
     RequestRefusedError,
     StepFailedError,
 )
-from nanoserve.ports.events import EngineEvent, PromptScored, SequenceAdmitted, TokensGenerated
+from nanoserve.ports.events import EngineEvent, PromptPooled, PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST, PARAMETERS, Kind, SamplingParams
@@ -96,6 +96,7 @@ class Generation:
         prompt_token_ids: what the engine was given.
         num_cached_tokens: prompt tokens found in the prefix cache; known from the first piece on.
         prompt_logprobs: one entry per prompt token, the first None, where asked for; known from the first piece on.
+        pooled: the vector of the prompt, where asked for; known with the only piece.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Generation:
         self.prompt_token_ids = request.prompt_token_ids
         self.num_cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self.pooled: tuple[float, ...] | None = None
         self._sampling = request.sampling
         self._reply = reply
         self._reservation = reservation
@@ -164,6 +166,8 @@ class Generation:
                 if event.index == 0:
                     self.num_cached_tokens = event.num_cached_tokens
                 pieces.append(event)
+            elif isinstance(event, PromptPooled):
+                self.pooled = event.vector
             elif isinstance(event, PromptScored) and self.prompt_logprobs is None:
                 self.prompt_logprobs = event.logprobs
             elif isinstance(event, SequenceAdmitted) and event.index == 0 and not event.resumed:

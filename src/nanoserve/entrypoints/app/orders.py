@@ -17,6 +17,7 @@ from nanoserve.ports.driven import NO_OPTIONS, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import DEFAULT_CLASS, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
@@ -85,7 +86,7 @@ class ReasoningBudget:
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """One prompt and what to generate from it.
+    """One prompt and what to make of it.
 
     Attributes:
         prompt: text, token ids, or a conversation.
@@ -101,6 +102,7 @@ class Order:
         is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
         format: what its text must be; None for any.
         budget: of its reasoning; None for any.
+        pooling: what is made of the prompt in place of an answer; None for an answer.
         calls: whether the conversation's tools are called, and which of them may be.
     """
 
@@ -118,6 +120,7 @@ class Order:
     format: Format | None = None
     budget: ReasoningBudget | None = None
     calls: ToolChoice = FREE
+    pooling: Pooling | None = None
 
     @property
     def constraint_name(self) -> str:
@@ -229,9 +232,14 @@ class EdgeChecks:
     def check_length(self, length: int, order: Order, facts: EngineFacts) -> None:
         """A prompt of so many tokens, cut where the order says so, fits with its answer."""
         length = min(length, order.truncate_prompt_tokens or length)
-        budget, context = order.sampling.max_tokens or 1, facts.max_model_len
+        context = facts.max_model_len
+        if order.pooling is not None and length <= context:
+            return
+        budget = order.sampling.max_tokens or 1
         if length + budget > context:
             message = f"the prompt has {length} tokens, the answer may have {budget}, and the context holds {context}"
+            if order.pooling is not None:
+                message = f"a text of {length} tokens is too long: the context holds {context}"
             if length >= context or order.max_tokens_name is None:
                 raise PromptTooLongError(f"{message}; shorten the prompt", order.prompt_name)
             name = order.max_tokens_name

@@ -9,6 +9,7 @@ import attrs
 
 from nanoserve.ports.driven import TokenizerFacts
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE
+from nanoserve.ports.pooling import PoolerSpec
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +33,7 @@ class ServiceSettings:
         max_output_tokens: the most tokens that all sequences of one request may generate together.
         whitespace: what stands between the parts of JSON where a request does not say it, as in `Constraint`.
         ping_interval: seconds of silence after which a stream says that it is alive.
+        pooler: what the model makes of texts; None where it writes text.
     """
 
     model_names: tuple[str, ...]
@@ -50,3 +52,4 @@ class ServiceSettings:
     max_output_tokens: int = 2**20
     whitespace: str = BOUNDED_WHITESPACE
     ping_interval: float = 10.0
+    pooler: PoolerSpec | None = None

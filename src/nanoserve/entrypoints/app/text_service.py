@@ -21,6 +21,7 @@ from nanoserve.entrypoints.app.measurements import Measurements
 from nanoserve.entrypoints.app.orders import Conversation, EdgeChecks, Order, RequestBuilder
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.app.structured_outputs import AnswerConstraints
+from nanoserve.entrypoints.app.vectors import check_text
 from nanoserve.ports.checks import check_vocabulary, shown
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Check, Clock, Tokenizer
@@ -123,6 +124,8 @@ class TextService:
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
         """Accept several orders, or none of them; raises as `open` does."""
         facts = self.facts
+        if self.settings.pooler is not None and any(order.pooling is None for order in orders):
+            check_text(self.settings.pooler)
         self._checks.check_samplings(orders, facts)
         wanted = [(order.sampling.n, self._checks.check_order(order, facts)) for order in orders]
         reservations = self.reservations.take(wanted, rows=facts.max_num_seqs)
@@ -208,6 +211,7 @@ class TextService:
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
             constraint=constraint,
+            pooling=order.pooling,
             client=order.client.identity,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )

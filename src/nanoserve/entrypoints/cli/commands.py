@@ -126,6 +126,52 @@ def generate(
 
 
 @command(
+    "nanoserve embed",
+    {
+        "Model": (MODEL, *LOADING),
+        "Texts and output": (
+            option(
+                "--file",
+                type=click.Path(allow_dash=True),
+                help="Texts: one per line, or JSON objects (.jsonl) with `prompt`.",
+            ),
+            option(
+                "--prompt-name",
+                metavar="NAME",
+                help="What the texts are, such as query: the model may have something to put before those.",
+            ),
+            option(
+                "--dimensions",
+                metavar="NUMBER",
+                type=int,
+                help="The first so many numbers of each vector alone, for models whose vectors can be cut.",
+            ),
+        ),
+        "Engine": ENGINE,
+    },
+    argument="prompt",
+)
+def embed(
+    configuration: Configuration,
+    *,
+    prompt: str | None,
+    file: str | None,
+    prompt_name: str | None,
+    dimensions: int | None,
+) -> None:
+    """Make a vector of PROMPT, of standard input (no PROMPT, or -), or of every line of --file.
+
+    Each is a line of JSON on standard output; everything else goes to standard error.
+    """
+    from nanoserve.entrypoints.cli.prompt_sources import read_sources  # noqa: PLC0415 - as above
+
+    sources = read_sources(prompt, file)
+    from nanoserve.entrypoints.cli.embedding import run_embedding  # noqa: PLC0415 - loads torch
+
+    run_embedding(configuration, sources, prompt_name, dimensions)
+
+
+@command(
     "nanoserve chat",
     {
         "Who answers": (

@@ -18,6 +18,7 @@ from nanoserve.ports.driven import (
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.pooling import PoolerSpec
 from nanoserve.ports.sampling import SamplingDefaults
 
 Observed = Callable[[Sequence[int]], Activations]
@@ -30,6 +31,7 @@ class Assembly:
 
     Attributes:
         folder: where its files are.
+        pooler: what the model makes of texts; None where it writes text.
         dialect_facts: what they say of how it writes reasoning and calls.
     """
 
@@ -41,6 +43,7 @@ class Assembly:
     defaults: SamplingDefaults
     facts: EngineFacts
     dialect_facts: DialectFacts = attrs.field(factory=DialectFacts)
+    pooler: PoolerSpec | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -51,6 +54,7 @@ class TextParts:
         template_variables: what the template reads besides the conversation.
         eos_token_ids: the model's own.
         dialect: how the model writes reasoning and calls; None where that is not known or not wanted.
+        pooler: as in `Assembly`.
     """
 
     tokenizer: Tokenizer
@@ -60,6 +64,7 @@ class TextParts:
     eos_token_ids: Sequence[int]
     defaults: SamplingDefaults
     dialect: TokenizedDialect | None = None
+    pooler: PoolerSpec | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

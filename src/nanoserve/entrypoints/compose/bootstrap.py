@@ -18,6 +18,7 @@ from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
+from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.system.environment import environment
@@ -118,8 +119,10 @@ def read_model_spec(settings: EngineSettings) -> ModelSpec:
     return _find_spec(settings)[0]
 
 
-def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
+def assemble_text(folder: str, dialect: str | None = None, task: str = "auto") -> TextParts:
     """The tokenizer, the template and the defaults of the model in a folder, and its dialect, or that of the given name.
+
+    `task` is the setting of that name.
 
     Raises `ModelLoadError`.
     """
@@ -135,6 +138,7 @@ def assemble_text(folder: str, dialect: str | None = None) -> TextParts:
         eos_token_ids=spec.eos_token_ids,
         defaults=read_sampling_defaults(folder),
         dialect=choose_dialect(tokenizer.dialect_facts, dialect),
+        pooler=choose_pooler(task, folder, spec.hidden_size),
     )
 
 

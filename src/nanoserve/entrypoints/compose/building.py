@@ -19,6 +19,7 @@ from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner
 from nanoserve.adapters.engine_process.wire.plans import Build
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
+from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
@@ -248,6 +249,7 @@ def _assemble(
         defaults=read_sampling_defaults(tokenizer.folder),
         facts=facts,
         dialect_facts=tokenizer.dialect_facts,
+        pooler=choose_pooler(settings.task, tokenizer.folder, loaded.found.spec.hidden_size),
     )
 
 

@@ -15,7 +15,13 @@ from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import merge_sampling
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.outputs import Prompt, PromptForm, RequestOutput, is_one_prompt
+from nanoserve.entrypoints.offline.outputs import (
+    EmbeddingOutput,
+    Prompt,
+    PromptForm,
+    RequestOutput,
+    is_one_prompt,
+)
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
@@ -29,7 +35,7 @@ FormT = TypeVar("FormT")
 
 
 class LLM:
-    """Generates text from prompts, many at a time.
+    """Generates text from prompts, or makes vectors of them, many at a time.
 
     Args:
         model: a folder, a GGUF file or the name of a model on the Hugging Face hub; None is the small built-in model.
@@ -148,6 +154,33 @@ class LLM:
     def unload_lora(self, name: str) -> None:
         """Forget an adapter. Raises `UnknownModelError`."""
         self._open_session.assembly.engine.forget_lora(name)
+
+    def embed(
+        self,
+        prompts: PromptForm | Sequence[PromptForm],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """The vector of each text, in their order.
+
+        Args:
+            prompts: as in `generate`.
+            prompt_name: what the texts are, such as `query`: the model may have something to put before those.
+            dimensions: the first so many numbers alone, of a model whose vectors can be cut; normalized again.
+            use_tqdm: as in `generate`.
+
+        Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.
+        """
+        forms = [prompts] if is_one_prompt(prompts) else _listed("prompts", prompts)
+        session = self._open_session
+        session.pooler.check_dimensions(dimensions)
+        texts = _each(forms, lambda form: session.read_text(form, prompt_name))
+        jobs = [session.embedding_job(each) for each in texts]
+        for _ in session.run(jobs, progress=use_tqdm):
+            pass
+        return [session.embedding(job, dimensions) for job in jobs]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own recommendations in `generation_config.json`."""

@@ -12,6 +12,7 @@ from nanoserve.ports.driven import ChatTemplate, Message, Tokenizer
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import (
     EngineEvent,
+    PromptPooled,
     PromptScored,
     SequencePreempted,
     SequenceTimes,
@@ -156,6 +157,17 @@ class RequestOutput:
         return self.metrics.num_cached_tokens if self.metrics else 0
 
 
+@attrs.frozen(kw_only=True)
+class EmbeddingOutput:
+    """The vector of one text, and how many of its tokens were found in the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    num_cached_tokens: int = 0
+
+
 @attrs.define
 class _Sequence:
     """One sequence so far."""
@@ -181,7 +193,11 @@ class _Sequence:
 
 
 class Job:
-    """A request with the prompt it came from; its events go in, its output so far comes out."""
+    """A request with the prompt it came from; its events go in, its output so far comes out.
+
+    Attributes:
+        pooled: the vector of its prompt, once it is there.
+    """
 
     def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer) -> None:
         self.prompt = prompt
@@ -190,6 +206,7 @@ class Job:
         self._sequences = [_Sequence() for _ in range(request.sampling.n)]
         self._prompt_scores: tuple[TokenLogprobs | None, ...] | None = None
         self._preemptions = 0
+        self.pooled: tuple[float, ...] | None = None
 
     def take(self, event: EngineEvent) -> None:
         """Note one event of this request."""
@@ -197,6 +214,8 @@ class Job:
             self._sequences[event.index].take(event)
         elif isinstance(event, PromptScored):
             self._prompt_scores = event.logprobs
+        elif isinstance(event, PromptPooled):
+            self.pooled = event.vector
         elif isinstance(event, SequencePreempted):
             self._preemptions += 1
 

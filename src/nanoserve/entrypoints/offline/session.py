@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import attrs
 from rich.console import Console
@@ -14,15 +14,17 @@ from nanoserve.entrypoints.app.generation import Reading
 from nanoserve.entrypoints.app.orders import RequestBuilder
 from nanoserve.entrypoints.app.text_service import encode_bad_words
 from nanoserve.entrypoints.app.traces.writer import Recording
+from nanoserve.entrypoints.app.vectors import check_text, check_vectors
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
-from nanoserve.entrypoints.offline.outputs import Job, Prompt, read_conversation, read_prompt
+from nanoserve.entrypoints.offline.outputs import EmbeddingOutput, Job, Prompt, read_conversation, read_prompt
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.pooling import PoolerSpec
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
@@ -51,6 +53,36 @@ class Session:
         """A conversation, rendered and tokenized; raises `BadValueError`."""
         return read_conversation(messages, self.assembly.template, self.assembly.tokenizer)
 
+    @property
+    def pooler(self) -> PoolerSpec:
+        """What the model makes of texts; raises `BadValueError` for one that writes text."""
+        return check_vectors(self.assembly.pooler)
+
+    def read_text(self, form: object, prompt_name: str | None = None) -> Prompt:
+        """A text that is to be made into a vector; what is put before texts of that name stands before it."""
+        before = self.pooler.prompt(prompt_name)
+        if isinstance(form, Mapping) and "prompt_token_ids" not in form:
+            form = form.get("prompt", form)
+        return self.read_prompt(before + form if isinstance(form, str) else form)
+
+    def embedding_job(self, prompt: Prompt) -> Job:
+        """A request for a vector."""
+        sampling, pooling = SamplingParams(max_tokens=1, detokenize=False), self.pooler.pooling
+        request = self._builder.build(prompt.token_ids, sampling, (), pooling=pooling)
+        return Job(prompt, request, self.assembly.tokenizer)
+
+    def embedding(self, job: Job, dimensions: int | None = None) -> EmbeddingOutput:
+        """What a job has come to."""
+        output = job.output()
+        assert job.pooled is not None
+        return EmbeddingOutput(
+            request_id=output.request_id,
+            prompt=output.prompt,
+            prompt_token_ids=output.prompt_token_ids,
+            embedding=self.pooler.vector(job.pooled, dimensions),
+            num_cached_tokens=output.num_cached_tokens,
+        )
+
     def job(
         self,
         prompt: Prompt,
@@ -62,6 +94,7 @@ class Session:
         lora: str = "",
     ) -> Job:
         """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
+        check_text(self.assembly.pooler)
         if constraint is not None:
             check_constraint(constraint)
         if reading is not None:

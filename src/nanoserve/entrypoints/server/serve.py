@@ -214,7 +214,7 @@ class _Running:
         """Load the engine and the tokenizer beside each other, and take requests."""
         settings, engine = self._settings, self._server.engine
         watch.lap("HTTP server")
-        read = functools.partial(assemble_text, self._folder, settings.answers.dialect)
+        read = functools.partial(assemble_text, self._folder, settings.answers.dialect, settings.engine.task)
         if settings.serve.listen.in_process:  # one after the other, as both import the same
             await engine.start()
             text = await asyncio.to_thread(read)

@@ -291,4 +291,5 @@ def _service_settings(settings: Serving, text: TextParts) -> ServiceSettings:
         request_timeout=bounds.request_timeout,
         whitespace=_WHITESPACE[bounds.json_whitespace],
         ping_interval=bounds.ping_interval,
+        pooler=text.pooler,
     )

@@ -15,6 +15,7 @@ import msgspec
 
 from nanoserve.adapters.engine_process.wire.codec import WireError, framed
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.step import (
     AdmittedRow,
     BlockCopy,
@@ -58,6 +59,7 @@ class Row(msgspec.Struct, array_like=True):
     block_tables: tuple[tuple[int, ...], ...]
     sampling: RowSampling
     lora_slot: int
+    pooling: Pooling | None
 
 
 class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):

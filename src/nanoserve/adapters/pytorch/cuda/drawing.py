@@ -36,6 +36,7 @@ class CudaTicket:
         order: for each row of the plan's `sampling_rows`, its place among the arrivals, any for one that gets nothing; None where
             they agree.
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
+        pooled: rows that were pooled, and their vectors.
         is_empty: whether the step computes nothing.
     """
 
@@ -47,6 +48,7 @@ class CudaTicket:
     scores_download: Download | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
     late: CudaTicket | None = None
+    pooled: tuple[tuple[tuple[int, ...], Download], ...] = ()
     is_empty: bool = False
 
 

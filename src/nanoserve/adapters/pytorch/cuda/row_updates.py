@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
+from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
 from nanoserve.ports.step import AdmittedRow, StepPlan, TableUpdate
 
 
 class RowUpdates:
-    """Writes to the arena, the batches, the sampler and the prompt scores. Applying a plan twice is applying it once."""
+    """Writes to the arena, the batches, the sampler and what reads prompts. Applying a plan twice is applying it once."""
 
     def __init__(
-        self, arena: Arena, batches: Batches, sampler: DeviceSampler, prompt_scoring: PromptScoring
+        self,
+        arena: Arena,
+        batches: Batches,
+        sampler: DeviceSampler,
+        prompt_scoring: PromptScoring,
+        pooling: RowPooling,
     ) -> None:
         self._arena = arena
         self._batches = batches
         self._sampler = sampler
         self._prompt_scoring = prompt_scoring
+        self._pooling = pooling
 
     def apply(self, plan: StepPlan) -> None:
         """Release, admit, update tables; what is written is sent with the arena's next flush."""
         for row in plan.released:
             self._prompt_scoring.release(row)
+            if self._pooling.asked:
+                self._pooling.release(row)
             self._sampler.release(row)
         for admitted in plan.admitted:
             self._admit(admitted)
@@ -36,6 +45,8 @@ class RowUpdates:
         self._sampler.admit(admitted)
         self._prompt_scoring.release(row)
         self._prompt_scoring.admit(admitted)
+        if self._pooling.asked or admitted.pooling is not None:
+            self._pooling.admit(admitted)
         self._batches.set_length(row, length)
         arena.write("tokens", admitted.token_ids, row=row)
         arena.write("lengths", (length,), row=row)

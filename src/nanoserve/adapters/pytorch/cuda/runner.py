@@ -40,6 +40,7 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.offload import Offload
+from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.copies.launch import copy_pages_into
@@ -77,7 +78,8 @@ class CudaRunner:
         self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
-        self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring)
+        self._pooling = RowPooling(launcher.logits)
+        self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, settings)
         self._undrawn: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
@@ -153,6 +155,8 @@ class CudaRunner:
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
         result = self._drawing.collect(ticket)
+        if ticket.pooled:
+            result = add_pooled(result, [Pooled(rows, each.wait()) for rows, each in ticket.pooled])
         if self._offload is None:
             return result
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
@@ -215,7 +219,7 @@ class CudaRunner:
         num_decoding = len(step.batch.places)
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         bucket = bucket_of(max(num_decoding, 1), self._arena.sizes.max_num_seqs)
-        scored = self._prompt_scoring.asks(plan.chunks)
+        scored, pooled = self._prompt_scoring.asks(plan.chunks), bool(self._pooling.asked)
         hidden = self._launcher.mixed(
             step.num_chunk_tokens,
             step.num_chunks,
@@ -223,25 +227,30 @@ class CudaRunner:
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
             rounds=step.rounds,
-            num_chosen=None if scored else len(step.sampling),
+            num_chosen=None if scored or pooled else len(step.sampling),
         )
         scores: list[PromptScores] = []
+        vectors = self._pooling.pool(plan.chunks, hidden) if pooled else []
+        fetched = tuple([(each.rows, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
         if scored:
             scores = self._prompt_scoring.score(
                 plan.chunks, hidden, self._arena.tokens, self._launcher.logits
             )
+        if scored or pooled:
             hidden = self._launcher.choose(hidden, len(step.sampling))
         if batch is not None:
             self._batches.advance()
         if not step.sampling:
-            return CudaTicket(step=plan.step, prompt_scores=tuple(scores))
+            return CudaTicket(step=plan.step, prompt_scores=tuple(scores), pooled=fetched)
         logits = self._launcher.chosen_logits(hidden)
         self._batches.add_tokens(step.finished)
         order = _shifted(step.batch.order, len(step.finished), num_decoding)
         places = self._arena.sampling_places
-        return self._sample(
+        ticket = self._sample(
             plan, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
         )
+        ticket.pooled = fetched
+        return ticket
 
     def _sample(self, plan: StepPlan, logits: Tensor, places: Tensor, **more: Any) -> CudaTicket:
         """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""

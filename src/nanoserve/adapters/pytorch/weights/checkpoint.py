@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ def load_checkpoint(
         lanes = _lanes_to(destinations)
     scales = Scales()
     found = (
-        stored
+        _within_a_model(stored, destinations, stacks)
         for file in checkpoint_files(Path(folder))
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
@@ -92,6 +93,12 @@ def load_checkpoint(
             destination.copy_(stored.data)
     scales.apply(scale_targets)
     packed_stacks.apply(destinations, scale_targets)
+
+
+def _within_a_model(stored: StoredTensor, destinations: Mapping[str, Tensor], stacks: Stacks) -> StoredTensor:
+    """The tensor under the name that it has beside a head: that of a model without one is shorter."""
+    name = f"model.{stored.name}"
+    return attrs.evolve(stored, name=name) if name in destinations or name in stacks else stored
 
 
 def _load_slices(

@@ -32,6 +32,11 @@ class EngineSettings:
     revision: str | None = setting(
         None, or_none(text("REVISION"), "main"), "The branch, tag or commit to download from the hub."
     )
+    task: str = setting(
+        "auto",
+        one_of("auto", "generate", "embed"),
+        "Write text, or make vectors of texts; auto does what the model's files say.",
+    )
     dtype: str = setting(
         "auto",
         one_of("auto", "float32", "bfloat16", "float16"),

@@ -28,7 +28,7 @@ _ROUTING_MESSAGES: Final = {
     413: "The body is larger than this server accepts.",
 }
 _MISSING: Final = {
-    "embeddings": "/v1/embeddings /v1/rerank /v1/score /rerank /score /pooling",
+    "reranking": "/v1/rerank /v2/rerank /v1/score /rerank /score /pooling",
     "classification": "/v1/moderations /classify",
     "audio": "/v1/audio /v1/realtime",
     "images": "/v1/images /v1/videos",

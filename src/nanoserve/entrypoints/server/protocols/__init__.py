@@ -14,17 +14,18 @@ from nanoserve.entrypoints.server.protocols.ollama import routes as ollama
 from nanoserve.entrypoints.server.protocols.openai import tokenization
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_completions
 from nanoserve.entrypoints.server.protocols.openai.completions import completions
+from nanoserve.entrypoints.server.protocols.openai.embeddings import embeddings
 from nanoserve.entrypoints.server.protocols.responses import routes as responses
 
 ROUTES: Final = (
-    *(completions, chat_completions),
+    *(completions, chat_completions, embeddings),
     *(*tokenization.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
 )
 MEMBER_PATHS: Final = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens"),
-        *("/api/chat", "/api/generate"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/v1/embeddings"),
     }
 )
 """What takes a processor's time and remembers nothing between two requests: of several processes each answers these, but threads."""

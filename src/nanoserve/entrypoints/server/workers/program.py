@@ -138,7 +138,10 @@ async def _serve(
 async def _open(start: WorkerStart, server: Server, engine: JoinedEngine) -> None:
     """Load the tokenizer while the engine starts, and take requests. Raises `ModelLoadError`."""
     text, is_ready = await asyncio.gather(
-        asyncio.to_thread(assemble_text, start.folder, start.settings.answers.dialect), _joined(engine)
+        asyncio.to_thread(
+            assemble_text, start.folder, start.settings.answers.dialect, start.settings.engine.task
+        ),
+        _joined(engine),
     )
     if is_ready:
         open_service(start.settings, server, text, start.owner)

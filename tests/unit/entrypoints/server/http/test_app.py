@@ -39,7 +39,7 @@ ITEMS = "/v1/responses/x/input_items?limit=many"
     ("asked", "status", "code"),
     [
         (("GET", "/nope", NONE, b""), 404, "not_found"),
-        (("POST", "/v1/embeddings", JSON, b'{"input": "a"}'), 404, "route_not_served"),
+        (("POST", "/v1/audio/speech", JSON, b"{}"), 404, "route_not_served"),
         (("GET", "/v1/files/file-1", NONE, b""), 404, "route_not_served"),
         (("GET", "/v1/filesystem", NONE, b""), 404, "not_found"),
         (("PUT", "/v1/completions", NONE, b""), 405, "method_not_allowed"),

@@ -19,7 +19,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
 from anthropic.types.beta import message_create_params as beta_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
@@ -36,7 +36,7 @@ from nanoserve.entrypoints.server.protocols.anthropic.wire import (
     Edit,
 )
 from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
+from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody, EmbeddingBody
 from nanoserve.entrypoints.server.protocols.responses.responding import INCLUDES, SKIPPED_TOOLS
 from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse, InputItem, InputPart
 from nanoserve.ports.sampling import PARAMETERS, Api
@@ -81,6 +81,9 @@ OFFERED: Final[dict[str, tuple[Served, list[type]]]] = {
             beta_count_tokens_params.MessageCountTokensParams,
         ],
     ),
+    "embeddings": (EmbeddingBody, [embedding_create_params.EmbeddingCreateParams]),
+    "ollama embed": (ollama_body.EmbedBody, [ollama._types.EmbedRequest]),
+    "ollama embeddings": (ollama_body.EmbeddingsBody, [ollama._types.EmbeddingsRequest]),
     "ollama chat": (ollama_body.OllamaChatBody, [ollama._types.ChatRequest]),
     "ollama generate": (ollama_body.GenerateBody, [ollama._types.GenerateRequest]),
 }

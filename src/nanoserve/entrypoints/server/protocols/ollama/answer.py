@@ -76,6 +76,22 @@ class Chatted(OllamaAnswer, kw_only=True):
     message: OllamaMessage
 
 
+class Embedded(Struct):
+    """The vectors of texts, nanoseconds, and tokens read."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OneEmbedded(Struct):
+    """The vector of a text."""
+
+    embedding: list[float]
+
+
 class Details(Struct, kw_only=True):
     """What is known of a model's files; empty where a server does not know it."""
 

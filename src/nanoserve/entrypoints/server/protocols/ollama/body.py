@@ -97,6 +97,28 @@ class OllamaChatBody(_Asked, kw_only=True):
     tools: list[dict[str, Any]] | None = None
 
 
+_UNSAMPLED: Final = harmless("nothing is sampled")
+
+
+@refusing
+class EmbedBody(Struct, kw_only=True):
+    """The body of `/api/embed`."""
+
+    model: str
+    input: str | list[str] = field(default_factory=list)
+    dimensions: int | None = None
+    options: Annotated[dict[str, Any] | None, _UNSAMPLED] = None
+
+
+@refusing
+class EmbeddingsBody(Struct, kw_only=True):
+    """The body of `/api/embeddings`, the older form."""
+
+    model: str
+    prompt: str
+    options: Annotated[dict[str, Any] | None, _UNSAMPLED] = None
+
+
 class ShowBody(Struct, kw_only=True):
     """The body of `/api/show`; `name` is the older word."""
 

@@ -1,8 +1,9 @@
-"""The endpoints of Ollama's API; those that manage models or embed texts are refused by name."""
+"""The endpoints of Ollama's API; those that manage models are refused by name."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,8 +15,15 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond, unless_left
+from nanoserve.entrypoints.server.http.vectors import read_vectors
 from nanoserve.entrypoints.server.protocols.ollama import answer as wire
-from nanoserve.entrypoints.server.protocols.ollama.body import GenerateBody, OllamaChatBody, ShowBody
+from nanoserve.entrypoints.server.protocols.ollama.body import (
+    EmbedBody,
+    EmbeddingsBody,
+    GenerateBody,
+    OllamaChatBody,
+    ShowBody,
+)
 from nanoserve.entrypoints.server.protocols.ollama.reading import (
     LATEST,
     chat_order,
@@ -32,7 +40,6 @@ _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _REFUSED: Final = [
     *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest:str}"),
-    *("/api/embed", "/api/embeddings"),
 ]
 
 
@@ -56,6 +63,33 @@ async def chat(
     model = known_name(body.model, service)
     order = chat_order(body, service, client) if body.messages else None
     return await _answered(request, service, order, model, chats=True)
+
+
+@post("/api/embed", status_code=200, **documented(EmbedBody))
+async def embed(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> wire.Embedded:
+    """The vectors of texts."""
+    body = await read_body(request, EmbedBody, any_type=True)
+    model = known_name(body.model, service)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    started = time.perf_counter()
+    vectors = await unless_left(
+        request, read_vectors(body, service, client, texts, "input", dimensions=body.dimensions)
+    )
+    took = int((time.perf_counter() - started) * 1e9)
+    return wire.Embedded(model, vectors.all, took, 0, vectors.num_prompt_tokens)
+
+
+@post("/api/embeddings", status_code=200, **documented(EmbeddingsBody))
+async def embeddings(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> wire.OneEmbedded:
+    """The vector of a text, in the form that `/api/embed` replaces."""
+    body = await read_body(request, EmbeddingsBody, any_type=True)
+    known_name(body.model, service)
+    vectors = await unless_left(request, read_vectors(body, service, client, [body.prompt], "prompt"))
+    return wire.OneEmbedded(vectors.all[0])
 
 
 async def _answered(
@@ -114,15 +148,17 @@ async def version() -> wire.OllamaVersion:
 
 @route(_REFUSED, http_method=[HttpMethod.POST, HttpMethod.HEAD, HttpMethod.DELETE], status_code=200)
 async def refuse(request: Request[Any, Any, Any]) -> None:
-    """Refused: the model is chosen when the server starts, and generates text."""
+    """Refused: the model is chosen when the server starts."""
     path = request.scope["path_template"]
-    message = f"{path} is not supported: this server generates text with the model that it was started with."
+    message = f"{path} is not supported: this server has the model that it was started with."
     raise RequestError(400, message, code="unsupported")
 
 
 def _capabilities(service: TextService) -> list[str]:
     dialect = service.dialect
     has = {"tools": dialect and dialect.has_calls, "thinking": dialect and dialect.has_reasoning}
+    if service.settings.pooler is not None:
+        return ["embedding"]
     return ["completion", *(name for name, there in has.items() if there)]
 
 
@@ -141,4 +177,4 @@ def _details(service: TextService) -> wire.Details:
     return wire.Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
 
 
-ROUTES: Final = (generate, chat, tags, running, show, version, refuse)
+ROUTES: Final = (generate, chat, embed, embeddings, tags, running, show, version, refuse)

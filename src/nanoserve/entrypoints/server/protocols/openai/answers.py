@@ -214,3 +214,27 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
     pad_token: str | None
     unk_token: str | None
     chat_template: str | None
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one text: numbers, or their float32 bytes, least significant first, in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The vectors of all texts, in their order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"

@@ -120,20 +120,22 @@ def count_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> int:
     return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
 
 
-def read_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> list[PromptInput]:
+def read_prompts(
+    prompt: str | Sequence[str | int | Sequence[int]], name: str = "prompt"
+) -> list[PromptInput]:
     """A text, token ids, a list of texts or a list of token-id lists; raises `BadValueError`."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise BadValueError("prompt", "is empty: there is nothing to continue")
+        raise BadValueError(name, "is empty: there is nothing to continue")
     if all(isinstance(each, int) for each in prompt):
         return [tuple(each for each in prompt if isinstance(each, int))]
-    return [_read_one(each, place) for place, each in enumerate(prompt)]
+    return [_read_one(each, place, name) for place, each in enumerate(prompt)]
 
 
-def _read_one(form: str | int | Sequence[int], place: int) -> PromptInput:
+def _read_one(form: str | int | Sequence[int], place: int, name: str) -> PromptInput:
     if isinstance(form, int):
-        raise BadValueError("prompt", f"mixes token ids and prompts: element {place} is {shown(form)}")
+        raise BadValueError(name, f"mixes token ids and texts: element {place} is {shown(form)}")
     return form if isinstance(form, str) else tuple(form)
 
 

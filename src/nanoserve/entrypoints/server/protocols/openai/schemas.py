@@ -5,11 +5,11 @@ None stands for "not given": clients send null for what they leave open. `only` 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from nanoserve.entrypoints.server.http.field_support import only, sampling_body
+from nanoserve.entrypoints.server.http.field_support import only, refusing, sampling_body
 from nanoserve.ports.sampling import Api
 
 
@@ -75,6 +75,23 @@ class ChatBody(GenerationBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     thinking_token_budget: int | None = None
     include_reasoning: bool | None = None
+
+
+@refusing
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    """The body of `POST /v1/embeddings`; `input` is a text, token ids, or a list of either.
+
+    `prompt_name` says what the texts are, such as query, to a model that has something to put before those.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

@@ -1,0 +1,55 @@
+"""`POST /v1/embeddings`: the vectors of texts, several at a time."""
+
+from __future__ import annotations
+
+import array
+import base64
+import sys
+from typing import Any
+
+from litestar import Request, post
+from litestar.di import NamedDependency
+
+from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.sse import unless_left
+from nanoserve.entrypoints.server.http.vectors import read_vectors
+from nanoserve.entrypoints.server.protocols.openai.answers import Embedding, EmbeddingList, EmbeddingUsage
+from nanoserve.entrypoints.server.protocols.openai.completions import read_prompts
+from nanoserve.entrypoints.server.protocols.openai.schemas import EmbeddingBody
+
+
+@post("/v1/embeddings", status_code=200, **documented(EmbeddingBody))
+async def embeddings(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> EmbeddingList:
+    """The vector of each text."""
+    body = await read_body(request, EmbeddingBody)
+    model = service.check_model(body.model)
+    vectors = await unless_left(
+        request,
+        read_vectors(
+            body,
+            service,
+            client,
+            read_prompts(body.input, "input"),
+            "input",
+            dimensions=body.dimensions,
+            prompt_name=body.prompt_name,
+        ),
+    )
+    shown = packed if body.encoding_format == "base64" else list
+    return EmbeddingList(
+        data=[Embedding(index=place, embedding=shown(each)) for place, each in enumerate(vectors.all)],
+        model=model,
+        usage=EmbeddingUsage(vectors.num_prompt_tokens, vectors.num_prompt_tokens),
+    )
+
+
+def packed(vector: list[float]) -> str:
+    """Float32, least significant byte first, in base64."""
+    numbers = array.array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers).decode()

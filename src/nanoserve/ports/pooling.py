@@ -1,0 +1,90 @@
+"""Pooling: a request whose prompt is not answered but made into one vector."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from nanoserve.ports.checks import check_integer, shown
+from nanoserve.ports.errors import BadValueError
+
+
+class PoolingKind(enum.Enum):
+    """Which of a prompt's hidden states count; the values are those of configs."""
+
+    LAST = "lasttoken"
+    MEAN = "mean"
+    FIRST = "cls"
+
+
+def _tuple_of_ids(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(ids)
+
+
+@attrs.frozen(kw_only=True)
+class Pooling:
+    """One vector of a prompt's hidden states behind the last norm: one of them, or their mean.
+
+    Attributes:
+        token_ids: report the logits of these tokens behind it, in its place.
+    """
+
+    kind: PoolingKind = PoolingKind.LAST
+    token_ids: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
+
+    @property
+    def reads_all(self) -> bool:
+        """True if it must see states that a cached prefix does not give."""
+        return self.kind is not PoolingKind.LAST
+
+
+class Task(enum.Enum):
+    """The uses of a model that writes no text."""
+
+    EMBED = "embed"
+
+
+@attrs.frozen(kw_only=True)
+class PoolerSpec:
+    """The vectors that a model makes of texts in place of answers, as its files say.
+
+    Attributes:
+        width: numbers in a vector.
+        normalized: whether vectors have the length 1.
+        prompts: what is put before a text, by the name of what the text is.
+        default_prompt: the name of the one that is taken where none is named.
+    """
+
+    task: Task
+    width: int = 0
+    pooling: Pooling = Pooling()
+    normalized: bool = False
+    prompts: Mapping[str, str] = attrs.field(factory=dict)
+    default_prompt: str | None = None
+
+    def prompt(self, name: str | None) -> str:
+        """The words that stand before a text; raises `BadValueError` for a name that the model does not know."""
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise BadValueError("prompt_name", f"{shown(name)} is not one of the model's; known: {known}")
+        return self.prompts[name]
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise `BadValueError` for a number of dimensions that its vectors do not have."""
+        if dimensions is not None:
+            check_integer("dimensions", dimensions, 1, self.width)
+
+    def vector(self, pooled: Sequence[float], dimensions: int | None = None) -> list[float]:
+        """A pooled vector as clients get it: its first `dimensions` numbers, and normalized last.
+
+        That the beginning of a vector is one, too, is for models that were trained so (Matryoshka, Kusupati et al. 2022).
+        """
+        cut = list(pooled[:dimensions])
+        length = math.hypot(*cut) if self.normalized else 1.0
+        return [each / length for each in cut] if length > 0.0 else cut

@@ -1,0 +1,78 @@
+"""Tiny random models that make vectors of texts, written as sentence-transformers writes them."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import processors
+
+from nanoserve.adapters.embedded import model_folder
+
+PROMPTS = {"query": "Find what answers this: ", "document": ""}
+
+
+def make_tokenizer(folder: pathlib.Path) -> Any:
+    """That of the model in the box; a text ends with the end of sequence, as in Qwen3-Embedding."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder())
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    tokenizer.chat_template = None  # or texts would be put into it
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, tokenizer.eos_token_id)]
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def qwen3_config(tokenizer: Any, **more: Any) -> Any:
+    return transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **more,
+    )
+
+
+def enlarge(model: Any, seed: int = 0) -> None:
+    """Weights so large that every token counts."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            noise = torch.randn_like(tensor)
+            tensor.copy_(1 + 0.2 * noise if "norm" in name else noise * tensor.shape[-1] ** -0.5)
+
+
+def make_embedding_model(
+    folder: pathlib.Path,
+    mode: str = "lasttoken",
+    *,
+    normalized: bool = True,
+    prompts: Mapping[str, str] = PROMPTS,
+    default: str | None = None,
+) -> SentenceTransformer:
+    """Write a model to the folder; what made it, to compare with."""
+    base = folder / "base"
+    model: Any = transformers.Qwen3Model(qwen3_config(make_tokenizer(base)))
+    enlarge(model)
+    model.save_pretrained(base)
+    modules: list[Any] = [Transformer(str(base)), Pooling(48, pooling_mode=mode)]
+    modules += [Normalize()] * normalized
+    made = SentenceTransformer(
+        modules=modules, device="cpu", prompts=dict(prompts), default_prompt_name=default
+    )
+    made.save(str(folder / "model"))
+    return made

@@ -1,0 +1,122 @@
+"""What folders in the form of sentence-transformers say of their vectors, in its present and its older files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.huggingface.pooler import choose_pooler
+from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.ports.pooling import PoolerSpec, Pooling, PoolingKind, Task
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+DENSE = {"type": "sentence_transformers.models.Dense", "path": "3_Dense"}
+FILES: dict[str, Any] = {
+    "config.json": {"architectures": ["Qwen3ForCausalLM"]},
+    "modules.json": MODULES,
+    "1_Pooling/config.json": {"word_embedding_dimension": 9, "pooling_mode_lasttoken": True},
+}
+
+
+def write(folder: pathlib.Path, **changed: Any) -> str:
+    for name, value in (FILES | changed).items():
+        if value is not None:
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return str(folder)
+
+
+def test_an_older_folder_is_read(tmp_path: pathlib.Path) -> None:
+    config: dict[str, Any] = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}
+    folder = write(tmp_path, **{"config_sentence_transformers.json": config})
+    assert choose_pooler("auto", folder, 9) == PoolerSpec(
+        task=Task.EMBED, width=9, normalized=True, prompts=config["prompts"], default_prompt="query"
+    )
+    assert choose_pooler("generate", folder, 9) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({}, PoolingKind.MEAN),
+        ({"pooling_mode_mean_tokens": True}, PoolingKind.MEAN),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, PoolingKind.FIRST),
+        ({"pooling_mode": "lasttoken"}, PoolingKind.LAST),
+        ({"pooling_mode": ["cls"]}, PoolingKind.FIRST),
+        ({"pooling_mode": "mean", "pooling_mode_cls_token": True}, PoolingKind.MEAN),
+        ({"pooling_mode": "mean", "include_prompt": False}, PoolingKind.MEAN),
+    ],
+)
+def test_how_states_are_pooled(tmp_path: pathlib.Path, config: dict[str, Any], kind: PoolingKind) -> None:
+    folder = write(tmp_path, **{"1_Pooling/config.json": config, "modules.json": MODULES[:2]})
+    found = choose_pooler("auto", folder, 9)
+    assert found is not None
+    assert (found.pooling, found.normalized) == (Pooling(kind=kind), False)
+
+
+def test_a_folder_that_says_nothing_writes_text_unless_it_has_no_head(tmp_path: pathlib.Path) -> None:
+    bare = PoolerSpec(task=Task.EMBED, normalized=True, width=5)
+    folder = write(tmp_path, **{"modules.json": None})
+    assert choose_pooler("auto", folder, 5) is None
+    assert choose_pooler("embed", folder, 5) == bare
+    write(tmp_path, **{"modules.json": None, "config.json": {"architectures": ["Qwen3Model"]}})
+    assert choose_pooler("auto", folder, 5) == bare
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("modules.json", "{", "is not valid JSON"),
+        ("modules.json", {}, "must hold a list of objects"),
+        ("modules.json", [1], "must hold a list of objects"),
+        ("modules.json", [{"path": ""}], "must have a `type` and a `path`"),
+        ("modules.json", [{"type": "Pooling", "path": "../else"}], "must lie in the model's folder"),
+        ("modules.json", [{"type": "Pooling", "path": "/etc"}], "must lie in the model's folder"),
+        ("modules.json", MODULES[1:], "modules Pooling, Normalize are not supported"),
+        ("modules.json", [*MODULES, DENSE], "modules Transformer, Pooling, Normalize, Dense are not supported"),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}, "pooling by 'max' is not supported"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "is not supported; known are lasttoken, mean, cls"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case must be false"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "modality_config must have no"),
+        ("config_sentence_transformers.json", {"prompts": []}, None),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be an object of texts"),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}}, "prompts must be an object of texts"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "b"}, "'b' is not one of its prompts"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused_by_file_and_name(
+    tmp_path: pathlib.Path, name: str, value: Any, complaint: str | None
+) -> None:
+    folder = write(tmp_path, **{name: value})
+    if complaint is None:
+        assert choose_pooler("auto", folder, 9) is not None
+        return
+    with pytest.raises(ModelLoadError) as caught:
+        choose_pooler("auto", folder, 9)
+    assert str(tmp_path / name) in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def test_prompts_that_do_not_count_are_refused(tmp_path: pathlib.Path) -> None:
+    config = {"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}
+    later = {"config_sentence_transformers.json": {"prompts": {"query": "Q: "}}}
+    with pytest.raises(ModelLoadError, match="include_prompt must be true"):
+        choose_pooler("auto", write(tmp_path, **config, **later), 9)
+
+
+def test_a_vector_is_cut_before_it_is_normalized() -> None:
+    spec = PoolerSpec(task=Task.EMBED, normalized=True, width=3)
+    assert spec.vector((3.0, 4.0, 12.0)) == [3 / 13, 4 / 13, 12 / 13]
+    assert spec.vector((3.0, 4.0, 12.0), 2) == [0.6, 0.8]
+    assert spec.vector((0.0, 0.0, 0.0)) == [0.0, 0.0, 0.0]
+    for wrong in (0, 4, True, 1.5):
+        with pytest.raises(BadValueError, match="dimensions"):
+            spec.check_dimensions(wrong)  # type: ignore[arg-type]
