@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
 
-from nanoserve.adapters.huggingface import deepseek, gemma, gpt_oss, granite
+from nanoserve.adapters.huggingface import deepseek, gemma
 from nanoserve.adapters.huggingface.attention import read_attention, read_layer_types
 from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.errors import ModelLoadError
@@ -25,6 +25,20 @@ from nanoserve.ports.layer_spec import (
 from nanoserve.ports.model_spec import NormSpec
 
 Config = Mapping[str, Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+SCALES: Final = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+"""Of Granite."""
+STEEPNESS: Final = 1.702
+"""The factor in the sigmoid of the gate of gpt-oss's experts, which their kernels know."""
+YARN: Final = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Where a config of gpt-oss says nothing of the rotation."""
 DEFAULTS: Final = read_json_object(pathlib.Path(__file__).with_name("defaults.json"))
 """The defaults of transformers' config classes, by `model_type`."""
 
@@ -186,7 +200,10 @@ def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
         )
     mixers: dict[str, Mixer] = {"linear_attention": delta, "full_attention": attention}
     feeds = _sparse_feeds(config, shared_size=config["shared_expert_intermediate_size"], shared_gate=True)
-    layer_types = _layer_types(config, mixers)
+    interval = config["full_attention_interval"]  # where no types are given, every so many-th layer attends
+    layer_types = read_layer_types(
+        config, mixers, lambda layer: "linear_attention" if (layer + 1) % interval else "full_attention"
+    )
     return tuple(LayerSpec(mixers[name], feed) for name, feed in zip(layer_types, feeds, strict=True))
 
 
@@ -194,24 +211,18 @@ def _zero_centered(config: Config) -> dict[str, Any]:
     return {"norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered")}
 
 
-def _layer_types(config: Config, known: Collection[str]) -> list[str]:
-    """The type of each layer; where none are given, every so many-th of Qwen3-Next's layers attends."""
-    layers, interval = config["num_hidden_layers"], config["full_attention_interval"]
-    default = ["linear_attention" if (each + 1) % interval else "full_attention" for each in range(layers)]
-    return read_layer_types(config, known) or default
-
-
 def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
     window = config["sliding_window"] if config["use_sliding_window"] else None
-    layer_types = read_layer_types(config, ("full_attention", "sliding_attention"))
-    if layer_types is None:
-        layers, first = config["num_hidden_layers"], config["max_window_layers"]
-        return tuple(window if layer >= first else None for layer in range(layers))
-    if window is None and "sliding_attention" in layer_types:
+    layer_types = read_layer_types(
+        config,
+        (FULL, SLIDING),
+        lambda layer: FULL if window is None or layer < config["max_window_layers"] else SLIDING,
+    )
+    if window is None and SLIDING in layer_types:
         raise ModelLoadError(
             "layer_types has sliding_attention layers, but there is no window; set use_sliding_window and sliding_window"
         )
-    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+    return tuple(window if layer_type == SLIDING else None for layer_type in layer_types)
 
 
 def _olmo2(config: Config) -> tuple[LayerSpec, ...]:
@@ -227,6 +238,51 @@ def _phi3(config: Config) -> tuple[LayerSpec, ...]:
         config = {**config, "rope_scaling": {**rope, "rope_type": "longrope"}}
     mixer = read_attention(config, partial_rope=True, window=config["sliding_window"])
     return _alike(config, LayerSpec(mixer, _dense(config)))
+
+
+def _granite(config: Config) -> tuple[LayerSpec, ...]:
+    """Llama's, with scores scaled by a number of the config."""
+    return _alike(config, LayerSpec(_scaled_attention(config), _dense(config, bias=config["mlp_bias"])))
+
+
+def _granite_moe(config: Config) -> tuple[LayerSpec, ...]:
+    router = RouterSpec(score="softmax_of_chosen")
+    experts = _experts(config, config["intermediate_size"], router, names="stacked")
+    return _alike(config, LayerSpec(_scaled_attention(config), experts))
+
+
+def _scaled_attention(config: Config) -> AttentionSpec:
+    bias, scale = config["attention_bias"], float(config["attention_multiplier"])
+    return read_attention(config, qkv_bias=bias, output_bias=bias, scale=scale)
+
+
+def _granite_scales(config: Config) -> dict[str, Any]:
+    """The scales of the whole model; those of the residual stream in a unit in which layers add what they made as it is."""
+    for name in SCALES:
+        if not 0 < config[name] < float("inf"):
+            raise ModelLoadError(f"{name} must be a positive number, got {config[name]!r}")
+    unit = config["residual_multiplier"]
+    return {
+        "norm": NormSpec(eps=config["rms_norm_eps"] / unit**2),
+        "embedding_scale": config["embedding_multiplier"] / unit,
+        "stream_unit": float(unit),
+        "logit_divisor": float(config["logits_scaling"]),
+    }
+
+
+def _gpt_oss(config: Config) -> tuple[LayerSpec, ...]:
+    """Every second layer sees a window; all have sinks and experts."""
+    if (alpha := config.get("swiglu_alpha", STEEPNESS)) != STEEPNESS:
+        raise ModelLoadError(f"swiglu_alpha {alpha!r} is not supported; known is {STEEPNESS}")
+    router, clamp = RouterSpec(score="softmax_of_chosen", bias=True), float(config["swiglu_limit"])
+    experts = _experts(config, config["intermediate_size"], router, clamp=clamp, bias=True, names="stacked")
+    if not (config.get("rope_scaling") or config.get("rope_parameters")):
+        config = {**config, "rope_parameters": YARN}
+    bias = config["attention_bias"]
+    full = read_attention(config, qkv_bias=bias, output_bias=bias, sinks=True)
+    sliding = attrs.evolve(full, window=config["sliding_window"])
+    types = read_layer_types(config, (FULL, SLIDING), lambda layer: FULL if layer % 2 else SLIDING)
+    return tuple(LayerSpec(sliding if each == SLIDING else full, experts) for each in types)
 
 
 def _exact_norms(config: Config) -> dict[str, Any]:
@@ -253,8 +309,8 @@ ARCHITECTURES = (
         deepseek.further_layers,
         published={"head_dim": 128},
     ),
-    Architecture("GraniteForCausalLM", "granite", granite.granite_layers, granite.granite_features),
-    Architecture("GraniteMoeForCausalLM", "granitemoe", granite.granite_moe_layers, granite.granite_features),
+    Architecture("GraniteForCausalLM", "granite", _granite, _granite_scales),
+    Architecture("GraniteMoeForCausalLM", "granitemoe", _granite_moe, _granite_scales),
     Architecture("LlamaForCausalLM", "llama", _llama),
     Architecture("MiniMaxM2ForCausalLM", "minimax_m2", _minimax_m2),
     Architecture("MistralForCausalLM", "mistral", _mistral),
@@ -264,7 +320,7 @@ ARCHITECTURES = (
     Architecture("Qwen3ForCausalLM", "qwen3", _qwen3),
     Architecture("Olmo2ForCausalLM", "olmo2", _olmo2, _exact_norms),
     Architecture("Phi3ForCausalLM", "phi3", _phi3),
-    Architecture("GptOssForCausalLM", "gpt_oss", gpt_oss.gpt_oss_layers, _exact_norms),
+    Architecture("GptOssForCausalLM", "gpt_oss", _gpt_oss, _exact_norms),
     Architecture("Gemma2ForCausalLM", "gemma2", gemma.gemma2_layers, gemma.gemma2_features),
     Architecture("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3_layers, gemma.gemma3_features),
     Architecture(

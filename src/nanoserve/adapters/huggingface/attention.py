@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nanoserve.adapters.huggingface.rope import read_rope
@@ -25,11 +25,13 @@ def read_attention(
     )
 
 
-def read_layer_types(config: Mapping[str, Any], known: Collection[str]) -> list[str] | None:
-    """The type of each layer, each one of `known`; None where the config has none. Raises `ModelLoadError`."""
+def read_layer_types(
+    config: Mapping[str, Any], known: Collection[str], default: Callable[[int], str]
+) -> list[str]:
+    """The type of each layer, each one of `known`; `default` of its number where the config has none. Raises `ModelLoadError`."""
     layers, given = config["num_hidden_layers"], config.get("layer_types")
     if given is None:
-        return None
+        return [default(layer) for layer in range(layers)]
     if not isinstance(given, list) or len(given) != layers:
         raise ModelLoadError(f"layer_types must be a list with one entry for each of the {layers} layers")
     for layer_type in given:
@@ -37,7 +39,7 @@ def read_layer_types(config: Mapping[str, Any], known: Collection[str]) -> list[
             raise ModelLoadError(
                 f"layer type {layer_type!r} in layer_types is not supported; known here are {' and '.join(known)}"
             )
-    return given
+    return list(given)
 
 
 def _or(value: int | None, default: int) -> int:

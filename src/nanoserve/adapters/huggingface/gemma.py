@@ -77,8 +77,7 @@ def _layer(config: Config, layer_type: str, **features: Any) -> LayerSpec:
 def _layer_types(config: Config, pattern: int) -> list[str]:
     """The type of each layer; where none are given, every `pattern`-th sees all tokens."""
     _refuse(config)
-    default = [SLIDING if (layer + 1) % pattern else FULL for layer in range(config["num_hidden_layers"])]
-    return read_layer_types(config, (FULL, SLIDING)) or default
+    return read_layer_types(config, (FULL, SLIDING), lambda layer: SLIDING if (layer + 1) % pattern else FULL)
 
 
 def _refuse(config: Config) -> None:

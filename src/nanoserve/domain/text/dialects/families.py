@@ -9,7 +9,7 @@ a part of its own. The model's type decides only where no template does.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -30,24 +30,15 @@ from nanoserve.domain.text.dialects.dialect import (
 THINK: Final = Region("<think>", "</think>")
 
 _HERMES: Final = Calls(form=KeyedCall(), open="<tool_call>", close="</tool_call>", pad="\n", between="\n")
-_DEEPSEEK_SECTION: Final = Region("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK: Final = Calls(
-    form=NamedCall(
-        kind="function",
-        before="<｜tool▁sep｜>",
-        after="\n```json\n",
-        arguments=JsonArguments(behind="\n```"),
-    ),
-    section=_DEEPSEEK_SECTION,
+    form=NamedCall("\n```json\n", JsonArguments(behind="\n```"), kind="function", before="<｜tool▁sep｜>"),
+    section=Region("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     loose=True,
     open="<｜tool▁call▁begin｜>",
     close="<｜tool▁call▁end｜>",
     between="\n",
 )
-
-_PHI: Final = Dialect(
-    name="phi-4-mini", calls=Calls(form=KeyedCall(listed=True), open="functools[", between=", ")
-)
+_PHI: Final = Calls(form=KeyedCall(listed=True), open="functools[", between=", ")
 
 
 @attrs.frozen
@@ -64,171 +55,121 @@ class Family:
     model_types: tuple[str, ...] = ()
 
 
+def _family(name: str, signs: tuple[str, ...], *model_types: str, **said: Any) -> Family:
+    return Family(Dialect(name=name, **said), signs, model_types)
+
+
 FAMILIES: Final = (
-    Family(Dialect(name="gpt-oss", channels=Channels()), ("<|channel|>", "<|message|>"), ("gpt_oss",)),
-    Family(
-        Dialect(
-            name="qwen3-coder",
-            reasoning=THINK,
-            calls=Calls(
-                form=NamedCall(
-                    after=">",
-                    arguments=XmlArguments(
-                        key_open="<parameter=",
-                        key_close=">",
-                        value_close="</parameter>",
-                        pad="\n",
-                        between="\n",
-                    ),
-                ),
-                section=Region("<tool_call>", "</tool_call>"),
-                one_each=True,
-                loose=True,
-                open="<function=",
-                close="</function>",
-                pad="\n",
-                between="\n",
-            ),
-        ),
+    _family("gpt-oss", ("<|channel|>", "<|message|>"), "gpt_oss", channels=Channels()),
+    _family(
+        "qwen3-coder",
         ("<tool_call>", "<function=", "<parameter="),
-    ),
-    Family(
-        Dialect(
-            name="glm-4.5",
-            reasoning=THINK,
-            calls=Calls(
-                form=NamedCall(
-                    after="\n",
-                    arguments=XmlArguments(
-                        key_open="<arg_key>",
-                        key_close="</arg_key>",
-                        value_open="<arg_value>",
-                        value_close="</arg_value>",
-                        between="\n",
-                    ),
-                ),
-                open="<tool_call>",
-                close="</tool_call>",
-                between="\n",
-            ),
+        reasoning=THINK,
+        calls=Calls(
+            form=NamedCall(">", XmlArguments("<parameter=", ">", "</parameter>", pad="\n", between="\n")),
+            section=Region("<tool_call>", "</tool_call>"),
+            one_each=True,
+            loose=True,
+            open="<function=",
+            close="</function>",
+            pad="\n",
+            between="\n",
         ),
+    ),
+    _family(
+        "glm-4.5",
         ("<tool_call>", "<arg_key>", "<arg_value>"),
-        ("glm4_moe",),
-    ),
-    Family(
-        Dialect(
-            name="minimax-m2",
-            reasoning=THINK,
-            calls=Calls(
-                form=NamedCall(
-                    after='">',
-                    arguments=XmlArguments(
-                        key_open='<parameter name="', key_close='">', value_close="</parameter>", between="\n"
-                    ),
-                ),
-                section=Region("<minimax:tool_call>", "</minimax:tool_call>"),
-                open='<invoke name="',
-                close="</invoke>",
-                pad="\n",
-                between="\n",
+        "glm4_moe",
+        reasoning=THINK,
+        calls=Calls(
+            form=NamedCall(
+                "\n", XmlArguments("<arg_key>", "</arg_key>", "</arg_value>", "<arg_value>", between="\n")
             ),
+            open="<tool_call>",
+            close="</tool_call>",
+            between="\n",
         ),
+    ),
+    _family(
+        "minimax-m2",
         ("<minimax:tool_call>", "<invoke name="),
-        ("minimax_m2",),
-    ),
-    Family(
-        Dialect(
-            name="kimi-k2",
-            reasoning=THINK,
-            calls=Calls(
-                form=NamedCall(after="<|tool_call_argument_begin|>", qualified=True),
-                section=Region("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-                loose=True,
-                open="<|tool_call_begin|>",
-                close="<|tool_call_end|>",
-            ),
-            earlier_arguments=EarlierArguments.TEXT,
-            call_ids=CallIds.QUALIFIED,
+        "minimax_m2",
+        reasoning=THINK,
+        calls=Calls(
+            form=NamedCall('">', XmlArguments('<parameter name="', '">', "</parameter>", between="\n")),
+            section=Region("<minimax:tool_call>", "</minimax:tool_call>"),
+            open='<invoke name="',
+            close="</invoke>",
+            pad="\n",
+            between="\n",
         ),
+    ),
+    _family(
+        "kimi-k2",
         ("<|im_middle|>", "<|im_assistant|>"),
-        ("kimi_k2",),
-    ),
-    Family(
-        Dialect(
-            name="deepseek-v3",
-            reasoning=THINK,
-            calls=_DEEPSEEK,
-            earlier_arguments=EarlierArguments.TEXT,
+        "kimi_k2",
+        reasoning=THINK,
+        calls=Calls(
+            form=NamedCall("<|tool_call_argument_begin|>", qualified=True),
+            section=Region("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            loose=True,
+            open="<|tool_call_begin|>",
+            close="<|tool_call_end|>",
         ),
+        earlier_arguments=EarlierArguments.TEXT,
+        call_ids=CallIds.QUALIFIED,
+    ),
+    _family(
+        "deepseek-v3",
         ("<｜tool▁call▁begin｜>", "```json"),
+        reasoning=THINK,
+        calls=_DEEPSEEK,
+        earlier_arguments=EarlierArguments.TEXT,
     ),
-    Family(
-        Dialect(
-            name="deepseek-v3.1",
-            reasoning=THINK,
-            calls=attrs.evolve(_DEEPSEEK, form=NamedCall(after="<｜tool▁sep｜>"), between=""),
-            earlier_arguments=EarlierArguments.TEXT,
-        ),
+    _family(
+        "deepseek-v3.1",
         ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
-        ("deepseek_v3",),
+        "deepseek_v3",
+        reasoning=THINK,
+        calls=attrs.evolve(_DEEPSEEK, form=NamedCall("<｜tool▁sep｜>"), between=""),
+        earlier_arguments=EarlierArguments.TEXT,
     ),
-    Family(
-        Dialect(
-            name="mistral-v11",
-            reasoning=Region("[THINK]", "[/THINK]"),
-            calls=Calls(form=NamedCall(after="[ARGS]", id_mark="[CALL_ID]"), open="[TOOL_CALLS]"),
-            call_ids=CallIds.NINE,
-        ),
+    _family(
+        "mistral-v11",
         ("[TOOL_CALLS]", "[ARGS]"),
+        reasoning=Region("[THINK]", "[/THINK]"),
+        calls=Calls(form=NamedCall("[ARGS]", id_mark="[CALL_ID]"), open="[TOOL_CALLS]"),
+        call_ids=CallIds.NINE,
     ),
-    Family(
-        Dialect(
-            name="mistral",
-            calls=Calls(form=KeyedCall(listed=True), open="[TOOL_CALLS]", between=", "),
-            call_ids=CallIds.NINE,
-        ),
+    _family(
+        "mistral",
         ("[TOOL_CALLS]",),
+        calls=Calls(form=KeyedCall(listed=True), open="[TOOL_CALLS]", between=", "),
+        call_ids=CallIds.NINE,
     ),
-    Family(
-        Dialect(
-            name="granite",
-            calls=Calls(
-                form=KeyedCall(listed=True), open="<|tool_call|>", also=("<tool_call>",), between=", "
-            ),
-        ),
+    _family(
+        "granite",
         ("<|start_of_role|>", "<|tool_call|>"),
+        calls=Calls(form=KeyedCall(listed=True), open="<|tool_call|>", also=("<tool_call>",), between=", "),
     ),
-    Family(_PHI, ("functools[",)),
-    Family(_PHI, ("<|tool|>", "<|/tool|>")),
-    Family(
-        Dialect(
-            name="llama-pythonic",
-            calls=Calls(
-                form=PythonicCall(), open="<|python_start|>", close="<|python_end|>", bare=True, between=", "
-            ),
-        ),
+    _family("phi-4-mini", ("functools[",), calls=_PHI),
+    _family("phi-4-mini", ("<|tool|>", "<|/tool|>"), calls=_PHI),
+    _family(
+        "llama-pythonic",
         ("func_name1(",),
-        ("llama4",),
-    ),
-    Family(
-        Dialect(
-            name="llama-json",
-            calls=Calls(
-                form=KeyedCall(keys=("name", "parameters")),
-                open="<|python_tag|>",
-                bare=True,
-                between="; ",
-            ),
+        "llama4",
+        calls=Calls(
+            form=PythonicCall(), open="<|python_start|>", close="<|python_end|>", bare=True, between=", "
         ),
+    ),
+    _family(
+        "llama-json",
         ('{"name": function name, "parameters":',),
+        calls=Calls(form=KeyedCall(("name", "parameters")), open="<|python_tag|>", bare=True, between="; "),
     ),
-    Family(
-        Dialect(name="qwen3", reasoning=THINK, calls=_HERMES),
-        ("<tool_call>", "<think>"),
-        ("qwen3", "qwen3_moe"),
-    ),
-    Family(Dialect(name="hermes", calls=_HERMES), ("<tool_call>",), ("qwen2",)),
-    Family(Dialect(name="deepseek-r1", reasoning=THINK), ("<think>", "</think>")),
+    _family("qwen3", ("<tool_call>", "<think>"), "qwen3", "qwen3_moe", reasoning=THINK, calls=_HERMES),
+    _family("hermes", ("<tool_call>",), "qwen2", calls=_HERMES),
+    _family("deepseek-r1", ("<think>", "</think>"), reasoning=THINK),
 )
 """In the order in which templates are compared with them."""
 
