@@ -58,6 +58,43 @@ def test_split_over_ranks(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0], logits(tiny.build(), prompts), rtol=0, atol=1e-4)
 
 
+def with_head_alone(folder: Path, family: str, **config: Any) -> TinyModel:
+    """A tied model whose file has what both compute with under the name of the head."""
+    tiny = make_tiny_model(folder, family, **{**CASES[family], **config, "tie_word_embeddings": True})
+    tensors = load_file(folder / "model.safetensors")
+    [name] = [each for each in tensors if each.endswith("embed_tokens.weight")]
+    tensors[name.replace("model.embed_tokens", "lm_head")] = tensors.pop(name)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return tiny
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_without_an_embedding_is_both(tmp_path: Path, family: str) -> None:
+    tiny, prompt = with_head_alone(tmp_path, family), make_prompt(11)
+    model = tiny.build()
+    assert model.spec.tied_embeddings
+    ours = torch.cat(PagedRun.start(model, [prompt]).step([11]))
+    wanted = expected(tiny, prompt)
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-3)
+    torch.testing.assert_close(wanted, tiny.expected(prompt)["logits"], rtol=0, atol=1e-3)
+
+
+def test_a_head_alone_is_split_over_ranks(tmp_path: Path) -> None:
+    tiny = with_head_alone(tmp_path, "llama", **SPLIT)
+    prompts = [make_prompt(length, vocab_size=131, seed=length) for length in (13, 9)]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(logits, split(tiny, 2), [prompts] * 2))
+    torch.testing.assert_close(found[0], logits(tiny.build(), prompts), rtol=0, atol=1e-4)
+
+
+def test_a_head_alone_of_another_shape_is_an_error(tmp_path: Path) -> None:
+    tiny = with_head_alone(tmp_path, "llama")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": torch.zeros(9, 48)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"has shape \[9, 48\], but the config asks for \[128, 48\]"):
+        tiny.build()
+
+
 def test_rows_far_behind_the_first_are_compared(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path, "llama", tie_word_embeddings=True, vocab_size=5000)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -26,7 +26,6 @@ BUFFERS = ("rotary_emb.inv_freq",)
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """What a weight may be stored in, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
 
-
 Stacks = Mapping[str, tuple[Tensor, Sequence[str]]]
 """Tensors that a checkpoint may hold in place of several: each one's destination, and the names of those."""
 
@@ -47,17 +46,19 @@ def load_checkpoint(
 
     What has a scale target stays as it is stored, and its scales go there (`weights/keeping.py`).
 
-    All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near
-    the size of the model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go
-    there. Those of a GGUF file are dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they
-    have arrived (`weights/scales.py`, `weights/mxfp4.py`). With a tied head, the checkpoint's own copy of it is ignored; so is
-    what has a name that begins as one of `unused`. With `slices`, only these are read, of tensors that are stored as plain numbers.
+    All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near the size of the
+    model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go there. Those of a GGUF file are
+    dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they have arrived (`weights/scales.py`,
+    `weights/mxfp4.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
+    embedding is missing: then it is that, too, as in transformers. With `slices`, only these are read, of tensors that are stored as plain numbers.
     Without `read` nothing is: names and shapes are checked against destinations that need no memory.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
-    ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head else ()))
+    is_alone = tied_head and _outer(folder).keys() == {HEAD}
+    embedding = next(each for each in destinations if each.endswith(EMBEDDING)) if is_alone else ""
+    ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head and not is_alone else ()))
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
         if slices is not None:
@@ -69,7 +70,7 @@ def load_checkpoint(
         lanes = _lanes_to(destinations)
     scales = Scales()
     found = (
-        _within_a_model(stored, destinations, stacks)
+        _named_here(stored, destinations.keys() | stacks.keys(), embedding)
         for file in checkpoint_files(Path(folder))
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
@@ -95,10 +96,10 @@ def load_checkpoint(
     packed_stacks.apply(destinations, scale_targets)
 
 
-def _within_a_model(stored: StoredTensor, destinations: Mapping[str, Tensor], stacks: Stacks) -> StoredTensor:
-    """The tensor under the name that it has beside a head: that of a model without one is shorter."""
-    name = f"model.{stored.name}"
-    return attrs.evolve(stored, name=name) if name in destinations or name in stacks else stored
+def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) -> StoredTensor:
+    """The tensor under the name that it has beside a head: that of a model without one is shorter. A head has that of the `embedding` it is."""
+    name = embedding if embedding and stored.name.endswith(HEAD) else f"model.{stored.name}"
+    return attrs.evolve(stored, name=name) if name in known else stored
 
 
 def _load_slices(
@@ -189,20 +190,21 @@ def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
 
 def has_own_head(folder: str) -> bool:
     """Whether a checkpoint holds a head that is not its embedding; transformers then computes with both, whatever the config says."""
-    if is_gguf(Path(folder)):
-        return False  # its config says so
-    ends = (EMBEDDING, HEAD)
-    found = [
-        stored for file in checkpoint_files(Path(folder)) for stored in stored_tensors(file, wanted=ends)
-    ]
-    outer = {end: stored.data for stored in found for end in ends if stored.name.endswith(end)}
-    if len(outer) < len(ends):
+    embedding, head = map(_outer(folder).get, (EMBEDDING, HEAD))
+    if embedding is None or head is None:
         return False
-    embedding, head = outer[EMBEDDING], outer[HEAD]
     if embedding.shape != head.shape or head.dtype not in DTYPES:
         return True
     rows = zip(torch.split(embedding, ROWS), torch.split(head, ROWS), strict=True)
     return not all(torch.equal(ours, theirs.to(ours.dtype)) for ours, theirs in rows)
+
+
+def _outer(folder: str) -> dict[str, Tensor]:
+    """What a checkpoint has of the two by the ends of their names; nothing of a GGUF file, whose config says so."""
+    files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
+    ends = (EMBEDDING, HEAD)
+    found = [stored for file in files for stored in stored_tensors(file, wanted=ends)]
+    return {end: stored.data for stored in found for end in ends if stored.name.endswith(end)}
 
 
 ROWS = 4096
