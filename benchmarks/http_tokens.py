@@ -23,11 +23,13 @@ from unittest import mock
 from benchmarks.crowds import PATHS, crowd
 from benchmarks.paced_engine import command as paced_command
 from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
     BoundSettings,
     ListenSettings,
+    ServeSettings,
     WatchSettings,
 )
 from nanoserve.entrypoints.compose.engine_client import remote_engine

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
-from nanoserve.entrypoints.compose.config import argument_settings
+from nanoserve.entrypoints.compose.config.configuration import argument_settings
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import Request

@@ -30,8 +30,8 @@ from nanoserve.entrypoints.bench.command import BenchSubject, choose_subject, lo
 from nanoserve.entrypoints.bench.measurement import WORKLOADS, BenchLoad, BenchWorkload, run_load, summarize
 from nanoserve.entrypoints.bench.report import check_writable, doing, number, show, table, write_report
 from nanoserve.entrypoints.compose.assembly import BenchParts
-from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import NanoserveError
 

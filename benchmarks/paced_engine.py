@@ -21,7 +21,7 @@ from nanoserve.entrypoints.cli import main as run_command_line
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.choices import make_limits
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.process import Stopwatch

@@ -8,13 +8,28 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
+from pathlib import Path
+from typing import Final
 
 from nanoserve.entrypoints.bench.command import choose_subject
 from nanoserve.entrypoints.bench.measurement import BenchWorkload, run_load
 from nanoserve.entrypoints.bench.report import show, table, write_report
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
-from nanoserve.entrypoints.compose.process import StartPhase, Stopwatch, process_age
+from nanoserve.entrypoints.compose.process import StartPhase, Stopwatch
+
+_OWN_STATUS: Final = Path("/proc/self/stat")
+
+
+def process_age() -> float:
+    """Seconds since this process was started, to about a hundredth; on Linux only, elsewhere its processor seconds."""
+    try:
+        fields = _OWN_STATUS.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.process_time()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from nanoserve.adapters.engine_process.ranks.leader import Ranks
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams

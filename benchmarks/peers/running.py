@@ -16,7 +16,7 @@ import attrs
 from nanoserve.entrypoints.bench.measurement import BenchLoad
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.choices import choose_sizes, choose_threads, user_chose_threads
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.shapes import shape_config
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import Door, SamplingParams, set_by

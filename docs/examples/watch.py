@@ -21,8 +21,8 @@ import attrs
 from nanoserve.entrypoints.app.traces.reader import walk
 from nanoserve.entrypoints.app.traces.writer import TraceWriter, check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
-from nanoserve.entrypoints.compose.config import Configuration, EngineSettings
-from nanoserve.entrypoints.compose.config.configuration import read_configuration
+from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.compose.recording import trace_header
 from nanoserve.entrypoints.page.inspect.picture import draw, find_browser

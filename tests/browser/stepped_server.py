@@ -20,8 +20,9 @@ import structlog
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ListenSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ListenSettings, ServeSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.entrypoints.server import serve as program

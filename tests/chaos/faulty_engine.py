@@ -14,7 +14,7 @@ from typing import Any
 from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.engine_facts import RunnerCounts

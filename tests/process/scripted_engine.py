@@ -20,7 +20,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble_text
 from nanoserve.entrypoints.compose.choices import choose_sizes, make_limits
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts

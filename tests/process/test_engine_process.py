@@ -10,7 +10,7 @@ import sys
 
 import psutil
 
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.sampling import SamplingParams
@@ -32,7 +32,7 @@ PROMPTS = ("Once upon a time", "The cat", "A little girl found a")
 PREPARED = """
 import os, sys
 from nanoserve.entrypoints.compose.bootstrap import assemble, preload
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.adapters.engine_process.host.process import warm_up
 
 preload()

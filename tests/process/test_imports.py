@@ -10,7 +10,9 @@ import pytest
 
 HTTP = """
 import json, os, signal, sys
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.serve import serve
 from nanoserve.entrypoints.server.serving import Serving
@@ -26,7 +28,7 @@ import json, sys
 from nanoserve.adapters.engine_process.host.process import warm_up
 from nanoserve.entrypoints.compose import engine_host
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 
 warm_up(assemble(EngineSettings()).engine)
 print(json.dumps(list(sys.modules)))

@@ -13,7 +13,7 @@ import pytest
 from nanoserve.adapters.engine_process.client.requests import PendingReply
 from nanoserve.adapters.engine_process.ranks.leader import Rank, Ranks
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.events import TokensGenerated

@@ -16,7 +16,7 @@ from nanoserve.entrypoints.app.traces.reader import TraceFile, walk
 from nanoserve.entrypoints.app.traces.writer import TraceWriter
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.recording import trace_header
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams

@@ -14,7 +14,7 @@ import pytest
 
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.ports.driving import EngineClient, Reply
 from tests.unit.adapters.engine_process.client.engines import (

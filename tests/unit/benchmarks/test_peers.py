@@ -15,7 +15,7 @@ from benchmarks.peers.running import PeerFailedError, check_peer, run_peer
 from benchmarks.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
 from nanoserve.entrypoints.bench.measurement import BenchWorkload
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.shapes import CONFIGS, SHAPES
 from nanoserve.ports.errors import BadValueError
 from tests.unit.entrypoints.bench.scripted_bench import SAMPLING

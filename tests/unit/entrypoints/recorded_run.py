@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 
 from nanoserve.adapters.trace.codec import JsonTraceFormat
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.recording import trace_header
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams

@@ -10,7 +10,8 @@ import structlog
 
 from nanoserve.entrypoints.bench.command import BenchSubject
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.config import BenchSettings, EngineSettings
+from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import trace_header
 from nanoserve.entrypoints.server.watch.about import shown_facts

@@ -76,6 +76,26 @@ def _part(run: list[AnswerEvent]) -> Part:
     return ReasoningPart(text) if isinstance(first, ReasoningDelta) else TextPart(text)
 
 
+def read_events(piece: Piece, parser: AnswerParser | None) -> Sequence[AnswerEvent]:
+    """What one more piece says; without a parser its text is all there is."""
+    if parser is None:
+        return [TextDelta(piece.text)] if piece.text else []
+    found = parser.push(piece.text, piece.token_ids)
+    return found if piece.finish_reason is None else [*found, *parser.close()]
+
+
+def joined_pieces(pieces: Sequence[Piece]) -> Piece:
+    """The pieces of one sequence as one; there must be one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return attrs.evolve(
+        pieces[-1],
+        token_ids=tuple(chain.from_iterable(each.token_ids for each in pieces)),
+        text="".join(each.text for each in pieces),
+        logprobs=tuple(chain.from_iterable(each.logprobs for each in pieces)),
+    )
+
+
 @attrs.define(eq=False)
 class Choice:
     """One sequence while it is generated.
@@ -101,13 +121,7 @@ class Choice:
 
     def add(self, piece: Piece, *, keep: bool) -> None:
         """Take one more piece."""
-        self.last = piece
-        if self.parser is None:
-            self.events = [TextDelta(piece.text)] if piece.text else []
-        else:
-            self.events = self.parser.push(piece.text, piece.token_ids)
-            if piece.finish_reason is not None:
-                self.events = [*self.events, *self.parser.close()]
+        self.last, self.events = piece, read_events(piece, self.parser)
         if keep:
             self.pieces.append(piece)
             self.said += self.events
@@ -124,15 +138,7 @@ class Choice:
 
     def joined(self) -> Piece:
         """All kept pieces as one; there must be one."""
-        pieces = self.pieces
-        if len(pieces) == 1:
-            return pieces[0]
-        return attrs.evolve(
-            pieces[-1],
-            token_ids=tuple(chain.from_iterable(each.token_ids for each in pieces)),
-            text="".join(each.text for each in pieces),
-            logprobs=tuple(chain.from_iterable(each.logprobs for each in pieces)),
-        )
+        return joined_pieces(self.pieces)
 
 
 class Answer:

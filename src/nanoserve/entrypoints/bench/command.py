@@ -18,7 +18,9 @@ from nanoserve.entrypoints.bench.report import check_writable, doing, head, numb
 from nanoserve.entrypoints.compose.assembly import BenchParts, Survey
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench, survey
 from nanoserve.entrypoints.compose.choices import choose_sizes
-from nanoserve.entrypoints.compose.config import BenchSettings, Configuration, EngineSettings
+from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.engine_facts import EngineFacts

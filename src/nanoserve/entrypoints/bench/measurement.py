@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.bench.report import percentile
-from nanoserve.entrypoints.compose.config import BenchSettings
+from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import StepFailedError
@@ -207,14 +207,10 @@ class BenchRun:
 
     def _steady_turns(self) -> list[tuple[float, float]]:
         """Seconds, and seconds of them waited, of the turns that brought home decodes alone, like the turn before."""
-        seconds, generated, prompt, waited = (self.turns(column) for column in range(4))
-        decodes = [tokens > 0 and not read for tokens, read in zip(generated, prompt, strict=True)]
+        turns = list(zip(*map(self.turns, range(4)), strict=True))
+        decodes = [tokens > 0 and not read for _, tokens, read, _ in turns]
         both = [now and before for before, now in pairwise(decodes)]
-        return [
-            turn
-            for turn, counts in zip(zip(seconds[1:], waited[1:], strict=True), both, strict=True)
-            if counts
-        ]
+        return [(turn[0], turn[3]) for turn, counts in zip(turns[1:], both, strict=True) if counts]
 
     def _gaps(self) -> list[float]:
         """Seconds between each token and the one before it in its sequence, for every token but the first ones."""

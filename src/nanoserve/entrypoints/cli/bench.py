@@ -8,32 +8,18 @@ from typing import Any, Final
 import attrs
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import (
-    API_KEY,
-    ENGINE,
-    LOADING,
-    MODEL,
-    Command,
-    CommandGroup,
-    command,
-    named,
-    option,
-)
-from nanoserve.entrypoints.compose.config.command_settings import (
-    BenchSettings,
-    ClientSettings,
-    ServeBenchSettings,
-)
+from nanoserve.entrypoints.cli import options
+from nanoserve.entrypoints.compose.config import command_settings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, sampling_settings, settings_of
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
 from nanoserve.ports.sampling import Door
 
 _TEMPERATURE: Final = 0.6
 """If not set: benchmarks sample, as servers do."""
-_BENCH: Final = settings_of(BenchSettings)
+_BENCH: Final = settings_of(command_settings.BenchSettings)
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=options.CommandGroup)
 def bench() -> None:
     """Measure the engine on random tokens, without text; or, with serve, any server from outside.
 
@@ -42,20 +28,20 @@ def bench() -> None:
 
 
 def _json_file(summary: str) -> click.Option:
-    return option("--output-json", "--json", "json_file", help=summary)
+    return options.option("--output-json", "--json", "json_file", help=summary)
 
 
-def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., None]], Command]:
+def _benchmark(name: str, *settings: str) -> Callable[[Callable[..., None]], options.Command]:
     """The settings that all benchmarks of the engine share, around their own."""
-    own = named(_BENCH, *settings, "input_len", "output_len", "seeds", "warmup")
+    own = options.named(_BENCH, *settings, "input_len", "output_len", "seeds", "warmup")
     written = _json_file("Write every number, the machine and the command here.")
-    return command(
+    return options.command(
         f"nanoserve bench {name}",
         {
-            "Model": (MODEL, *LOADING),
+            "Model": (options.MODEL, *options.LOADING),
             "Benchmark": (*own, written),
             "Sampling": sampling_settings(Door.BENCH),
-            "Engine": ENGINE,
+            "Engine": options.ENGINE,
         },
         defaults={"temperature": _TEMPERATURE},
         argument="model",
@@ -82,7 +68,7 @@ def latency(configuration: Configuration, *, json_file: str | None) -> None:
 
 
 _SERVED_MODEL: Final = attrs.evolve(
-    MODEL,
+    options.MODEL,
     kind=or_none(text("NAME"), "built-in"),
     summary="The served model's name; the first that the server lists if not given.",
     default="",
@@ -94,15 +80,15 @@ _LENGTHS: Final = {
 }
 
 
-@command(
+@options.command(
     "nanoserve bench serve",
     {
-        "Server": (*settings_of(ClientSettings), _SERVED_MODEL, API_KEY),
+        "Server": (*settings_of(command_settings.ClientSettings), _SERVED_MODEL, options.API_KEY),
         "Load": (
-            *settings_of(ServeBenchSettings),
-            *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in named(_BENCH, *_LENGTHS)),
+            *settings_of(command_settings.ServeBenchSettings),
+            *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in options.named(_BENCH, *_LENGTHS)),
             _json_file("Write every number of every request here."),
-            option("--plot", "plot_file", help="Draw latency against throughput into this PNG file."),
+            options.option("--plot", "plot_file", help="Draw latency against throughput into this PNG file."),
         ),
         "Sampling": sampling_settings(Door.LOAD),
     },

@@ -22,6 +22,7 @@ from nanoserve.entrypoints.cli.options import (
     option,
     switch,
 )
+from nanoserve.entrypoints.compose.config import serve_settings
 from nanoserve.entrypoints.compose.config.command_settings import (
     AnswerSettings,
     ClientSettings,
@@ -36,12 +37,6 @@ from nanoserve.entrypoints.compose.config.configuration import (
     settings_of,
 )
 from nanoserve.entrypoints.compose.config.kinds import or_none, text
-from nanoserve.entrypoints.compose.config.serve_settings import (
-    AccessSettings,
-    BoundSettings,
-    ListenSettings,
-    WatchSettings,
-)
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.sampling import Door
 
@@ -202,10 +197,10 @@ def chat(configuration: Configuration, *, api_key: str | None) -> None:
     "nanoserve serve",
     {
         "Model": (MODEL, *LOADING, *settings_of(AnswerSettings)),
-        "Listening": settings_of(ListenSettings),
-        "Access": settings_of(AccessSettings),
-        "Bounds": settings_of(BoundSettings),
-        "Watching the engine": (*settings_of(TraceSettings), *settings_of(WatchSettings)),
+        "Listening": settings_of(serve_settings.ListenSettings),
+        "Access": settings_of(serve_settings.AccessSettings),
+        "Bounds": settings_of(serve_settings.BoundSettings),
+        "Watching the engine": (*settings_of(TraceSettings), *settings_of(serve_settings.WatchSettings)),
         "Engine": ENGINE,
     },
     argument="model",

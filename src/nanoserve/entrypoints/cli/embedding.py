@@ -11,7 +11,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.generation import placed
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError

@@ -15,8 +15,8 @@ import rich_click as click
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.compose.bootstrap import assemble, check_constraint, trace_format
-from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
-from nanoserve.entrypoints.compose.config.configuration import override_sampling
+from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration, override_sampling
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.outputs import (

@@ -20,12 +20,12 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
+from nanoserve.entrypoints.app.answer import read_events
 from nanoserve.entrypoints.app.generation import choose_reading
 from nanoserve.entrypoints.client.server import OpenAIServer, open_server, read_address
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings
-from nanoserve.entrypoints.compose.config.configuration import settings_of
+from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
@@ -115,12 +115,7 @@ def _load(configuration: Configuration) -> Answering:
                     continue
                 reason = event.finish_reason and event.finish_reason.value
                 so_far = Said("", False, len(prompt.token_ids), event.num_generated, reason)
-                found = (
-                    [TextDelta(event.text)] if parser is None else parser.push(event.text, event.token_ids)
-                )
-                if parser is not None and reason is not None:
-                    found = [*found, *parser.close()]
-                for each in found:
+                for each in read_events(event, parser):
                     if isinstance(each, CallBegun):
                         yield attrs.evolve(so_far, called=each.name)
                         return

@@ -7,21 +7,14 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
-from nanoserve.ports.driven import (
-    Activations,
-    ChatTemplate,
-    DialectFacts,
-    ReferenceModel,
-    Tokenizer,
-    TokenizerFacts,
-)
+from nanoserve.ports import driven
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.pooling import PoolerSpec
 from nanoserve.ports.sampling import SamplingDefaults
 
-Observed = Callable[[Sequence[int]], Activations]
+Observed = Callable[[Sequence[int]], driven.Activations]
 """Our model's forward pass over one prompt, layer by layer."""
 
 
@@ -37,12 +30,12 @@ class Assembly:
 
     folder: str
     engine: EngineHandle
-    tokenizer: Tokenizer
-    template: ChatTemplate
+    tokenizer: driven.Tokenizer
+    template: driven.ChatTemplate
     spec: ModelSpec
     defaults: SamplingDefaults
     facts: EngineFacts
-    dialect_facts: DialectFacts = attrs.field(factory=DialectFacts)
+    dialect_facts: driven.DialectFacts = attrs.field(factory=driven.DialectFacts)
     pooler: PoolerSpec | None = None
 
 
@@ -57,9 +50,9 @@ class TextParts:
         pooler: as in `Assembly`.
     """
 
-    tokenizer: Tokenizer
-    tokenizer_facts: TokenizerFacts
-    template: ChatTemplate
+    tokenizer: driven.Tokenizer
+    tokenizer_facts: driven.TokenizerFacts
+    template: driven.ChatTemplate
     template_variables: frozenset[str]
     eos_token_ids: Sequence[int]
     defaults: SamplingDefaults
@@ -73,7 +66,7 @@ class VerificationParts:
 
     assembly: Assembly
     ours: Observed
-    reference: ReferenceModel
+    reference: driven.ReferenceModel
 
 
 @attrs.frozen(kw_only=True)

@@ -21,12 +21,12 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.adapters.system.environment import environment
+from nanoserve.adapters.system import environment as machine
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import Stopwatch, prepare_process
 from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.ports.driven import Clock, TraceFormat
@@ -38,22 +38,7 @@ from nanoserve.ports.sampling import SamplingDefaults
 if TYPE_CHECKING:
     from nanoserve.adapters.llguidance.workers import FairWorkers
 
-__all__ = [
-    "assemble",
-    "assemble_bench",
-    "assemble_for_verification",
-    "assemble_text",
-    "begin_check",
-    "check_constraint",
-    "clock",
-    "environment",
-    "find_model",
-    "local_defaults",
-    "preload",
-    "read_model_spec",
-    "survey",
-    "trace_format",
-]
+environment = machine.environment
 
 
 def assemble(settings: EngineSettings, watch: Stopwatch | None = None) -> Assembly:

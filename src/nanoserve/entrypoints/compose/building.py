@@ -23,14 +23,7 @@ from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
-from nanoserve.adapters.pytorch.devices import (
-    DEVICES,
-    DTYPES,
-    count_gpus,
-    gpu_memory,
-    set_threads,
-    why_no_gpu,
-)
+from nanoserve.adapters.pytorch import devices
 from nanoserve.adapters.pytorch.memory import (
     CPU_KV_BYTES,
     MemoryBudget,
@@ -49,25 +42,14 @@ from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.laws import pool_needs
 from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.entrypoints.compose import choices
 from nanoserve.entrypoints.compose.assembly import (
     Assembly,
     BenchParts,
     Survey,
     VerificationParts,
 )
-from nanoserve.entrypoints.compose.choices import (
-    choose_depth,
-    choose_device,
-    choose_dtype,
-    choose_model_length,
-    choose_sizes,
-    choose_threads,
-    gpu_obstacle,
-    make_limits,
-    mask_threads,
-    user_chose_threads,
-)
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.group import RankGroup, start_group
 from nanoserve.entrypoints.compose.log import log_failed_step
@@ -90,8 +72,10 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
     """Decide where a model is computed, and in which numbers. Raises `BadValueError` or `ModelLoadError`."""
     if folder is not None:
         check_embedding(folder, spec.vocab_size, spec.hidden_size)
-    device = choose_device(settings, lambda: why_no_gpu() or gpu_obstacle(spec), count_gpus)
-    return Survey(spec=spec, folder=folder, device=device, dtype=choose_dtype(settings, spec, device))
+    device = choices.choose_device(
+        settings, lambda: devices.why_no_gpu() or choices.gpu_obstacle(spec), devices.count_gpus
+    )
+    return Survey(spec=spec, folder=folder, device=device, dtype=choices.choose_dtype(settings, spec, device))
 
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
@@ -149,7 +133,7 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
         meet()
         return runner
 
-    return available_memory(DEVICES[found.device]), make
+    return available_memory(devices.DEVICES[found.device]), make
 
 
 @attrs.frozen(eq=False)
@@ -173,7 +157,7 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
     if group is None:
         return _load(settings, found, watch)
     loaded = _load(settings, found, watch, group.communicator)
-    free = min(*group.others.loaded(), available_memory(DEVICES[found.device]))
+    free = min(*group.others.loaded(), available_memory(devices.DEVICES[found.device]))
     watch.lap("other ranks")
     if found.device == "cpu":
         free //= settings.tensor_parallel_size
@@ -181,11 +165,11 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
-    sizes = choose_sizes(settings, found.spec, found.device, gpu_memory(found.device))
+    sizes = choices.choose_sizes(settings, found.spec, found.device, devices.gpu_memory(found.device))
     sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found))
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
-    threads = set_threads(choose_threads(settings))
-    dtype, device = DTYPES[found.dtype], DEVICES[found.device]
+    threads = devices.set_threads(choices.choose_threads(settings))
+    dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
     if found.folder is None:
         model = build_random_model(found.spec, seed=0, **form)
@@ -199,10 +183,10 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
         model.make_invariant()
     keep_freed_memory()
     watch.lap("weights")
-    if found.device == "cpu" and ranks.size == 1 and not user_chose_threads(settings):
+    if found.device == "cpu" and ranks.size == 1 and not choices.user_chose_threads(settings):
         threads = fastest_threads(threads, decode_seconds(model, dtype))
         watch.lap("choice of threads")
-    return _Loaded(found, sizes, set_threads(threads), model)
+    return _Loaded(found, sizes, devices.set_threads(threads), model)
 
 
 def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
@@ -237,7 +221,7 @@ def _assemble(
     runner, facts = _build_runner(settings, loaded, watch)
     grammars = None
     if vocabulary is not None:
-        grammars = LLGrammars(vocabulary, num_tokens=tokenizer.vocab_size, threads=mask_threads())
+        grammars = LLGrammars(vocabulary, num_tokens=tokenizer.vocab_size, threads=choices.mask_threads())
     return Assembly(
         folder=tokenizer.folder,
         engine=_build_engine(
@@ -271,7 +255,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
     def fits(max_model_len: int) -> _Built:
         return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
 
-    built = choose_model_length(settings, found.spec, fits)
+    built = choices.choose_model_length(settings, found.spec, fits)
     if loaded.group is not None:
         led = loaded.group.lead(built.runner, is_watchful=settings.paranoid, launches=found.device == "cuda")
         built = attrs.evolve(built, runner=led)
@@ -283,7 +267,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         device=found.device,
         dtype=found.dtype,
         threads=loaded.threads,
-        depth=choose_depth(settings, found.device),
+        depth=choices.choose_depth(settings, found.device),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=_shares(built.memory) if found.device == "cuda" else {},
     )
@@ -316,7 +300,7 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
-    dtype, pools = DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
+    dtype, pools = devices.DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
     memory = plan_memory(
         loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available, usual_bytes=CPU_KV_BYTES
     )
@@ -370,7 +354,7 @@ def _build_engine(
 ) -> Engine[Any]:
     loras = None if isinstance(runner, LeadingRunner) else runner.loras
     engine = Engine(
-        limits=make_limits(settings, facts),
+        limits=choices.make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes

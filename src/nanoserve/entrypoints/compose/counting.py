@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, MutableSequence, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from nanoserve.adapters.engine_process.client.ledger import LEDGER_NAMES, Ledger
 from nanoserve.adapters.system.shared_table import SharedTable
+from nanoserve.entrypoints.app import measurements
 from nanoserve.entrypoints.app.generation import RESERVATION_NAMES
-from nanoserve.entrypoints.app.measurements import (
-    EXCHANGES,
-    PID,
-    PROCESSES,
-    SERVED,
-    TIMINGS,
-    Histogram,
-    Tallies,
-)
 from nanoserve.ports.counts import Buckets, Counts, Distribution
 
 _MAIN: Final = 0
@@ -36,7 +28,7 @@ class Counting:
         buckets: of the keys' rate limits.
     """
 
-    tallies: Tallies = attrs.field(factory=Tallies)
+    tallies: measurements.Tallies = attrs.field(factory=measurements.Tallies)
     ledger: Counts = attrs.field(factory=Counts)
     reservations: Counts = attrs.field(factory=Counts)
     connections: Counts = attrs.field(factory=Counts)
@@ -65,14 +57,14 @@ class SharedCounting:
             "ledger": LEDGER_NAMES,
             "reservations": RESERVATION_NAMES,
             "connections": ("open",),
-            "exchanges": EXCHANGES,
-            "processes": PROCESSES,
+            "exchanges": measurements.EXCHANGES,
+            "processes": measurements.PROCESSES,
             "accepted": classes,
             "living": classes,
             "rejected": reasons,
             "buckets": [f"{key.hex()} {part}" for key in keys for part in ("held", "since")],
         }
-        for name, bounds in TIMINGS.items():
+        for name, bounds in measurements.TIMINGS.items():
             columns |= {name: [*map(str, bounds), "more"], name + _SUM: ("sum",)}
         self._keys = keys
         self._processes = range(processes)
@@ -90,23 +82,17 @@ class SharedCounting:
     def of(self, process: int) -> Counting:
         """Where this process counts."""
 
-        def histogram(name: str, bounds: Sequence[float]) -> Histogram:
+        def histogram(name: str, bounds: Sequence[float]) -> measurements.Histogram:
             own, *others = self._distributions(name, self._own_first(process))
-            return Histogram(bounds, own, others)
+            return measurements.Histogram(bounds, own, others)
 
-        tallies = Tallies(
-            timings={name: histogram(name, bounds) for name, bounds in TIMINGS.items()},
-            accepted=self._counts("accepted", process),
-            living=self._counts("living", process),
-            rejected=self._counts("rejected", process),
-            exchanges=self._counts("exchanges", process),
-            processes=self._counts("processes", process),
+        tallies = measurements.Tallies(
+            timings={name: histogram(name, bounds) for name, bounds in measurements.TIMINGS.items()},
+            **self._counts(process, "accepted", "living", "rejected", "exchanges", "processes"),
         )
         return Counting(
             tallies=tallies,
-            ledger=self._counts("ledger", process),
-            reservations=self._counts("reservations", process),
-            connections=self._counts("connections", process),
+            **self._counts(process, "ledger", "reservations", "connections"),
             buckets=SharedBuckets(self._table.reals(_MAIN, "buckets"), self._keys),
         )
 
@@ -115,16 +101,18 @@ class SharedCounting:
         with self._table.lock:
             for group in _LIVING:
                 self._table.row(process, group).reset()
-            self._table.row(process, "exchanges")[SERVED] = 0
-            self._table.row(process, "processes")[PID] = 0
+            self._table.row(process, "exchanges")[measurements.SERVED] = 0
+            self._table.row(process, "processes")[measurements.PID] = 0
             return Ledger(Counts(self._table.row(process, "ledger"))).end_all()
 
     def _own_first(self, process: int) -> Iterable[int]:
         return (process, *(each for each in self._processes if each != process))
 
-    def _counts(self, group: str, process: int) -> Counts:
-        own, *others = (self._table.row(each, group) for each in self._own_first(process))
-        return Counts(own, others, self._table.lock)
+    def _counts(self, process: int, *groups: str) -> dict[str, Any]:
+        rows = {
+            group: [self._table.row(each, group) for each in self._own_first(process)] for group in groups
+        }
+        return {group: Counts(own, others, self._table.lock) for group, (own, *others) in rows.items()}
 
     def _distributions(self, name: str, processes: Iterable[int]) -> list[Distribution]:
         table = self._table

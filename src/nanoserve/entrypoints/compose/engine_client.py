@@ -9,31 +9,23 @@ from typing import Final
 
 import attrs
 
+from nanoserve.adapters.engine_process import launching
+from nanoserve.adapters.engine_process.client import sharing
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
-from nanoserve.adapters.engine_process.client.sharing import Member, Membership, Sharing
+from nanoserve.adapters.engine_process.client.sharing import Membership
 from nanoserve.adapters.engine_process.client.supervisor import REACTION_TIMEOUT, STALL_TIMEOUT, Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.process import become_host
-from nanoserve.adapters.engine_process.launching import own_program, start_program
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.engine_link import Start
 
-__all__ = [
-    "HOST_COMMAND",
-    "JoinedEngine",
-    "Member",
-    "Sharing",
-    "become_member",
-    "joined_engine",
-    "local_engine",
-    "own_program",
-    "remote_engine",
-    "start_program",
-]
-
+Member = sharing.Member
+Sharing = sharing.Sharing
+own_program, start_program = launching.own_program, launching.start_program
 JoinedEngine = KeptEngine[Membership]
 HOST_COMMAND: Final = own_program("nanoserve.entrypoints.compose.engine_host")
 

@@ -13,7 +13,9 @@ from nanoserve.adapters.engine_process.host.process import run_host, warm_up
 from nanoserve.adapters.engine_process.host.watching import Watching
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble, preload, trace_format
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, argument_settings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.configuration import argument_settings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import Stopwatch, silence_warnings
 from nanoserve.entrypoints.compose.recording import trace_header

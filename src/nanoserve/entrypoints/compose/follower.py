@@ -9,7 +9,7 @@ from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.adapters.engine_process.ranks.follower import MakeRunner, follow
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.entrypoints.compose.bootstrap import survey
-from nanoserve.entrypoints.compose.config import argument_settings
+from nanoserve.entrypoints.compose.config.configuration import argument_settings
 from nanoserve.entrypoints.compose.process import silence_warnings
 
 

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.splitting import split_spec
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import StepFailedError
 

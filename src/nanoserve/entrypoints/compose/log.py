@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import LogSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.configuration import unknown_variables
 from nanoserve.entrypoints.compose.printable import printable
 from nanoserve.ports.errors import StepFailedError

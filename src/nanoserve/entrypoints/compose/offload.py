@@ -14,7 +14,7 @@ from nanoserve.adapters.pytorch.memory import available_memory
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.domain.kv.key_inputs import fingerprint
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv import HostSlots, KVEventPublisher

@@ -1,4 +1,4 @@
-"""The process and its machine, without torch: what must be in place before torch is imported, the release, cores, and age.
+"""The process and its machine, without torch: what must be in place before torch is imported, the release, and cores.
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins
@@ -53,7 +53,6 @@ def installed_release() -> str:
 _BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
-_OWN_STATUS: Final = Path("/proc/self/stat")
 
 
 def usable_cores() -> int:
@@ -86,16 +85,6 @@ def _cpu_fact(*names: str) -> str:
         return ""
     entries = (line.partition(":") for line in lines)
     return next((value.strip() for name, _, value in entries if name.strip() in names), "")
-
-
-def process_age() -> float:
-    """Seconds since this process was started, to about a hundredth; on Linux only, elsewhere its processor seconds."""
-    try:
-        fields = _OWN_STATUS.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return time.process_time()
 
 
 @attrs.frozen

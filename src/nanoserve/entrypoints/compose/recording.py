@@ -7,8 +7,8 @@ import pathlib
 
 from nanoserve.entrypoints.app.traces.writer import Recording, TraceWriter
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.model_spec import per_group

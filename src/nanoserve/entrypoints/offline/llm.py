@@ -10,18 +10,11 @@ from typing import Any, Self, TypeVar
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
-from nanoserve.entrypoints.compose.config import argument_settings
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
-from nanoserve.entrypoints.compose.config.configuration import merge_sampling
+from nanoserve.entrypoints.compose.config.configuration import argument_settings, merge_sampling
 from nanoserve.entrypoints.compose.config.setting import Sourced
 from nanoserve.entrypoints.compose.recording import start_recording
-from nanoserve.entrypoints.offline.outputs import (
-    EmbeddingOutput,
-    Prompt,
-    PromptForm,
-    RequestOutput,
-    is_one_prompt,
-)
+from nanoserve.entrypoints.offline import outputs
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
@@ -32,6 +25,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 StructuredOutputs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 LoraNames = str | Sequence[str | None] | None
 FormT = TypeVar("FormT")
+ReadT = TypeVar("ReadT")
 
 
 class LLM:
@@ -88,14 +82,14 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptForm | Sequence[PromptForm],
+        prompts: outputs.PromptForm | Sequence[outputs.PromptForm],
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
         structured_outputs: StructuredOutputs = None,
         lora: LoraNames = None,
-    ) -> list[RequestOutput]:
+    ) -> list[outputs.RequestOutput]:
         """Generate from each prompt; the outputs are in the prompts' order.
 
         Args:
@@ -110,7 +104,7 @@ class LLM:
         Raises `BadValueError`, which names the prompt's index, before anything runs. Ctrl-C aborts all requests;
         the engine stays usable.
         """
-        forms = [prompts] if is_one_prompt(prompts) else _listed("prompts", prompts)
+        forms = [prompts] if outputs.is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
         return self._run(
             _each(forms, session.read_prompt),
@@ -129,7 +123,7 @@ class LLM:
         use_tqdm: bool = True,
         structured_outputs: StructuredOutputs = None,
         lora: LoraNames = None,
-    ) -> list[RequestOutput]:
+    ) -> list[outputs.RequestOutput]:
         """Answer one conversation, or each of several; otherwise as `generate`."""
         if isinstance(messages, (str, Mapping)):
             raise BadValueError("messages", f"must be a list of messages, got {type(messages).__name__}")
@@ -157,12 +151,12 @@ class LLM:
 
     def embed(
         self,
-        prompts: PromptForm | Sequence[PromptForm],
+        prompts: outputs.PromptForm | Sequence[outputs.PromptForm],
         *,
         prompt_name: str | None = None,
         dimensions: int | None = None,
         use_tqdm: bool = True,
-    ) -> list[EmbeddingOutput]:
+    ) -> list[outputs.EmbeddingOutput]:
         """The vector of each text, in their order.
 
         Args:
@@ -173,7 +167,7 @@ class LLM:
 
         Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.
         """
-        forms = [prompts] if is_one_prompt(prompts) else _listed("prompts", prompts)
+        forms = [prompts] if outputs.is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
         session.pooler.check_dimensions(dimensions)
         texts = _each(forms, lambda form: session.read_text(form, prompt_name))
@@ -215,14 +209,14 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[outputs.Prompt],
         params: Params,
         *,
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
         structured_outputs: StructuredOutputs = None,
         lora: LoraNames = None,
-    ) -> list[RequestOutput]:
+    ) -> list[outputs.RequestOutput]:
         session, count = self._open_session, len(prompts)
         default = self.get_default_sampling_params() if params is None else params
         sampling = (
@@ -258,13 +252,7 @@ def _constraints(structured_outputs: StructuredOutputs, count: int) -> list[Cons
     if len(each_one) != count:
         message = f"must be one, or one per prompt ({count}), got {len(each_one)}"
         raise BadValueError("structured_outputs", message)
-    found = []
-    for index, each in enumerate(each_one):
-        try:
-            found.append(constraint_of(structured_outputs=each))
-        except BadValueError as error:
-            raise PromptRefusedError(index, count, error) from error
-    return found
+    return _each(each_one, lambda each: constraint_of(structured_outputs=each))
 
 
 def _listed(name: str, values: Any) -> list[Any]:
@@ -282,12 +270,12 @@ def _check_count(name: str, values: Sequence[object], count: int, kind: type) ->
         raise BadValueError(name, message)
 
 
-def _each(forms: Sequence[FormT], read: Callable[[FormT], Prompt]) -> list[Prompt]:
+def _each(forms: Sequence[FormT], read: Callable[[FormT], ReadT]) -> list[ReadT]:
     """Read every form; a complaint names the index."""
-    prompts = []
+    found = []
     for index, form in enumerate(forms):
         try:
-            prompts.append(read(form))
+            found.append(read(form))
         except NanoserveError as error:
             raise PromptRefusedError(index, len(forms), error) from error
-    return prompts
+    return found

@@ -8,16 +8,11 @@ from typing import Any, SupportsIndex
 
 import attrs
 
+from nanoserve.entrypoints.app.answer import joined_pieces
+from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.ports import events
 from nanoserve.ports.driven import ChatTemplate, Message, Tokenizer
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.events import (
-    EngineEvent,
-    PromptPooled,
-    PromptScored,
-    SequencePreempted,
-    SequenceTimes,
-    TokensGenerated,
-)
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
 
@@ -168,30 +163,6 @@ class EmbeddingOutput:
     num_cached_tokens: int = 0
 
 
-@attrs.define
-class _Sequence:
-    """One sequence so far."""
-
-    texts: list[str] = attrs.field(factory=list)
-    token_ids: list[int] = attrs.field(factory=list)
-    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
-    last: TokensGenerated | None = None
-
-    def take(self, event: TokensGenerated) -> None:
-        self.texts.append(event.text)
-        self.token_ids.extend(event.token_ids)
-        self.logprobs.extend(event.logprobs)
-        self.last = event
-
-    @property
-    def reason(self) -> FinishReason | None:
-        return self.last.finish_reason if self.last else None
-
-    @property
-    def times(self) -> SequenceTimes | None:
-        return self.last.times if self.last else None
-
-
 class Job:
     """A request with the prompt it came from; its events go in, its output so far comes out.
 
@@ -203,37 +174,41 @@ class Job:
         self.prompt = prompt
         self.request = request
         self._tokenizer = tokenizer
-        self._sequences = [_Sequence() for _ in range(request.sampling.n)]
+        self._pieces: list[list[Piece]] = [[] for _ in range(request.sampling.n)]
         self._prompt_scores: tuple[TokenLogprobs | None, ...] | None = None
         self._preemptions = 0
         self.pooled: tuple[float, ...] | None = None
 
-    def take(self, event: EngineEvent) -> None:
+    def take(self, event: events.EngineEvent) -> None:
         """Note one event of this request."""
-        if isinstance(event, TokensGenerated):
-            self._sequences[event.index].take(event)
-        elif isinstance(event, PromptScored):
+        if isinstance(event, events.TokensGenerated):
+            self._pieces[event.index].append(event)
+        elif isinstance(event, events.PromptScored):
             self._prompt_scores = event.logprobs
-        elif isinstance(event, PromptPooled):
+        elif isinstance(event, events.PromptPooled):
             self.pooled = event.vector
-        elif isinstance(event, SequencePreempted):
+        elif isinstance(event, events.SequencePreempted):
             self._preemptions += 1
 
     @property
     def has_run(self) -> bool:
         """True if any of its sequences got as far as a token or its end."""
-        return any(each.last for each in self._sequences)
+        return any(self._pieces)
 
     @property
     def finished(self) -> bool:
         """True if all its sequences have ended."""
-        return all(each.reason for each in self._sequences)
+        return all(each and each[-1].finish_reason for each in self._pieces)
 
     @property
     def error(self) -> str | None:
         """The error of a sequence that the engine could not finish."""
-        failed = [each.last for each in self._sequences if each.reason is FinishReason.ERROR]
-        return (failed[0] and failed[0].error) or "the step failed" if failed else None
+        failed = [each for each in self._last if each.finish_reason is FinishReason.ERROR]
+        return failed[0].error or "the step failed" if failed else None
+
+    @property
+    def _last(self) -> list[Piece]:
+        return [each[-1] for each in self._pieces if each]
 
     def output(self) -> RequestOutput:
         """Everything so far."""
@@ -245,26 +220,29 @@ class Job:
             prompt_logprobs=None
             if scores is None
             else [None if each is None else position_logprobs(each, tokenizer) for each in scores],
-            outputs=[self._completion(index, each) for index, each in enumerate(self._sequences)],
+            outputs=[self._completion(index, each) for index, each in enumerate(self._pieces)],
             finished=self.finished,
             metrics=self._metrics(),
         )
 
-    def _completion(self, index: int, sequence: _Sequence) -> CompletionOutput:
+    def _completion(self, index: int, pieces: Sequence[Piece]) -> CompletionOutput:
         wants_logprobs = self.request.sampling.logprobs is not None
-        scored = [position_logprobs(each, self._tokenizer) for each in sequence.logprobs]
+        whole = joined_pieces(pieces) if pieces else None
+        scores = whole.logprobs if whole else ()
         return CompletionOutput(
             index=index,
-            text="".join(sequence.texts),
-            token_ids=sequence.token_ids,
-            logprobs=scored if wants_logprobs else None,
-            cumulative_logprob=sum(each.logprob for each in sequence.logprobs) if wants_logprobs else None,
-            finish_reason=sequence.reason.value if sequence.reason else None,
-            stop_reason=sequence.last.stop if sequence.last else None,
+            text=whole.text if whole else "",
+            token_ids=list(whole.token_ids) if whole else [],
+            logprobs=[position_logprobs(each, self._tokenizer) for each in scores]
+            if wants_logprobs
+            else None,
+            cumulative_logprob=sum(each.logprob for each in scores) if wants_logprobs else None,
+            finish_reason=whole.finish_reason.value if whole and whole.finish_reason else None,
+            stop_reason=whole.stop if whole else None,
         )
 
     def _metrics(self) -> RequestMetrics | None:
-        times = [each.times for each in self._sequences if each.times]
+        times = [each.times for each in self._last if each.times]
         if not times:
             return None
         scheduled, first, finished = (
@@ -276,7 +254,7 @@ class Job:
             first_scheduled_time=min(scheduled, default=None),
             first_token_time=min(first, default=None),
             finished_time=max(finished, default=None),
-            num_cached_tokens=max(each.last.num_cached_tokens for each in self._sequences if each.last),
+            num_cached_tokens=max(each.num_cached_tokens for each in self._last),
             num_preemptions=self._preemptions,
         )
 

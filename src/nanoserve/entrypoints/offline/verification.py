@@ -10,8 +10,8 @@ import attrs
 
 from nanoserve.entrypoints.compose.assembly import Observed
 from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
-from nanoserve.entrypoints.compose.config import EngineSettings
 from nanoserve.entrypoints.compose.config.command_settings import VerifySettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.outputs import PositionLogprobs, RequestOutput
 from nanoserve.entrypoints.offline.session import Session

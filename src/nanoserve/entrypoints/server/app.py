@@ -19,18 +19,10 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.page.files import INDEX, Page, read_page
+from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
-from nanoserve.entrypoints.server.http.security import (
-    ANONYMOUS,
-    Cors,
-    Gate,
-    Key,
-    KeyRing,
-    RateLimits,
-    client_of,
-)
 from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_ROUTES, ROUTES, is_for_member
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from nanoserve.entrypoints.server.watch.health import Health
@@ -59,7 +51,7 @@ class Server:
     engine: EngineClient
     clock: Clock
     settings: ServeSettings
-    keys: KeyRing
+    keys: security.KeyRing
     model_name: str
     feed: LiveFeed
     redaction: Redaction | None = None
@@ -109,9 +101,9 @@ class Server:
             self.service.close()
 
     @property
-    def rate_limits(self) -> RateLimits:
+    def rate_limits(self) -> security.RateLimits:
         """Those of the clients' keys."""
-        return RateLimits(self.clock.now, self.counting.buckets, self.counting.connections.lock)
+        return security.RateLimits(self.clock.now, self.counting.buckets, self.counting.connections.lock)
 
     def _the_service(self) -> TextService:
         if self.service is None:
@@ -122,7 +114,7 @@ class Server:
         """What handlers can ask for, by the name of their argument."""
         return {
             "service": _provide(self._the_service, TextService),
-            "client": Provide(client_of, sync_to_thread=False),
+            "client": Provide(security.client_of, sync_to_thread=False),
             "conversations": _provide(lambda: self.conversations, ConversationStore),
             "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
@@ -140,21 +132,21 @@ class Server:
         shapes: Shapes,
         readable: Collection[str],
         names: Collection[str] | None,
-        limits: RateLimits,
+        limits: security.RateLimits,
     ) -> AccessLog:
         """An application behind every layer: the log, CORS and the gate; `readable` paths need no key."""
         access = self.settings.access
-        app = Gate(
+        app = security.Gate(
             app=app,
             keys=self.keys,
             limits=limits,
-            anonymous=Key(digest=ANONYMOUS, client=Client(), rate_limit=access.rate_limit),
+            anonymous=security.Key(digest=security.ANONYMOUS, client=Client(), rate_limit=access.rate_limit),
             shapes=shapes,
             readable=readable,
             names=names,
         )
         if access.cors_origin:
-            app = Cors(app, access.cors_origin)
+            app = security.Cors(app, access.cors_origin)
         return AccessLog(app, self.measurements, quiet=readable)
 
 
@@ -188,14 +180,16 @@ def make_metrics_app(server: Server) -> AccessLog:
     """The application for scrapers, which need no key."""
     app = _litestar(metrics.ROUTES, server, server.dependencies(), {})
     paths = {path for each in metrics.ROUTES for path in each.paths}
-    limits = RateLimits(server.clock.now)
+    limits = security.RateLimits(server.clock.now)
     return server.guarded(app, shapes={}, readable=paths, names=server.host_names, limits=limits)
 
 
 def make_admin_app(server: Server) -> AccessLog:
     """The application for administrators."""
     app = _litestar(about.ADMIN_ROUTES, server, server.dependencies(), {})
-    return server.guarded(app, shapes={}, readable=(), names=None, limits=RateLimits(server.clock.now))
+    return server.guarded(
+        app, shapes={}, readable=(), names=None, limits=security.RateLimits(server.clock.now)
+    )
 
 
 def _litestar(

@@ -20,20 +20,10 @@ from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
 from nanoserve.entrypoints.compose.process import Stopwatch
+from nanoserve.entrypoints.server import serving
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.security import KeyRing, read_keys
 from nanoserve.entrypoints.server.report import Started
-from nanoserve.entrypoints.server.serving import (
-    HttpServer,
-    LeavingError,
-    Serving,
-    Signals,
-    bridge_library_logs,
-    drain,
-    make_server,
-    open_service,
-    shared_counting,
-)
 from nanoserve.entrypoints.server.sockets import (
     listening_sockets,
     model_names,
@@ -60,7 +50,7 @@ class Bound:
     scraped: Sequence[socket.socket] = ()
 
 
-def serve(settings: Serving, announce: Announce, signals: Signals | None = None) -> None:
+def serve(settings: serving.Serving, announce: Announce, signals: serving.Signals | None = None) -> None:
     """Serve until a signal comes, one of the process or of `signals`; `announce` is called once requests are taken.
 
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
@@ -72,7 +62,7 @@ def serve(settings: Serving, announce: Announce, signals: Signals | None = None)
         settings = isolated(settings)
     if settings.trace.trace is not None:
         check_trace_file(settings.trace.trace)
-    bridge_library_logs()
+    serving.bridge_library_logs()
     raise_open_files(settings.serve.bounds.max_connections)
     with contextlib.ExitStack() as stack:
         groups = stack.enter_context(listening_sockets(listen))
@@ -83,10 +73,10 @@ def serve(settings: Serving, announce: Announce, signals: Signals | None = None)
             (scraped,) = stack.enter_context(listening_sockets(alone))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         bound = Bound(groups=groups, admin=admin, scraped=scraped)
-        runner.run(run_server(settings, keys, bound, announce, signals or Signals()))
+        runner.run(run_server(settings, keys, bound, announce, signals or serving.Signals()))
 
 
-def isolated(settings: Serving) -> Serving:
+def isolated(settings: serving.Serving) -> serving.Serving:
     """With the cached prefixes of each key apart; warns where that leaves no KV events to publish."""
     if settings.engine.kv_events_port is not None:
         structlog.get_logger().warning(
@@ -104,7 +94,7 @@ def _check_workers(listen: ListenSettings) -> None:
 
 
 async def run_server(
-    settings: Serving, keys: KeyRing, bound: Bound, announce: Announce, signals: Signals
+    settings: serving.Serving, keys: KeyRing, bound: Bound, announce: Announce, signals: serving.Signals
 ) -> None:
     """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order."""
     watch = Stopwatch()
@@ -119,22 +109,24 @@ async def run_server(
             try:
                 announce(await running.startup(watch, shutdown))
                 await running.main_loop()
-            except LeavingError:
+            except serving.LeavingError:
                 structlog.get_logger().info("asked to leave before the model was loaded")
 
 
 class _Running:
     """A server from its start to its drain; what `startup` begins, its `shutdown` ends, the last begun first."""
 
-    def __init__(self, settings: Serving, keys: KeyRing, bound: Bound, folder: str, signals: Signals) -> None:
-        shared = shared_counting(settings, keys) if len(bound.groups) > 1 else None
+    def __init__(
+        self, settings: serving.Serving, keys: KeyRing, bound: Bound, folder: str, signals: serving.Signals
+    ) -> None:
+        shared = serving.shared_counting(settings, keys) if len(bound.groups) > 1 else None
         counting = shared.of(0) if shared else Counting()
         engine = _make_client(settings, folder, counting)
         self._settings = settings
         self._bound = bound
         self._folder = folder
         self._signals = signals
-        self._server = make_server(settings, keys, engine, bound.groups[0], counting)
+        self._server = serving.make_server(settings, keys, engine, bound.groups[0], counting)
         self._app = make_app(self._server)
         self._workers: Workers | None = None
         if shared is not None:
@@ -177,7 +169,7 @@ class _Running:
         """Serve until a signal comes, and then until what was accepted is finished, or the time for that is over."""
         await self._signals.leave.wait()
         patience = self._settings.serve.listen.drain_timeout
-        await drain(
+        await serving.drain(
             self._server,
             lambda: self._app.living - self._server.live.viewers,
             patience=patience,
@@ -187,7 +179,7 @@ class _Running:
     async def _listen(self, shutdown: contextlib.AsyncExitStack) -> None:
         """Answer on every socket of this process, but on the clients' where workers do."""
 
-        async def stop(http: HttpServer) -> None:
+        async def stop(http: serving.HttpServer) -> None:
             await http.stop(now=self._signals.now.is_set())
 
         server = self._server
@@ -197,7 +189,7 @@ class _Running:
             (make_metrics_app(server), self._bound.scraped),
         ):
             if sockets:
-                http = HttpServer(app, sockets, server.settings, server.measurements.tallies.rejected)
+                http = serving.HttpServer(app, sockets, server.settings, server.measurements.tallies.rejected)
                 shutdown.push_async_callback(stop, http)
                 await http.start()
 
@@ -225,7 +217,7 @@ class _Running:
             await self._workers.until_open()
             watch.lap("HTTP processes")
         self._server.phases.update({each.name: each.seconds for each in watch.phases})
-        return open_service(settings, self._server, text)
+        return serving.open_service(settings, self._server, text)
 
 
 async def _refresh(server: Server) -> None:
@@ -234,7 +226,7 @@ async def _refresh(server: Server) -> None:
         await asyncio.sleep(_REFRESH)
 
 
-def _make_client(settings: Serving, folder: str, counting: Counting) -> EngineClient:
+def _make_client(settings: serving.Serving, folder: str, counting: Counting) -> EngineClient:
     """The engine: in a process of its own, or in a thread of ours."""
     found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
     stall_timeout = settings.serve.bounds.stall_timeout

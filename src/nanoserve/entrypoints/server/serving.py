@@ -23,8 +23,9 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import TextParts
 from nanoserve.entrypoints.compose.bootstrap import begin_check, clock, trace_format
 from nanoserve.entrypoints.compose.choices import make_classes
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
-from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, TraceSettings
+from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, LogSettings, TraceSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting, SharedCounting
 from nanoserve.entrypoints.server.app import Server
 from nanoserve.entrypoints.server.http.access_log import REASONS

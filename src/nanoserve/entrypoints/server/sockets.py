@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
 from nanoserve.entrypoints.compose.host_names import host_name
 from nanoserve.ports import errors

@@ -12,7 +12,7 @@ import attrs
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
 from nanoserve.entrypoints.compose.bootstrap import read_model_spec
 from nanoserve.entrypoints.compose.choices import choose_sizes
-from nanoserve.entrypoints.compose.config import Configuration
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.entrypoints.simulate.assembly import (

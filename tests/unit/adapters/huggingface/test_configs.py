@@ -21,7 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.entrypoints.compose.choices import choose_dtype
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import LongRopeScaling
 from nanoserve.ports.model_spec import ModelSpec

@@ -21,7 +21,7 @@ from nanoserve.entrypoints.bench.measurement import (
     summarize,
 )
 from nanoserve.entrypoints.bench.report import percentile
-from nanoserve.entrypoints.compose.config import BenchSettings
+from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import SequenceTimes, TokensGenerated
 from nanoserve.ports.request import FinishReason

@@ -16,7 +16,7 @@ import pytest
 
 from nanoserve.entrypoints.cli.main import main, run_command
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.sampling import SamplingDefaults
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly

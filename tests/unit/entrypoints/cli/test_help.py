@@ -15,8 +15,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli.failures import Reporting
 from nanoserve.entrypoints.cli.main import nanoserve, run_command
 from nanoserve.entrypoints.cli.options import Command, help_pages
-from nanoserve.entrypoints.compose.config import read_configuration
-from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS
+from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, read_configuration
 from nanoserve.entrypoints.compose.config.setting import Setting
 from nanoserve.ports.sampling import PARAMETERS, Door, set_by
 

@@ -10,7 +10,8 @@ import pytest
 
 from nanoserve.entrypoints.cli.generation import make_jobs, run_generation
 from nanoserve.entrypoints.cli.prompt_sources import Source, read_sources
-from nanoserve.entrypoints.compose.config import Configuration, GenerateSettings
+from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.offline.session import Session
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.compose import choices, process
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError

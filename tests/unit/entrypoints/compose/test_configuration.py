@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.pytorch.linear import QUANTIZATIONS
-from nanoserve.entrypoints.compose.config import (
-    BenchSettings,
-    EngineSettings,
-    argument_settings,
-    read_configuration,
-)
+from nanoserve.entrypoints.compose.config.command_settings import BenchSettings
 from nanoserve.entrypoints.compose.config.configuration import (
     ALL_SETTINGS,
     SAMPLING_SETTINGS,
+    argument_settings,
+    read_configuration,
     unknown_variables,
 )
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import origins, size
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS

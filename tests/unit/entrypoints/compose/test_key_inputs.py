@@ -20,7 +20,7 @@ from nanoserve.domain.kv.key_inputs import (
 from nanoserve.domain.kv.names import hash_root
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.offload import key_facts
 from nanoserve.ports import layer_spec, model_spec
 from nanoserve.ports.events import TokensGenerated

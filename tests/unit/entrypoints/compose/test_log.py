@@ -8,7 +8,8 @@ import pytest
 import structlog
 
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.request import Request

@@ -12,7 +12,7 @@ from benchmarks.peers.shape_config import config_of
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.models import PAGES
 from nanoserve.entrypoints.compose.bootstrap import assemble, assemble_for_verification
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.shapes import CONFIGS, SHAPES, find_shape, is_shape
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, ExpertsSpec, Feed, LatentSpec, Mixer

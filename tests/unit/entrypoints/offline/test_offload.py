@@ -10,7 +10,7 @@ import pytest
 
 from nanoserve.adapters.kv_directory import directory
 from nanoserve.entrypoints.compose.assembly import Survey
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.offload import count_slots
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.errors import BadValueError

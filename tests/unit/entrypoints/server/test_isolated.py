@@ -3,7 +3,9 @@ from __future__ import annotations
 import attrs
 import structlog
 
-from nanoserve.entrypoints.compose.config import EngineSettings, LogSettings, ServeSettings
+from nanoserve.entrypoints.compose.config.command_settings import LogSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.server.serve import isolated
 from nanoserve.entrypoints.server.serving import Serving
 

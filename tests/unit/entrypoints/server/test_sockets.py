@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.sockets import (
     SEND_BUFFER,

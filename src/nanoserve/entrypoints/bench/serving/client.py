@@ -24,15 +24,7 @@ import httptools
 import msgspec
 
 from nanoserve.entrypoints.bench.measurement import without_old_garbage
-from nanoserve.entrypoints.client.server import (
-    DONE,
-    Address,
-    EventReader,
-    ProtocolError,
-    ServerRefusedError,
-    error_message,
-    read_chunk,
-)
+from nanoserve.entrypoints.client import server
 
 CONNECT_SECONDS: Final = 30.0
 READ_BYTES: Final = 65_536
@@ -64,7 +56,7 @@ class Outcome:
     message: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    _events: EventReader = attrs.field(factory=EventReader, init=False)
+    _events: server.EventReader = attrs.field(factory=server.EventReader, init=False)
     _error: bytes = attrs.field(default=b"", init=False)
     _is_whole: bool = attrs.field(default=False, init=False)
 
@@ -75,16 +67,16 @@ class Outcome:
             return
         try:
             for data in self._events.feed(piece):
-                if data != DONE:
+                if data != server.DONE:
                     self._read(data, now)
-        except ProtocolError as error:
+        except server.ProtocolError as error:
             self.result, self.message = "protocol", str(error)
-        except ServerRefusedError as error:
+        except server.ServerRefusedError as error:
             self.result, self.message = "in-band error", str(error)
 
     def _read(self, data: bytes, now: float) -> None:
         """A piece of text counts when it came; so does the end of an answer that shows no text at all."""
-        chunk = read_chunk(data)
+        chunk = server.read_chunk(data)
         ends = chunk.choice.finish_reason is not None
         self._is_whole |= ends
         if chunk.said or chunk.thought or (ends and not self.arrivals):
@@ -99,7 +91,7 @@ class Outcome:
         if self.result == OK and not self._is_whole:
             self.result = "broken off"
         elif self.result.isdigit():
-            self.message = error_message(self._error)
+            self.message = server.error_message(self._error)
         self.output_tokens = self.output_tokens or len(self.arrivals)
 
     @property
@@ -187,7 +179,7 @@ class Connections:
     `num_answers` is how many answers have come to their end.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: server.Address) -> None:
         self.num_answers = 0
         self._host, self._port = address.host, address.port
         is_secure = address.scheme == "https"
@@ -260,7 +252,7 @@ class RequestShape:
         fields: sampling parameters, sent as they are.
     """
 
-    address: Address
+    address: server.Address
     endpoint: str
     model: str
     input_len: int

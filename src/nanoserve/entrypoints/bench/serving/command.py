@@ -32,8 +32,8 @@ from nanoserve.entrypoints.client.server import (
     open_server,
     read_address,
 )
-from nanoserve.entrypoints.compose.config import Configuration
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import Door, set_by

@@ -4,59 +4,39 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
+from nanoserve.entrypoints.compose.config import command_settings as command
 from nanoserve.entrypoints.compose.config import kinds
-from nanoserve.entrypoints.compose.config.command_settings import (
-    AnswerSettings,
-    BenchSettings,
-    ClientSettings,
-    GenerateSettings,
-    LogSettings,
-    ServeBenchSettings,
-    TraceSettings,
-    VerifySettings,
-)
+from nanoserve.entrypoints.compose.config import serve_settings as server
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.config.serve_settings import (
-    AccessSettings,
-    BoundSettings,
-    ListenSettings,
-    ServeSettings,
-    WatchSettings,
-)
 from nanoserve.entrypoints.compose.config.setting import Setting, Sourced, load_extensions, read_toml
 from nanoserve.ports import sampling
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams, set_by
 
 CONFIG_VARIABLE: Final = "NANOSERVE_CONFIG"
-TABLES: Final[Mapping[type[attrs.AttrsInstance], str]] = {
-    EngineSettings: "",
-    LogSettings: "",
-    TraceSettings: "",
-    AnswerSettings: "",
-    GenerateSettings: "generate",
-    VerifySettings: "verify",
-    BenchSettings: "bench",
-    ClientSettings: "client",
-    ServeBenchSettings: "bench_serve",
-    ListenSettings: "serve",
-    AccessSettings: "serve",
-    BoundSettings: "serve",
-    WatchSettings: "serve",
+TABLES: Final[Mapping[str, Sequence[type[attrs.AttrsInstance]]]] = {
+    "": (EngineSettings, command.LogSettings, command.TraceSettings, command.AnswerSettings),
+    "generate": (command.GenerateSettings,),
+    "verify": (command.VerifySettings,),
+    "bench": (command.BenchSettings,),
+    "client": (command.ClientSettings,),
+    "bench_serve": (command.ServeBenchSettings,),
+    "serve": (server.ListenSettings, server.AccessSettings, server.BoundSettings, server.WatchSettings),
 }
-"""The TOML table of each class of settings that is nanoserve's own."""
+"""The classes of settings that are nanoserve's own, by their TOML table."""
+_TABLE_OF: Final = {each: table for table, classes in TABLES.items() for each in classes}
 EXTENSIONS: Final = "nanoserve.settings"
 """The group of entry points by which other packages add classes of settings; a class's `TABLE` is its TOML table."""
 
 
 def settings_of(declared: type[attrs.AttrsInstance]) -> tuple[Setting, ...]:
     """The settings that a class declares, in order."""
-    table = TABLES[declared] if declared in TABLES else getattr(declared, "TABLE")  # noqa: B009 - of an extension
+    table = _TABLE_OF[declared] if declared in _TABLE_OF else getattr(declared, "TABLE")  # noqa: B009 - of an extension
     return tuple(
         Setting(name=field.name, table=table, default=field.default, **field.metadata)
         for field in attrs.fields(declared)
@@ -96,7 +76,7 @@ def sampling_settings(door: sampling.Door) -> tuple[Setting, ...]:
 
 
 def _all_settings() -> tuple[Setting, ...]:
-    own = map(settings_of, TABLES)
+    own = map(settings_of, _TABLE_OF)
     added = load_extensions(EXTENSIONS, lambda _, declared: settings_of(declared))
     return (*itertools.chain(*own, *added.values()), *SAMPLING_SETTINGS)
 
@@ -123,14 +103,14 @@ class Configuration:
     values: Mapping[str, Sourced]
 
     engine = _Part(EngineSettings)
-    answers = _Part(AnswerSettings)
-    generate = _Part(GenerateSettings)
-    verify = _Part(VerifySettings)
-    bench = _Part(BenchSettings)
-    client = _Part(ClientSettings)
-    serve_bench = _Part(ServeBenchSettings)
-    log = _Part(LogSettings)
-    trace = _Part(TraceSettings)
+    answers = _Part(command.AnswerSettings)
+    generate = _Part(command.GenerateSettings)
+    verify = _Part(command.VerifySettings)
+    bench = _Part(command.BenchSettings)
+    client = _Part(command.ClientSettings)
+    serve_bench = _Part(command.ServeBenchSettings)
+    log = _Part(command.LogSettings)
+    trace = _Part(command.TraceSettings)
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """The values of those settings that a source set, by name; the rest is for another program to choose."""
@@ -153,13 +133,13 @@ class Configuration:
         return Configuration({**self.values, name: read})
 
     @property
-    def serve(self) -> ServeSettings:
+    def serve(self) -> server.ServeSettings:
         """The part of `nanoserve serve`."""
-        return ServeSettings(
-            listen=self.part(ListenSettings),
-            access=self.part(AccessSettings),
-            bounds=self.part(BoundSettings),
-            watch=self.part(WatchSettings),
+        return server.ServeSettings(
+            listen=self.part(server.ListenSettings),
+            access=self.part(server.AccessSettings),
+            bounds=self.part(server.BoundSettings),
+            watch=self.part(server.WatchSettings),
         )
 
     @property

@@ -12,33 +12,25 @@ from rich.text import Text
 
 from nanoserve.entrypoints.app.traces.reader import walk
 from nanoserve.entrypoints.compose.printable import printable
+from nanoserve.ports import trace
 from nanoserve.ports.driven import TraceError
-from nanoserve.ports.trace import (
-    PlannedStep,
-    Preemption,
-    Snapshot,
-    TracedSequence,
-    TraceHeader,
-    TraceRecord,
-    Turn,
-)
 
 
 class TraceSummary:
     """The figures of a run. Raises `TraceError` where its records contradict each other."""
 
-    def __init__(self, header: TraceHeader, records: Iterable[TraceRecord]) -> None:
+    def __init__(self, header: trace.TraceHeader, records: Iterable[trace.TraceRecord]) -> None:
         self.header = header
         self.counts: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self.seconds = 0.0
         self._num_decoding = 0
         self._prefixes = (0, 0)
-        living: Iterable[TracedSequence] | None = None
+        living: Iterable[trace.TracedSequence] | None = None
         began = math.inf
         try:
             for record, books in walk(records):
-                if isinstance(record, Snapshot):
+                if isinstance(record, trace.Snapshot):
                     self._start(record, living)
                 else:
                     self._add(record)
@@ -48,7 +40,7 @@ class TraceSummary:
         except LookupError as error:
             raise TraceError(f"its records contradict each other: {type(error).__name__} {error}") from error
 
-    def _start(self, snapshot: Snapshot, living: Iterable[TracedSequence] | None) -> None:
+    def _start(self, snapshot: trace.Snapshot, living: Iterable[trace.TracedSequence] | None) -> None:
         """The beginning, or the books after a part that was left out: those that lived before are not counted again."""
         if living is not None:
             self.counts["interruptions"] += 1
@@ -58,18 +50,18 @@ class TraceSummary:
         self.counts["sequences"] += len(found - before)
         self._prefixes = snapshot.prefix_queries, snapshot.prefix_hits
 
-    def _add(self, turn: Turn) -> None:
+    def _add(self, turn: trace.Turn) -> None:
         counts = self.counts
         counts["sequences"] += len(turn.arrived)
         counts["generated"] += turn.num_generated
         for event in turn.happened:
             match event:
-                case PlannedStep(_, chunks, decoding):
+                case trace.PlannedStep(_, chunks, decoding):
                     self._num_decoding = self._num_decoding if decoding is None else len(decoding)
                     counts["steps"] += 1
                     counts["prefill"] += sum(chunk.length for chunk in chunks)
                     counts["decode"] += self._num_decoding
-                case Preemption():
+                case trace.Preemption():
                     counts["preemptions"] += 1
                 case _:
                     pass

@@ -24,18 +24,10 @@ from nanoserve.entrypoints.compose.bootstrap import assemble_text
 from nanoserve.entrypoints.compose.engine_client import JoinedEngine, become_member, joined_engine
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
+from nanoserve.entrypoints.server import serving
 from nanoserve.entrypoints.server.app import Server, make_member_app
 from nanoserve.entrypoints.server.http.security import Key, KeyRing
 from nanoserve.entrypoints.server.http.sse import unless
-from nanoserve.entrypoints.server.serving import (
-    HttpServer,
-    LeavingError,
-    Serving,
-    bridge_library_logs,
-    make_server,
-    open_service,
-    shared_counting,
-)
 from nanoserve.entrypoints.server.workers.relay import Relay
 from nanoserve.ports.errors import NanoserveError
 
@@ -55,7 +47,7 @@ class WorkerStart:
         owner: begins the names of its requests in the engine; no other process ever had the same one.
     """
 
-    settings: Serving
+    settings: serving.Serving
     keys: tuple[Key, ...]
     folder: str
     number: int
@@ -73,18 +65,12 @@ def encode_start(start: WorkerStart) -> bytes:
 
 def receive_start(connection: socket.socket) -> WorkerStart:
     """Wait for it; reads nothing of what comes behind it. Raises `EOFError` where the other side has hung up."""
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    return msgspec.msgpack.decode(_exactly(connection, length), type=WorkerStart)
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
+    head = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+    body = connection.recv(length, socket.MSG_WAITALL)
+    if not length or len(body) < length:
+        raise EOFError
+    return msgspec.msgpack.decode(body, type=WorkerStart)
 
 
 def main(descriptors: Sequence[int]) -> None:
@@ -96,12 +82,12 @@ def main(descriptors: Sequence[int]) -> None:
     with contextlib.suppress(EOFError), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         start = receive_start(connection)
         configure_log(start.settings.log)
-        bridge_library_logs()
+        serving.bridge_library_logs()
         sockets = [socket.socket(fileno=each) for each in listening]
-        counting = shared_counting(start.settings, KeyRing(start.keys), table).of(start.number)
+        counting = serving.shared_counting(start.settings, KeyRing(start.keys), table).of(start.number)
         counting.tallies.processes.own[PID] = os.getpid()
         engine = joined_engine(connection, counting.ledger)
-        server = make_server(start.settings, KeyRing(start.keys), engine, sockets, counting)
+        server = serving.make_server(start.settings, KeyRing(start.keys), engine, sockets, counting)
         try:
             runner.run(_serve(start, server, engine, Relay(socket.socket(fileno=door)), sockets))
         except NanoserveError as error:
@@ -113,17 +99,17 @@ async def _serve(
     start: WorkerStart, server: Server, engine: JoinedEngine, relay: Relay, sockets: Sequence[socket.socket]
 ) -> None:
     counting = server.counting
-    http = HttpServer(
+    http = serving.HttpServer(
         make_member_app(server, relay),
         sockets,
         server.settings,
         counting.tallies.rejected,
         counting.connections,
     )
-    with contextlib.suppress(LeavingError):
+    with contextlib.suppress(serving.LeavingError):
         if start.is_loading:
             await http.start()
-        await unless(engine.keeper.gone.wait(), _open(start, server, engine), LeavingError)
+        await unless(engine.keeper.gone.wait(), _open(start, server, engine), serving.LeavingError)
         if not start.is_loading:
             await http.start()
         engine.keeper.open()
@@ -144,7 +130,7 @@ async def _open(start: WorkerStart, server: Server, engine: JoinedEngine) -> Non
         _joined(engine),
     )
     if is_ready:
-        open_service(start.settings, server, text, start.owner)
+        serving.open_service(start.settings, server, text, start.owner)
 
 
 async def _joined(engine: JoinedEngine) -> bool:

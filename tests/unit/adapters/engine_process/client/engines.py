@@ -15,7 +15,7 @@ import psutil
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.requests import PendingReply
 from nanoserve.adapters.engine_process.client.supervisor import Supervisor
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.errors import NanoserveError

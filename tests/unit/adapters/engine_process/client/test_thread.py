@@ -11,7 +11,7 @@ from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.entrypoints.compose import engine_client as compose
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.errors import BadValueError, EngineDiedError, EngineLoadingError, ModelLoadError

@@ -15,7 +15,7 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import main
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driven import Check

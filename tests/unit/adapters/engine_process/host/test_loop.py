@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.scheduling import admission
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import host
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driving import LinkClosedError

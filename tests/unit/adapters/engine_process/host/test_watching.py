@@ -14,7 +14,7 @@ import pytest
 from nanoserve.adapters.engine_process.host.watching import MOST_UNREAD, Watching
 from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import host
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driving import LinkClosedError

@@ -11,7 +11,7 @@ from nanoserve.entrypoints.app.traces.reader import TraceFile, walk
 from nanoserve.entrypoints.app.traces.writer import Recording, TraceWriter
 from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.config import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.recording import trace_header
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from nanoserve.ports.errors import BadValueError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.compose.config import read_configuration
+from nanoserve.entrypoints.compose.config.configuration import read_configuration
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.errors import RequestError

@@ -13,20 +13,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import FREE, Client, Conversation, Format, ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http import fields
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
-from nanoserve.entrypoints.server.http.fields import (
-    effort_options,
-    function_tool,
-    make_order,
-    needed,
-    read_sampling,
-    read_tools,
-    reasoning_budget,
-    required,
-    schema_format,
-    switch_options,
-    tool_choice,
-)
 from nanoserve.entrypoints.server.http.sse import respond, unless_left
 from nanoserve.entrypoints.server.protocols.anthropic import wire
 from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
@@ -66,11 +54,11 @@ async def create_message(
     )
     body = threading.body
     prompt, edits = await unless_left(request, edited(body, read_prompt(body, service), service))
-    order = make_order(
+    order = fields.make_order(
         body,
         prompt=prompt,
         prompt_name="messages",
-        sampling=read_sampling(body, Api.ANTHROPIC, service.settings.defaults),
+        sampling=fields.read_sampling(body, Api.ANTHROPIC, service.settings.defaults),
         client=client,
         calls=read_choice(body.tool_choice, prompt.tools),
         format=read_format(body),
@@ -134,7 +122,7 @@ def read_prompt(body: CountTokens, service: TextService) -> Conversation:
         messages,
         add_generation_prompt=not continues,
         continue_final_message=continues,
-        tools=read_tools(body.tools, service, _tool),
+        tools=fields.read_tools(body.tools, service, _tool),
         options=_options(body, service),
     )
 
@@ -150,21 +138,23 @@ def read_choice(given: AnthropicToolChoice | None, tools: tuple[Tool, ...]) -> T
     names = [] if given.name is None else [given.name]
     if (given.type == "tool") != bool(names):
         raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
-    return tool_choice(_MODES[given.type], tools, names=names, parallel=not given.disable_parallel_tool_use)
+    return fields.tool_choice(
+        _MODES[given.type], tools, names=names, parallel=not given.disable_parallel_tool_use
+    )
 
 
 def read_budget(body: CountTokens, service: TextService) -> ReasoningBudget | None:
     """The most tokens to think."""
     tokens = None if body.thinking is None else body.thinking.budget_tokens
-    return reasoning_budget(service, tokens, "thinking.budget_tokens")
+    return fields.reasoning_budget(service, tokens, "thinking.budget_tokens")
 
 
 def read_format(body: CountTokens) -> Format | None:
     """What the text must be."""
     if body.output_format is not None:
-        return schema_format("output_format", body.output_format)
+        return fields.schema_format("output_format", body.output_format)
     given = None if body.output_config is None else body.output_config.format
-    return schema_format("output_config.format", given)
+    return fields.schema_format("output_config.format", given)
 
 
 def _check_continued(body: CountTokens, content: str | list[dict[str, str]]) -> None:
@@ -181,7 +171,7 @@ def _check_continued(body: CountTokens, content: str | list[dict[str, str]]) -> 
 def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
     """What the template is told about thinking."""
     effort = None if body.output_config is None else body.output_config.effort
-    options = dict(effort_options(service, effort, "output_config.effort"))
+    options = dict(fields.effort_options(service, effort, "output_config.effort"))
     if (thinking := body.thinking) is not None:
         if thinking.type not in _THINKING:
             raise BadValueError(
@@ -191,15 +181,15 @@ def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
             raise BadValueError(
                 "thinking.display", f"must be summarized or omitted, got {shown(thinking.display)}"
             )
-        options |= switch_options(service, "thinking.type", on=thinking.type != "disabled")
+        options |= fields.switch_options(service, "thinking.type", on=thinking.type != "disabled")
     return options
 
 
 def _tool(given: Mapping[str, Any], where: str) -> Tool:
     if given.get("type") not in (None, "custom"):
         raise BadValueError(f"{where}.type", f"must be custom, got {shown(given['type'])}")
-    required(given, "input_schema", dict, where)
-    return function_tool(given, where, schema="input_schema")
+    fields.required(given, "input_schema", dict, where)
+    return fields.function_tool(given, where, schema="input_schema")
 
 
 @attrs.define
@@ -259,17 +249,17 @@ def _read_block(turns: list[_Turn], role: str, block: ContentBlock, where: str) 
         message = f"must be one of {kinds} in the turn of the {role}, got {shown(block.type)}"
         raise BadValueError(f"{where}.type", message)
     if block.type == "tool_result":
-        call_id = needed(block.tool_use_id, f"{where}.tool_use_id")
+        call_id = fields.needed(block.tool_use_id, f"{where}.tool_use_id")
         turns.append(_Turn("tool", [_result(block, where)], answers=call_id))
         return
     turn = _turn(turns, role)
     if block.type == "text":
-        turn.texts.append(needed(block.text, f"{where}.text"))
+        turn.texts.append(fields.needed(block.text, f"{where}.text"))
     elif block.type == "thinking":
-        turn.thoughts.append(needed(block.thinking, f"{where}.thinking"))
+        turn.thoughts.append(fields.needed(block.thinking, f"{where}.thinking"))
     elif block.type == "tool_use":
-        name, arguments = needed(block.name, f"{where}.name"), block.input or {}
-        call_id = needed(block.id, f"{where}.id")
+        name, arguments = fields.needed(block.name, f"{where}.name"), block.input or {}
+        call_id = fields.needed(block.id, f"{where}.id")
         turn.calls.append(
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         )

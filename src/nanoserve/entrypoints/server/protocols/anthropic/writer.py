@@ -16,15 +16,9 @@ from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import wire
+from nanoserve.ports import tool_calls
 from nanoserve.ports.errors import DeadlineError, EngineDiedError
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.tool_calls import (
-    AnswerEvent,
-    CallBegun,
-    CallEnded,
-    ReasoningDelta,
-    TextDelta,
-)
 
 _DELTAS: Final = {
     TextPart: ("text_delta", "text"),
@@ -90,17 +84,17 @@ class MessageWriter:
             + typed_frame("message_stop")
         )
 
-    def _event(self, event: AnswerEvent) -> bytes:
+    def _event(self, event: tool_calls.AnswerEvent) -> bytes:
         match event:
-            case TextDelta(text):
+            case tool_calls.TextDelta(text):
                 return self._within(TextPart("")) + self._more(text)
-            case ReasoningDelta(text):
+            case tool_calls.ReasoningDelta(text):
                 opening = self._within(ReasoningPart(""))
                 return opening if self._omits_thinking else opening + self._more(text)
-            case CallBegun(_, call_id, name):
+            case tool_calls.CallBegun(_, call_id, name):
                 self._input = InputJson()
                 return self._within(CallPart(call_id, name, ""))
-            case CallEnded():
+            case tool_calls.CallEnded():
                 return self._closed()
             case _:
                 valid = self._input.push(event.text)

@@ -11,18 +11,8 @@ import msgspec
 
 from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http import fields
 from nanoserve.entrypoints.server.http.field_support import renamed, support
-from nanoserve.entrypoints.server.http.fields import (
-    effort_options,
-    function_tool,
-    make_order,
-    read_sampling,
-    read_tools,
-    requested_logprobs,
-    required,
-    schema_format,
-    switch_options,
-)
 from nanoserve.entrypoints.server.protocols.ollama.body import (
     EarlierCall,
     GenerateBody,
@@ -73,7 +63,7 @@ def chat_order(body: OllamaChatBody, service: TextService, client: Client) -> Or
     """What `/api/chat` asks for; raises `BadValueError`."""
     messages: list[Message] = []
     messages += [_message(turn) for turn in body.messages or ()]
-    tools, options = read_tools(body.tools, service, _tool), _thinking(body.think, service)
+    tools, options = fields.read_tools(body.tools, service, _tool), _thinking(body.think, service)
     last = messages[-1]
     continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     conversation = Conversation(
@@ -101,14 +91,14 @@ def _call(call: EarlierCall, place: int) -> Message:
 
 
 def _tool(given: Mapping[str, Any], where: str) -> Tool:
-    return function_tool(required(given, "function", dict, where), f"{where}.function")
+    return fields.function_tool(fields.required(given, "function", dict, where), f"{where}.function")
 
 
 def _thinking(think: bool | str | None, service: TextService) -> Mapping[str, Any]:
     """What the template is told; texts are efforts."""
     if think is None or isinstance(think, str):
-        return effort_options(service, think, "think")
-    return switch_options(service, "think", on=think)
+        return fields.effort_options(service, think, "think")
+    return fields.switch_options(service, "think", on=think)
 
 
 def _order(
@@ -121,7 +111,7 @@ def _order(
     try:
         if options.num_ctx is not None:
             check_integer("num_ctx", options.num_ctx, 1, service.facts.max_model_len)
-        sampling = read_sampling(
+        sampling = fields.read_sampling(
             msgspec.structs.replace(
                 options,
                 num_predict=None if options.num_predict in _UP_TO_THE_END else options.num_predict,
@@ -129,10 +119,10 @@ def _order(
             ),
             Api.OLLAMA,
             service.settings.defaults,
-            logprobs=requested_logprobs(body.logprobs, body.top_logprobs),
+            logprobs=fields.requested_logprobs(body.logprobs, body.top_logprobs),
         )
         stream = body.stream is not False
-        order = make_order(
+        order = fields.make_order(
             options,
             prompt=prompt,
             prompt_name="prompt" if isinstance(body, GenerateBody) else "messages",
@@ -153,10 +143,10 @@ def _format(given: str | Mapping[str, Any] | None) -> Format | None:
     if not given:
         return None
     if given == "json":
-        return schema_format("format", {"type": "json_object"})
+        return fields.schema_format("format", {"type": "json_object"})
     if isinstance(given, str):
         raise BadValueError("format", f"must be json or a schema, got {shown(given)}")
-    return schema_format("format", {"type": "json_schema", "schema": given})
+    return fields.schema_format("format", {"type": "json_schema", "schema": given})
 
 
 async def _continued(

@@ -17,18 +17,13 @@ from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.sse import respond, unless_left
 from nanoserve.entrypoints.server.http.vectors import read_vectors
 from nanoserve.entrypoints.server.protocols.ollama import answer as wire
+from nanoserve.entrypoints.server.protocols.ollama import reading
 from nanoserve.entrypoints.server.protocols.ollama.body import (
     EmbedBody,
     EmbeddingsBody,
     GenerateBody,
     OllamaChatBody,
     ShowBody,
-)
-from nanoserve.entrypoints.server.protocols.ollama.reading import (
-    LATEST,
-    chat_order,
-    generate_order,
-    known_name,
 )
 from nanoserve.entrypoints.server.protocols.ollama.writer import LineWriter
 from nanoserve.ports.errors import BadValueError
@@ -49,8 +44,8 @@ async def generate(
 ) -> Response[wire.Generated]:
     """Answer one prompt, streamed unless `stream` is false."""
     body = await read_body(request, GenerateBody, any_type=True)
-    model = known_name(body.model, service)
-    order = await unless_left(request, generate_order(body, service, client)) if body.prompt else None
+    model = reading.known_name(body.model, service)
+    order = await unless_left(request, reading.generate_order(body, service, client)) if body.prompt else None
     return await _answered(request, service, order, model, chats=False)
 
 
@@ -60,8 +55,8 @@ async def chat(
 ) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
     body = await read_body(request, OllamaChatBody, any_type=True)
-    model = known_name(body.model, service)
-    order = chat_order(body, service, client) if body.messages else None
+    model = reading.known_name(body.model, service)
+    order = reading.chat_order(body, service, client) if body.messages else None
     return await _answered(request, service, order, model, chats=True)
 
 
@@ -71,7 +66,7 @@ async def embed(
 ) -> wire.Embedded:
     """The vectors of texts."""
     body = await read_body(request, EmbedBody, any_type=True)
-    model = known_name(body.model, service)
+    model = reading.known_name(body.model, service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     started = time.perf_counter()
     vectors = await unless_left(
@@ -87,7 +82,7 @@ async def embeddings(
 ) -> wire.OneEmbedded:
     """The vector of a text, in the form that `/api/embed` replaces."""
     body = await read_body(request, EmbeddingsBody, any_type=True)
-    known_name(body.model, service)
+    reading.known_name(body.model, service)
     vectors = await unless_left(request, read_vectors(body, service, client, [body.prompt], "prompt"))
     return wire.OneEmbedded(vectors.all[0])
 
@@ -123,7 +118,7 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
     name = body.model or body.name
     if name is None:
         raise BadValueError("model", "is required")
-    known_name(name, service)
+    reading.known_name(name, service)
     tokenizer = service.settings.tokenizer_facts
     return wire.ShownModel(
         parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
@@ -164,7 +159,7 @@ def _capabilities(service: TextService) -> list[str]:
 
 def _models(service: TextService, **more: Any) -> list[wire.NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
-    names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
+    names = [each if ":" in each else each + reading.LATEST for each in service.settings.model_names]
     return [
         wire.NamedModel(
             name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more

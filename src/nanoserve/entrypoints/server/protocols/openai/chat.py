@@ -43,19 +43,12 @@ from nanoserve.entrypoints.server.protocols.openai.schemas import (
     StreamOptions,
     TokenizeBody,
 )
+from nanoserve.ports import tool_calls
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceTimes
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
-from nanoserve.ports.tool_calls import (
-    AnswerEvent,
-    CallBegun,
-    CallEnded,
-    InputDelta,
-    ReasoningDelta,
-    TextDelta,
-)
 
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -274,7 +267,7 @@ class ChatWriter(ChunkWriter):
         if self._text_is_all and choice.is_shown and piece.finish_reason is None:
             if not events and choice.parser is not None:
                 return b""
-            if len(events) == 1 and not isinstance(events[0], (CallBegun, CallEnded)):
+            if len(events) == 1 and not isinstance(events[0], (tool_calls.CallBegun, tool_calls.CallEnded)):
                 return self._frames_of(events[0]).of(choice.index, events[0].text)
         delta = _delta(events)
         if not choice.is_shown:
@@ -291,7 +284,7 @@ class ChatWriter(ChunkWriter):
         if key not in self._frames:
             self._frames[key] = TextFrames(
                 lambda index, text: self._chunk([_alone(index, attrs.evolve(event, text=text))]),
-                gaps=2 if isinstance(event, ReasoningDelta) else 1,
+                gaps=2 if isinstance(event, tool_calls.ReasoningDelta) else 1,
             )
         return self._frames[key]
 
@@ -319,10 +312,10 @@ class ChatWriter(ChunkWriter):
             message.tool_calls = [_tool_call(each) for each in calls]
         return message
 
-    def _shown(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+    def _shown(self, events: Sequence[tool_calls.AnswerEvent]) -> Sequence[tool_calls.AnswerEvent]:
         if self._shows_reasoning:
             return events
-        return [each for each in events if not isinstance(each, ReasoningDelta)]
+        return [each for each in events if not isinstance(each, tool_calls.ReasoningDelta)]
 
     def _fields(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """With the log-probabilities, where asked for."""
@@ -336,7 +329,7 @@ class ChatWriter(ChunkWriter):
         return fields
 
 
-def _alone(index: int, event: AnswerEvent) -> dict[str, Any]:
+def _alone(index: int, event: tool_calls.AnswerEvent) -> dict[str, Any]:
     return {"index": index, "delta": _delta([event]), "logprobs": None, "finish_reason": None}
 
 
@@ -346,24 +339,26 @@ def _tool_call(call: CallPart) -> answers.ToolCall:
     return answers.ToolCall(id=call.id, function=answers.CalledFunction(call.name, call.text))
 
 
-def _delta(events: Sequence[AnswerEvent]) -> dict[str, Any]:
+def _delta(events: Sequence[tool_calls.AnswerEvent]) -> dict[str, Any]:
     """What the events of one piece add to the model's turn; those of one call are one entry, the first with its id and name."""
     text, reasoning = [], []
     calls: dict[int, dict[str, Any]] = {}
     for event in events:
         match event:
-            case TextDelta(more):
+            case tool_calls.TextDelta(more):
                 text.append(more)
-            case ReasoningDelta(more):
+            case tool_calls.ReasoningDelta(more):
                 reasoning.append(more)
-            case CallBegun(index, call_id, name, is_custom):
+            case tool_calls.CallBegun(index, call_id, name, is_custom):
                 kind, field = ("custom", "input") if is_custom else ("function", "arguments")
                 calls[index] = {"index": index, "id": call_id, "type": kind, kind: {"name": name, field: ""}}
-            case CallEnded():
+            case tool_calls.CallEnded():
                 pass
             case _:
                 kind, field = (
-                    ("custom", "input") if isinstance(event, InputDelta) else ("function", "arguments")
+                    ("custom", "input")
+                    if isinstance(event, tool_calls.InputDelta)
+                    else ("function", "arguments")
                 )
                 call = calls.setdefault(event.index, {"index": event.index, kind: {field: ""}})
                 call[kind][field] += event.text

@@ -19,22 +19,9 @@ from nanoserve.entrypoints.app.conversation_store import ConversationStore, Reco
 from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.fields import (
-    effort_options,
-    make_order,
-    openai_choice,
-    openai_tool,
-    read_sampling,
-    read_tools,
-    schema_format,
-)
+from nanoserve.entrypoints.server.http import fields
+from nanoserve.entrypoints.server.protocols.responses import wire
 from nanoserve.entrypoints.server.protocols.responses.items import Item, messages_of, read_items, texts_of
-from nanoserve.entrypoints.server.protocols.responses.wire import (
-    CreateResponse,
-    Reasoning,
-    ResponseObject,
-    TextSettings,
-)
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.driven import Message
@@ -84,7 +71,7 @@ class StoredResponse(Record):
     status: str = ""
     answer: bytes = b""
 
-    def update(self, response: ResponseObject) -> Self:
+    def update(self, response: wire.ResponseObject) -> Self:
         """Take over a newer state of the response."""
         self.status, self.background = response.status, response.background
         self.answer = msgspec.json.encode(response)
@@ -113,7 +100,7 @@ class Responding:
     """
 
     def __init__(
-        self, body: CreateResponse, *, service: TextService, client: Client, store: ConversationStore
+        self, body: wire.CreateResponse, *, service: TextService, client: Client, store: ConversationStore
     ) -> None:
         _check_fields(body)
         model = service.check_model(body.model)
@@ -129,29 +116,31 @@ class Responding:
         effort = None if body.reasoning is None else body.reasoning.effort
         prompt = Conversation(
             messages_of(body.instructions, self._asked),
-            tools=read_tools(tools, service, openai_tool),
-            options=effort_options(service, effort, "reasoning.effort"),
+            tools=fields.read_tools(tools, service, fields.openai_tool),
+            options=fields.effort_options(service, effort, "reasoning.effort"),
         )
-        self.order = make_order(
+        self.order = fields.make_order(
             body,
             prompt=prompt,
             prompt_name="input",
             sampling=sampling,
             client=client,
             stream=bool(body.stream or body.background),
-            calls=openai_choice(body.tool_choice, prompt.tools, body.parallel_tool_calls),
-            format=schema_format("text.format", None if body.text is None else body.text.format),
+            calls=fields.openai_choice(body.tool_choice, prompt.tools, body.parallel_tool_calls),
+            format=fields.schema_format("text.format", None if body.text is None else body.text.format),
         )
         repeated = {name: value for name in _REPEATED if (value := getattr(body, name)) is not None}
-        opening = ResponseObject(
+        opening = wire.ResponseObject(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
             status="queued",
             max_output_tokens=sampling.max_tokens,
             model=model,
             temperature=sampling.temperature,
-            text=TextSettings(body.text.format) if body.text and body.text.format else TextSettings(),
-            reasoning=Reasoning(effort),
+            text=wire.TextSettings(body.text.format)
+            if body.text and body.text.format
+            else wire.TextSettings(),
+            reasoning=wire.Reasoning(effort),
             tools=tools,
             top_p=sampling.top_p,
             **repeated,
@@ -160,7 +149,7 @@ class Responding:
             opening, num_logprobs=sampling.logprobs, token=service.tokenizing.token, on_end=self._keep
         )
 
-    async def in_background(self) -> ResponseObject:
+    async def in_background(self) -> wire.ResponseObject:
         """Accept the order and answer at once; the answer is computed meanwhile, and kept."""
         answer = Answer(await self.open(), keep=True)
         response = self.writer.response
@@ -180,10 +169,10 @@ class Responding:
                 raise BadValueError("input", str(error)) from None
             raise
 
-    def _record(self, response: ResponseObject) -> StoredResponse:
+    def _record(self, response: wire.ResponseObject) -> StoredResponse:
         return StoredResponse(record_id=response.id, asked=self._asked).update(response)
 
-    def _keep(self, response: ResponseObject) -> None:
+    def _keep(self, response: wire.ResponseObject) -> None:
         if self._is_kept:
             self._store.put(self._owner, self._record(response))
 
@@ -210,7 +199,7 @@ class Responding:
         mine = self._store.records_of(self._owner, StoredResponse)
         return next((item for record in mine for item in record.said if item["id"] == item_id), None)
 
-    def _continued(self, body: CreateResponse) -> tuple[Item, ...]:
+    def _continued(self, body: wire.CreateResponse) -> tuple[Item, ...]:
         """The conversation that the body continues."""
         name = "previous_response_id"
         if body.previous_response_id is None:
@@ -223,7 +212,7 @@ class Responding:
         return record.asked + record.said
 
 
-def _check_fields(body: CreateResponse) -> None:
+def _check_fields(body: wire.CreateResponse) -> None:
     """Refuse values out of their bounds, and those that do not go together."""
     for name in body.include or ():
         if name not in INCLUDES:
@@ -236,16 +225,16 @@ def _check_fields(body: CreateResponse) -> None:
         raise BadValueError("background", "cannot be streamed here; fetch the response until it is done")
 
 
-def _read_sampling(body: CreateResponse, service: TextService) -> SamplingParams:
+def _read_sampling(body: wire.CreateResponse, service: TextService) -> SamplingParams:
     """What to sample; `top_logprobs` asks for log-probabilities as `include` does."""
     if body.top_logprobs is not None:
         check_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     wants_logprobs = body.top_logprobs is not None or INCLUDE_LOGPROBS in (body.include or ())
     logprobs = (body.top_logprobs or 0) if wants_logprobs else None
-    return read_sampling(body, Api.RESPONSES, service.settings.defaults, logprobs=logprobs)
+    return fields.read_sampling(body, Api.RESPONSES, service.settings.defaults, logprobs=logprobs)
 
 
-def _offered_tools(body: CreateResponse) -> list[dict[str, Any]]:
+def _offered_tools(body: wire.CreateResponse) -> list[dict[str, Any]]:
     """The tools that the model is told of: without those that neither this server nor the client could run."""
     skipped = frozenset(str(each["type"]) for each in body.tools or () if each.get("type") in SKIPPED_TOOLS)
     if skipped:

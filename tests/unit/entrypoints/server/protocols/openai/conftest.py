@@ -9,7 +9,7 @@ import pytest
 
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.compose.bootstrap import assemble
-from nanoserve.entrypoints.compose.config import argument_settings
+from nanoserve.entrypoints.compose.config.configuration import argument_settings
 from nanoserve.ports.driven import TokenizerFacts
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
