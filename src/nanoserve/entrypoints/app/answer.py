@@ -77,7 +77,7 @@ def _part(run: list[AnswerEvent]) -> Part:
 
 
 def read_events(piece: Piece, parser: AnswerParser | None) -> Sequence[AnswerEvent]:
-    """What one more piece says; without a parser its text is all there is."""
+    """The events of one more piece; without a parser its text is all there is."""
     if parser is None:
         return [TextDelta(piece.text)] if piece.text else []
     found = parser.push(piece.text, piece.token_ids)

@@ -1,4 +1,4 @@
-"""What answers must be: clients' descriptions in their several forms as one `Constraint`, and that of an order with its tools."""
+"""Constraints of answers: clients' descriptions in their several forms as one `Constraint`, and that of an order with its tools."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def read_sampling(body: msgspec.Struct, api: Api, defaults: Mapping[str, Any], *
 
 
 def check_openai(body: Any) -> dict[str, Any]:
-    """What OpenAI's older endpoints check beside `SamplingParams`, of a `GenerationBody`; returns the sampling values that are given."""
+    """Checks of OpenAI's older endpoints beside those of `SamplingParams`, of a `GenerationBody`; returns the sampling values that are given."""
     given = {name: value for name, (_, value) in given_sampling(body, Api.OPENAI).items()}
     n = given.get("n", 1)
     if body.best_of is not None and body.best_of != n:
