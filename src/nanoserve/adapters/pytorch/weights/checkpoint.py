@@ -68,9 +68,9 @@ def load_checkpoint(
         return
     if lanes is None:
         lanes = _lanes_to(destinations)
-    scales = Scales()
+    scales, known = Scales(), destinations.keys() | stacks.keys()
     found = (
-        _named_here(stored, destinations.keys() | stacks.keys(), embedding)
+        _named_here(stored, known, embedding)
         for file in checkpoint_files(Path(folder))
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
