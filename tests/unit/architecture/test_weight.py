@@ -15,9 +15,9 @@ SLACK = 150
 ROOMS = {
     "ports": 3234,
     "domain": 7929,
-    "kernels": 11333,
-    "adapters/pytorch": 10199,
-    "adapters": 9760,
+    "kernels": 11320,
+    "adapters/pytorch": 10162,
+    "adapters": 9750,
     "entrypoints/server": 8945,
     "entrypoints": 10854,
 }

@@ -9,7 +9,7 @@ from nanoserve.adapters.engine_process.client.requests import PendingReply
 from nanoserve.adapters.engine_process.client.sharing import Membership
 from nanoserve.adapters.engine_process.client.supervisor import Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
-from nanoserve.adapters.engine_process.host.link import SocketLink
+from nanoserve.adapters.engine_process.host.process import SocketLink
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer

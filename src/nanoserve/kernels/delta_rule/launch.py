@@ -119,15 +119,11 @@ def delta_rule_chunks(
 ) -> None:
     """Compute every token of some chunks, in order, and write their rows' states.
 
-    Args:
+    Args, where they are not those of `delta_rule_newest`:
         projected: [T, width], contiguous.
-        states: of the layer, written in the rows' slots.
-        weights: of the layer.
-        heads: its dimensions.
         out: [T, inner], contiguous; written where there is a chunk.
         spans: int32 [N, 4]: of each chunk its row, the index of its first token, how many it has, and the position of the
             first. A chunk at position 0 has no state before it. No two chunks are of one row, except for padding.
-        tables: int32 [rows, ...], the slot of each row in the first column.
     """
     what = projected, states, weights, heads, out
     _launch_token_by_token(*what, rows=spans, lengths=spans, tables=tables, newest=False)
@@ -148,16 +144,7 @@ def delta_rule_tiles(
 ) -> None:
     """As `delta_rule_chunks`, in tiles of matrix products: much faster, and the same bits only where chunks are cut at tiles.
 
-    Args:
-        projected: [T, width], contiguous.
-        states: of the layer, written in the rows' slots.
-        weights: of the layer.
-        heads: its dimensions.
-        out: [T, inner], contiguous; written where there is a chunk.
-        spans: as in `delta_rule_chunks`.
-        tables: as there.
-        space: for T tokens; overwritten.
-        advance: None for the usual sizes.
+    Its arguments, and the `space` for T tokens, which is overwritten; `advance` is None for the usual sizes.
     """
     padded = {"PADDED_KEY": max(16, triton.next_power_of_2(heads.key_dim)), "TILE": TILE}
     padded_value = max(16, triton.next_power_of_2(heads.value_dim))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.sampling import draws
 from nanoserve.kernels.sampling import reference
 from nanoserve.ports.sampling import PARAMETERS, SamplingParams
 from nanoserve.ports.step import AdmittedRow
@@ -62,7 +61,7 @@ def test_greedy_rows_take_the_argmax_and_draw_nothing(
     def refuse(*_: object, **__: object) -> None:
         pytest.fail("a greedy row drew")
 
-    monkeypatch.setattr(draws, "draw", refuse)
+    monkeypatch.setattr("nanoserve.adapters.pytorch.sampling.sampler.draw", refuse)
     logits = logits_at(0, 4)
     assert torch.equal(sampler.sample(logits.clone(), (3, 1, 0, 2)), logits.argmax(-1))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.devices import upload
-from nanoserve.adapters.pytorch.sampling.occurrences import NO_PENALTY, Occurrences
+from nanoserve.adapters.pytorch.sampling.penalties import NO_PENALTY, Occurrences
 from nanoserve.kernels.logits.launch import apply_penalties, count_tokens
 
 

@@ -2,18 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling.bias import LogitBias
-from nanoserve.adapters.pytorch.sampling.draws import Draws
 from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
-from nanoserve.adapters.pytorch.sampling.part import SamplerParts
+from nanoserve.adapters.pytorch.sampling.part import SamplerPart, SamplerParts
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.sampling import argmax
-from nanoserve.ports.step import AdmittedRow
+from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, device_settings
+from nanoserve.kernels.sampling import argmax, draw
+from nanoserve.ports.step import AdmittedRow, RowSampling
+
+
+@attrs.frozen(eq=False)
+class DrawingRows:
+    """m rows of one step, [m] each; `places` (None: all of the step's rows) index its logits, `rows` the device rows.
+
+    `settings` are arguments of `draw` by their names; a filter that no row uses is absent.
+    """
+
+    places: Tensor | None
+    rows: Tensor
+    seeds: Tensor
+    settings: Mapping[str, Tensor]
+
+
+class Draws(SamplerPart[DeviceSettings, DrawingRows]):
+    """Settings of the rows that draw, and every row's output position on the device."""
+
+    settings = ("seed",)
+
+    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        super().__init__(device)
+        self._vocab_size = vocab_size
+        self._off = device_settings(RowSampling(seed=0), vocab_size)
+        self._positions = torch.zeros(max_rows, dtype=torch.int64, device=device)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        """Remember the row if it draws; its position is the number of tokens it has generated."""
+        settings = device_settings(admitted.sampling, self._vocab_size)
+        if settings.temperature == 0:
+            return
+        self.asked[admitted.row] = settings
+        self._positions[admitted.row] = len(admitted.token_ids) - admitted.num_prompt_tokens
+
+    def select(self, rows: tuple[int, ...]) -> DrawingRows:
+        """The rows of a step that draw."""
+        places = self.places(rows)
+        chosen = [self.asked[rows[place]] for place in places]
+        return DrawingRows(
+            places=None if len(places) == len(rows) else self.integers(places),
+            rows=self.integers([rows[place] for place in places]),
+            seeds=self.integers([(each.seed_high << 32) + each.seed_low % 2**32 for each in chosen]),
+            settings=dict(self._settings(chosen)),
+        )
+
+    def sample(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
+        """One token per row of the step: drawn for the chosen rows, the likeliest for the others."""
+        if chosen.places is None:
+            return self._draw(logits, chosen)
+        tokens = argmax(logits)
+        drawn = self._draw(logits.index_select(0, chosen.places), chosen)
+        return tokens.index_copy_(0, chosen.places, drawn)
+
+    def observe(self, chosen: DrawingRows, tokens: Tensor) -> bool:
+        """Move the rows that drew on by one position."""
+        del tokens
+        self._positions.index_add_(0, chosen.rows, torch.ones_like(chosen.rows))
+        return False
+
+    def _settings(self, chosen: list[DeviceSettings]) -> Iterator[tuple[str, Tensor]]:
+        for name, kind in NUMBERS.items():
+            values, off = [getattr(each, name) for each in chosen], getattr(self._off, name)
+            if name == "temperature" or any(value != off for value in values):
+                yield name, self.integers(values) if kind is int else self.floats(values)
+
+    def _draw(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
+        return draw(
+            logits,
+            seeds=chosen.seeds,
+            positions=self._positions.index_select(0, chosen.rows),
+            **chosen.settings,
+        )
 
 
 class Sampler:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanoserve.adapters.engine_process.host import link as link_module
-from nanoserve.adapters.engine_process.host.link import SocketLink
+from nanoserve.adapters.engine_process.host import process
+from nanoserve.adapters.engine_process.host.process import SocketLink
 from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.driving import LinkClosedError
 from nanoserve.ports.engine_link import Abort, Add, Refused, Report, Turned
@@ -63,7 +63,7 @@ def test_what_waits_for_a_reader_is_bounded(
 ) -> None:
     """Beyond the bound `receive`, and with it the engine, waits until the reader has read, or has gone."""
     link, theirs = pair
-    monkeypatch.setattr(link_module, "MOST_UNSENT", 1_000_000)
+    monkeypatch.setattr(process, "MOST_UNSENT", 1_000_000)
     for _ in range(30):
         link.send(BIG)
     waiting = threading.Thread(target=link.receive, args=(0.0,))
@@ -107,6 +107,6 @@ def test_a_flood_of_commands_is_taken_in_portions(pair: tuple[SocketLink, socket
     frame = codec.encode_command(Abort("x" * 1000))
     theirs.setblocking(False)
     sent = theirs.send(frame * 2000)
-    assert sent > link_module.READ_AT_ONCE // 4
+    assert sent > process.READ_AT_ONCE // 4
     portion = list(link.receive(1.0))
-    assert len(portion) * len(frame) <= link_module.READ_AT_ONCE
+    assert len(portion) * len(frame) <= process.READ_AT_ONCE
