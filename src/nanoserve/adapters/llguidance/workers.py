@@ -16,10 +16,10 @@ STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 ROOM_SECONDS: Final = 0.05
 """Between two looks for room, which answers make by ending, and for clients that may be served again."""
-SHARE: Final = 1 / 16
-"""Of the machine's processors, what one client may take in the long run. The engine and its other clients compute on the same ones."""
-ALLOWANCE_SECONDS: Final = 1.0
-"""Of a processor, which a client may take at once: hundreds of usual constraints, a few of the largest."""
+SHARE: Final = 1 / 32
+"""Of the machine's processors, what one client may take in the long run at the door, and again in the engine: both compute on the same ones."""
+AHEAD_SECONDS: Final = 2.0
+"""Of its share, which a client may take at once: on two processors dozens of usual constraints, or five of the largest."""
 MOST_CLIENTS: Final = 1_000
 """Whose spending is remembered while they wait for nothing."""
 
@@ -107,7 +107,7 @@ class _Lines:
         """The client that owes least among those that may be served."""
         now = self._clock()
         owed = {each: self._rate * max(self._paid.get(each, now) - now, 0) for each in self._lines}
-        served = [each for each in owed if not each or owed[each] < ALLOWANCE_SECONDS]
+        served = [each for each in owed if not each or owed[each] < self._rate * AHEAD_SECONDS]
         return min(served, key=lambda each: (self._running[each], owed[each]), default=None)
 
 
