@@ -62,8 +62,23 @@ class Recurrent:
 
 CacheKind = Full | Window | Latent | Recurrent
 
-Stored = Literal["fp8", "mxfp4"]
-"""How a checkpoint holds the weights that it has quantized: 8-bit floats with scales, or experts in MXFP4."""
+Stored = Literal["fp8", "mxfp4", "int4", "int8"]
+"""How a checkpoint holds the weights that it has quantized: 8-bit floats with scales, experts in MXFP4, or integers in groups."""
+
+
+@attrs.frozen
+class Packing:
+    """How a checkpoint packs integers, where the shapes of its tensors do not say it.
+
+    Attributes:
+        library: whose layout it is; GPTQ's second format stores zero points as they are, its first less one.
+        bits: of an integer.
+        group: neighbours of a row that share a scale; None for a row.
+    """
+
+    library: Literal["awq", "gptq", "gptq_v2"]
+    bits: int
+    group: int | None
 
 
 @attrs.frozen(kw_only=True)
@@ -150,7 +165,7 @@ class ModelSpec:
         further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
-        stored: the form of these.
+        stored: the form of these; `packing`, how integers are packed.
         eos_token_ids: the ids that end a sequence.
     """
 
@@ -169,6 +184,7 @@ class ModelSpec:
     exceeds_float16: bool = False
     dtype: str = "bfloat16"
     stored: Stored | None = None
+    packing: Packing | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property

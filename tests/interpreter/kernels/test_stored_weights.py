@@ -15,7 +15,8 @@ from nanoserve.kernels.experts.cases import (
     random_experts,
 )
 from nanoserve.kernels.experts.tuning import ListTile
-from nanoserve.kernels.forms import FORMS, MXFP4, Form, StoredWeight
+from nanoserve.kernels.forms import FORMS, MXFP4, Form, Int4, Int8, StoredWeight
+from nanoserve.kernels.forms.integers import ROW
 from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
 from nanoserve.kernels.linear.cases import (
     LinearCase,
@@ -31,7 +32,12 @@ from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 FP8 = FORMS["fp8"]
-IN_FORMS = cases("form", FORMS.values(), also=[], ids=lambda form: form.name)
+IN_FORMS = cases(
+    "form",
+    FORMS.values(),
+    also=[Int4(32), Int4(64), Int4(ROW), Int8(32), Int8(ROW)],
+    ids=lambda form: f"{form.name}-{form.group}",
+)
 
 
 @IN_FORMS

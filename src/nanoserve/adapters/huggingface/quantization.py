@@ -1,56 +1,119 @@
-"""Which quantized checkpoints can be read, and the form of their weights."""
+"""Which quantized checkpoints can be read, and the form of their weights; what cannot is refused by name before any weight is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.model_spec import Stored
+from nanoserve.ports.model_spec import Packing, Stored
 
-BLOCKS: Final = [128, 128]
-READABLE: Final = "fp8 (e4m3 in blocks of 128 x 128), mxfp4 (gpt_oss) and compressed-tensors (8-bit floats by row or by tensor)"
+READABLE: Final = (
+    "fp8 (e4m3 in blocks of 128 x 128), mxfp4 (gpt_oss), awq, gptq and compressed-tensors (8-bit floats by row or by tensor, packed "
+    "integers of 4 or 8 bits)"
+)
+Config = Mapping[str, Any]
+Read = tuple[Stored | None, Packing | None]
 
 
-def read_quantization(raw: Mapping[str, Any]) -> Stored | None:
-    """The form of quantized weights by config.json's `quantization_config`; raises `ModelLoadError`, which names what can be read."""
+class _Unreadable(Exception):  # noqa: N818 - it never leaves this module
+    """A config has what cannot be read; said behind its name."""
+
+
+def read_quantization(raw: Config) -> Read:
+    """The form of quantized weights by config.json's `quantization_config`, and how integers are packed; raises `ModelLoadError`, which names what can be read."""
     config = raw.get("quantization_config")
     if config is None:
-        return None
+        return None, None
     method = config.get("quant_method") if isinstance(config, dict) else config
-    problem = None
-    if method == "fp8":
-        problem = _fp8_problem(config)
-    elif method == "mxfp4":
-        problem = None if raw.get("model_type") == "gpt_oss" else "is read for gpt_oss only"
-    elif method == "compressed-tensors":
-        problem = _compressed_problem(config)
-    else:
-        problem = "is not supported"
-    if problem is not None:
+    read = (
+        _METHODS.get(method, _unknown) if isinstance(method, str) and isinstance(config, dict) else _unknown
+    )
+    try:
+        return read(config, raw)
+    except _Unreadable as problem:
         raise ModelLoadError(
             f"quantization_config (method {method!r}) {problem}; readable are {READABLE}: use one of them, or the "
             "unquantized model"
-        )
-    return "mxfp4" if method == "mxfp4" else "fp8"
+        ) from None
 
 
-def _fp8_problem(config: Mapping[str, Any]) -> str | None:
-    blocks, kind = config.get("weight_block_size"), config.get("fmt", "e4m3")
-    if blocks != BLOCKS:
-        return f"has weight_block_size {blocks!r}"
-    return None if kind == "e4m3" else f"has fmt {kind!r}"
+def _only(config: Config, key: str, *allowed: object, default: object = None) -> Any:
+    """The value of a key, which has to be one of those."""
+    value = config.get(key, default)
+    if not any(value == each and type(value) is type(each) for each in allowed):
+        raise _Unreadable(f"has {key} {value!r}")
+    return value
 
 
-def _compressed_problem(config: Mapping[str, Any]) -> str | None:
+def _unknown(*_: object) -> Read:
+    raise _Unreadable("is not supported")
+
+
+def _fp8(config: Config, _: Config) -> Read:
+    _only(config, "weight_block_size", [128, 128])
+    _only(config, "fmt", "e4m3", default="e4m3")
+    return "fp8", None
+
+
+def _mxfp4(_: Config, raw: Config) -> Read:
+    if raw.get("model_type") != "gpt_oss":
+        raise _Unreadable("is read for gpt_oss only")
+    return "mxfp4", None
+
+
+def _awq(config: Config, _: Config) -> Read:
+    _only(config, "version", "gemm", "GEMM", default="gemm")
+    _only(config, "zero_point", True, default=True)
+    return _packed("awq", _only(config, "bits", 4), config)
+
+
+def _gptq(config: Config, _: Config) -> Read:
+    library = _only(config, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
+    if config.get("is_marlin_format"):
+        raise _Unreadable("has weights in the order of Marlin's kernels")
+    return _packed(library, _only(config, "bits", 4, 8), config)
+
+
+def _packed(library: Any, bits: int, config: Config) -> Read:
+    group = config.get("group_size", 128)
+    if type(group) is not int or (group < 1 and group != -1):
+        raise _Unreadable(f"has group_size {group!r}")
+    return "int4" if bits == 4 else "int8", Packing(library, bits, None if group < 0 else group)
+
+
+def _compressed(config: Config, _: Config) -> Read:
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        return "has no config_groups"
-    for name, group in groups.items():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if not isinstance(weights, dict):
-            return f"has no weights in {name}"
-        found = tuple(weights.get(key) for key in ("type", "num_bits", "strategy"))
-        if found not in (("float", 8, "channel"), ("float", 8, "tensor")):
-            return f"has weights of type {found[0]!r} with {found[1]!r} bits by {found[2]!r} in {name}"
-    return None
+        raise _Unreadable("has no config_groups")
+    for key in ("sparsity_config", "transform_config"):
+        if config.get(key):
+            raise _Unreadable(f"has a {key}")
+    forms = [_compressed_group(name, group, config.get("format")) for name, group in groups.items()]
+    return forms[0], None
+
+
+def _compressed_group(name: str, group: object, usual: object) -> Stored:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(group, dict) or not isinstance(weights, dict):
+        raise _Unreadable(f"has no weights in {name}")
+    kind, bits, strategy = found = tuple(weights.get(key) for key in ("type", "num_bits", "strategy"))
+    if found in (("float", 8, "channel"), ("float", 8, "tensor")):
+        return "fp8"
+    if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "group"):
+        raise _Unreadable(f"has weights of type {kind!r} with {bits!r} bits by {strategy!r} in {name}")
+    layout = group.get("format") or usual
+    if layout != "pack-quantized":
+        raise _Unreadable(f"has integers in the format {layout!r} in {name}")
+    if group.get("input_activations") is not None:
+        raise _Unreadable(f"quantizes activations to integers in {name}")
+    return "int4" if bits == 4 else "int8"
+
+
+_METHODS: Final[Mapping[str, Callable[[Config, Config], Read]]] = {
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+}

@@ -74,13 +74,14 @@ def read_spec(folder: str) -> ModelSpec:
     raw = read_json_object(path)
     try:
         architecture = find_architecture(raw)
-        stored = read_quantization(raw)
+        stored, packing = read_quantization(raw)
         if architecture.text_key is not None:
             raw = _text_config(raw, architecture.text_key)
         config = _complete(architecture, raw)
         if read_pooler(folder) is not None:
             config["tie_word_embeddings"] = True  # it may have no head, and needs none
-        return attrs.evolve(_spec(architecture, config, read_eos_ids(folder, raw, config)), stored=stored)
+        spec = _spec(architecture, config, read_eos_ids(folder, raw, config))
+        return attrs.evolve(spec, stored=stored, packing=packing)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
 
@@ -89,7 +90,8 @@ def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     """The shape that the content of a config.json describes, with no end of sequence; raises `ModelLoadError`."""
     architecture = find_architecture(config)
     spec = _spec(architecture, _complete(architecture, config), ())
-    return attrs.evolve(spec, stored=read_quantization(config))
+    stored, packing = read_quantization(config)
+    return attrs.evolve(spec, stored=stored, packing=packing)
 
 
 def _text_config(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

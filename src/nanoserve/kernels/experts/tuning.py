@@ -127,13 +127,13 @@ class ListTile(NamedTuple):
 @cache
 def stored_gate_up_tile(k: int, form: Form) -> RowTile:
     """The tile of gate and up rows of k stored numbers."""
-    return RowTile(16 if form.pack > 1 else 4, 4, min(1024, triton.next_power_of_2(k)))
+    return RowTile(16 if form.per_word > 1 else 4, 4, min(1024, triton.next_power_of_2(k)))
 
 
 @cache
 def stored_down_tile(k: int, slots: int, form: Form) -> tuple[RowTile, int]:
     """The tile of rows of k stored numbers, of which each token adds those of all its slots; and how many slots are in flight."""
-    packed = form.pack > 1
+    packed = form.per_word > 1
     at_once = next(count for count in ((2, 1) if packed else (4, 3, 2, 1)) if slots % count == 0)
     chunk = min(1024 if packed else 512, triton.next_power_of_2(k))
     return RowTile(8 if packed else 2, 4, chunk), at_once
@@ -144,7 +144,7 @@ def stored_list_tile(
     tokens: int, slots: int, experts: int, itemsize: int, form: Form, *, room: int, invariant: bool
 ) -> ListTile:
     """`list_tile` of stored weights: a step of one byte a number may not be longer than what has one scale."""
-    packed = form.pack > 1
+    packed = form.per_word > 1
     fewest = 16 if itemsize == 4 or packed else FEWEST
     bm = max(fewest, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
     if itemsize == 4:

@@ -14,26 +14,23 @@ class Form:
     """One way to keep a weight [..., N, K]; two are equal if they lay out their numbers alike.
 
     Attributes:
+        group: neighbours in a row that share a scale.
         name: what kernels know it by (`forms/triton.py`).
         dtype: of its numbers in memory; `scale_dtype`, of its scales.
-        pack: how many numbers a word has that kernels load.
+        per_word: how many numbers a word has that kernels load.
         unit: how many numbers one thread of the kernels of one row loads at once.
         multiple: K has to be one of it.
         longest: the most numbers of a row in one step of the kernels of a few rows.
     """
 
+    group: int
     name: ClassVar[str]
     dtype: ClassVar[torch.dtype]
     scale_dtype: ClassVar[torch.dtype]
-    pack: ClassVar[int] = 1
+    per_word: ClassVar[int] = 1
     unit: ClassVar[int] = 16
     multiple: ClassVar[int] = 1
     longest: ClassVar[int] = 128
-
-    @property
-    def group(self) -> int:
-        """Neighbours in a row that share a scale."""
-        raise NotImplementedError
 
     def stored_width(self, width: int) -> int:
         """Elements of `dtype` that a row of so many numbers takes."""
@@ -64,7 +61,7 @@ class Form:
         raise NotImplementedError
 
     def widen(self, numbers: Tensor, scales: Tensor) -> Tensor:
-        """What they stand for, float32 [..., N, K]: what kernels are compared with."""
+        """The weight that they stand for, float32 [..., N, K]: what kernels are compared with."""
         raise NotImplementedError
 
 
@@ -83,7 +80,7 @@ class StoredWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight it stands for."""
+        """The size of the weight it stands for."""
         *others, stored = self.numbers.shape
         return torch.Size((*others, self.form.width(stored)))
 
@@ -105,14 +102,14 @@ class StoredWeight:
 
 
 def row_arguments(weight: Tensor | StoredWeight, chunk: int) -> dict[str, Any]:
-    """What the kernels of one row are told of a weight that they load in chunks of so many numbers."""
+    """The arguments by which kernels of one row are told of a weight that they load in chunks of so many numbers."""
     if isinstance(weight, Tensor):
         return _plain(weight) | {"UNIT": 1}
     return _of_form(weight, weight.scales) | {"UNIT": min(weight.form.unit, chunk)}
 
 
 def step_arguments(weight: Tensor | StoredWeight) -> dict[str, Any]:
-    """What the kernels of more than one row are told of a weight."""
+    """The arguments by which kernels of more than one row are told of a weight."""
     if isinstance(weight, Tensor):
         return _plain(weight)
     return _of_form(weight, weight.form.step_scales(weight.scales))
@@ -125,7 +122,13 @@ def _plain(weight: Tensor) -> dict[str, Any]:
 def _of_form(weight: StoredWeight, scales: Tensor) -> dict[str, Any]:
     form = weight.form
     pointers = {"weight_ptr": form.words(weight.numbers), "scale_ptr": scales}
-    return {**pointers, "FORM": form.name, "PACK": form.pack, "GROUP": form.group, "SCALES": scales.shape[-1]}
+    return {
+        **pointers,
+        "FORM": form.name,
+        "PACK": form.per_word,
+        "GROUP": form.group,
+        "SCALES": scales.shape[-1],
+    }
 
 
 def gathered(blocks: Tensor) -> Tensor:
@@ -139,7 +142,7 @@ def gathered(blocks: Tensor) -> Tensor:
 
 
 def scattered(blocks: Tensor) -> Tensor:
-    """What `gathered` has put together, in the order of the row again."""
+    """The nibbles that `gathered` has put together, in the order of the row again."""
     return _reordered(blocks, (4, 2, 2, 2))
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from nanoserve.kernels.forms.fp8 import triton as fp8
+from nanoserve.kernels.forms.integers import triton as integers
 from nanoserve.kernels.forms.mxfp4 import triton as mxfp4
 
 
@@ -54,7 +55,7 @@ def load_rows(
 
 @triton.jit
 def x_factor(FORM: tl.constexpr):
-    """What x has to be multiplied with before `unit_sums`."""
+    """The factor that x has to be multiplied with before `unit_sums`."""
     return mxfp4.X_FACTOR if FORM == "mxfp4" else 1.0
 
 
@@ -66,6 +67,8 @@ def unit_sums(row, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexp
         sums = mxfp4.unit_sums(words, scales, x, ROWS, CHUNK, UNIT)
     elif FORM == "fp8":
         sums = fp8.unit_sums(words, scales, x, ROWS, CHUNK, UNIT)
+    elif FORM == "int4" or FORM == "int8":  # noqa: PLR1714 - Triton has no `in`
+        sums = integers.unit_sums(words, scales, x, ROWS, CHUNK, UNIT, FORM)
     else:
         tl.static_assert(FORM == "plain")
         sums = words.to(tl.float32) * x[None, :]
@@ -76,29 +79,35 @@ def unit_sums(row, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexp
 def load_step_scales(
     ptrs, k, K: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, FORM: tl.constexpr
 ):
-    """What scales the numbers of rows from k on, for `step`; `ptrs` [ROWS] are where those of rows begin."""
+    """The scales of the numbers of rows from k on, for `step`; `ptrs` [ROWS] are where those of rows begin."""
     if FORM == "mxfp4":
         scales = mxfp4.load_step_scales(ptrs, k, K, BK, GROUP, SCALES)
+    elif FORM == "int4" or FORM == "int8":  # noqa: PLR1714 - as above
+        scales = integers.load_step_scales(ptrs, k, K, BK, GROUP, SCALES)
     else:
         scales = fp8.load_step_scales(ptrs, k, K, GROUP)
     return scales
 
 
 @triton.jit
-def step(words, scales, DTYPE: tl.constexpr, WHOLE: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr):
+def step(
+    words, scales, DTYPE: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
     """The numbers [ROWS, BK] of words [ROWS, BK / PACK] in DTYPE, and the factors that they still want, unless WHOLE.
 
     With PAIRS, DTYPE is bfloat16 and two of it are multiplied by one instruction (compute capability 9.0 and newer).
     """
     if FORM == "mxfp4":
         wide, factors = mxfp4.step(words, scales, DTYPE, WHOLE, PAIRS)
+    elif FORM == "int4" or FORM == "int8":  # noqa: PLR1714 - as above
+        wide, factors = integers.step(words, scales, DTYPE, WHOLE, GROUP, FORM, PAIRS)
     else:
         wide, factors = fp8.step(words, scales, DTYPE, WHOLE)
     return wide, factors
 
 
 @triton.jit
-def add_left(sums, words, scales, x, FORM: tl.constexpr, PAIRS: tl.constexpr):
+def add_left(sums, words, scales, x, GROUP: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr):
     """Sums [ROWS, M] plus the product of one step of the weight, as the left factor, and x [BK, M].
 
     Tensor cores still read the registers of a left factor while what follows already writes the next one there, unless it waits for the
@@ -107,13 +116,13 @@ def add_left(sums, words, scales, x, FORM: tl.constexpr, PAIRS: tl.constexpr):
     if FORM == "plain":
         sums = tl.dot(words, x, sums, input_precision="ieee")
     else:
-        wide, factors = step(words, scales, x.dtype, False, FORM, PAIRS)
+        wide, factors = step(words, scales, x.dtype, False, GROUP, FORM, PAIRS)
         sums += tl.dot(wide, x, input_precision="ieee") * factors
     return sums
 
 
 @triton.jit
-def add_right(sums, x, words, scales, FORM: tl.constexpr, PAIRS: tl.constexpr):
+def add_right(sums, x, words, scales, GROUP: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr):
     """Sums [M, ROWS] plus the product of x [M, BK] and one step of the weight, which goes through shared memory, so that nothing has to wait."""
-    wide, _ = step(words, scales, x.dtype, True, FORM, PAIRS)
+    wide, _ = step(words, scales, x.dtype, True, GROUP, FORM, PAIRS)
     return tl.dot(x, tl.trans(wide), sums, input_precision="ieee")

@@ -220,7 +220,7 @@ def _room(device: torch.device) -> int:
 
 
 def _bits(weight: Tensor | StoredWeight) -> int:
-    """What a number takes, its share of a scale left out."""
+    """The bits that a number takes, its share of a scale left out."""
     numbers = weight if isinstance(weight, Tensor) else weight.numbers
     return 8 * numbers.element_size() * numbers.shape[-1] // weight.shape[-1]
 

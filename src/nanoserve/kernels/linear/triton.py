@@ -120,7 +120,7 @@ def _multiply_whole(
     wait_for_last(PDL)
     x = load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
     sums = tl.zeros([BN, x.shape[1]], tl.float32)
-    return add_left(sums, words, scales, x, FORM, PAIRS)
+    return add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
 
 
 @triton.jit
@@ -138,7 +138,7 @@ def _multiply_in_steps(
             weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
         )  # fmt: skip
         x = load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
-        sums = add_left(sums, words, scales, x, FORM, PAIRS)
+        sums = add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
     return sums
 
 
@@ -248,7 +248,7 @@ def widen_kernel(
         weight_ptr + within[:, None] * (K // PACK) + words[None, :], mask=words[None, :] < K // PACK, other=0
     )
     scales = load_step_scales(scale_ptr + within * SCALES, start, K, BK, GROUP, SCALES, FORM)
-    wide, _ = step(weight, scales, tl.float32, True, FORM, False)
+    wide, _ = step(weight, scales, tl.float32, True, GROUP, FORM, False)
     mask = (rows[:, None] < N) & (ks[None, :] < K)
     places = rows[:, None].to(tl.int64) * K + ks[None, :]
     tl.store(out_ptr + places, wide.to(out_ptr.dtype.element_ty), mask=mask)

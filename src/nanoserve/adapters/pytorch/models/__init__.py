@@ -97,7 +97,7 @@ def build_model(
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks)
     if spec.stored is not None and _keeps(keep, device, ranks):
-        keep_as_stored(model, stored_forms(folder))
+        keep_as_stored(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, ranks, read=False)
     _settle(model, device)
     _load(spec, folder, model, ranks, read=True)
@@ -116,6 +116,7 @@ def _load(spec: ModelSpec, folder: str, model: DecoderModel, ranks: Communicator
         unused=model.unused,
         scale_targets=scale_targets(model),
         slices=_slices(spec, model, ranks),
+        packing=spec.packing,
         read=read,
     )
 
@@ -231,7 +232,7 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
 def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
     """Of what is kept as stored, the numbers without their scales."""
     if not dtype.is_floating_point:
-        return (noise / SCALE * 2**20).int().to(dtype)
+        return ((noise / SCALE * 2**20).long() * 0x9E3779B1).to(dtype)  # so that all bits are about as random
     return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)
 
 

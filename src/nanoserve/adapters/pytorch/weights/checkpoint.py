@@ -14,11 +14,13 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
+from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import ACTIVATION_SCALES, EIGHT_BITS, Scales
 from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import Packing
 
 BUFFERS = ("rotary_emb.inv_freq",)
 """Name endings of tensors that old checkpoints carry though they follow from the config."""
@@ -40,6 +42,7 @@ def load_checkpoint(
     scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
     lanes: Sequence[Lane] | None = None,
     slices: Slices | None = None,
+    packing: Packing | None = None,
     read: bool = True,
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
@@ -48,8 +51,8 @@ def load_checkpoint(
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near the size of the
     model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go there. Those of a GGUF file are
-    dequantized on the host, piece by piece, and 8-bit floats and MXFP4 where they are when they have arrived (`weights/scales.py`,
-    `weights/mxfp4.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
+    dequantized on the host, piece by piece, and 8-bit floats, MXFP4 and integers where they are when they have arrived
+    (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
     embedding is missing: then it is that, too, as in transformers. With `slices`, only these are read, of tensors that are stored as plain numbers.
     Without `read` nothing is: names and shapes are checked against destinations that need no memory.
 
@@ -78,10 +81,14 @@ def load_checkpoint(
     if slices is not None:
         _load_slices(folder, list(found), destinations, stacks, slices, read=read)
         return
-    packed_stacks = PackedStacks()
-    weights = (stored for stored in found if not scales.take(stored) and not packed_stacks.take(stored))
-    matches = list(_matches(folder, weights, destinations, stacks, packed_stacks.names))
+    tensors = list(found)
+    integers, packed_stacks = PackedMatrices(tensors, packing), PackedStacks()
+    others = (stored for stored in tensors if not integers.has(stored))
+    weights = [stored for stored in others if not scales.take(stored) and not packed_stacks.take(stored)]
+    elsewhere = [*integers.names, *packed_stacks.names]
+    matches = list(_matches(folder, weights, destinations, stacks, elsewhere))
     packed_stacks.check(destinations)
+    integers.check(destinations)
     for match in matches:
         scales.want(*match)
     scales.check()
@@ -94,6 +101,7 @@ def load_checkpoint(
             destination.copy_(stored.data)
     scales.apply(scale_targets)
     packed_stacks.apply(destinations, scale_targets)
+    integers.apply(destinations, scale_targets)
 
 
 def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) -> StoredTensor:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.part import Part, Storable
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
+from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms import FORMS, Form
-from nanoserve.ports.model_spec import Stored
+from nanoserve.ports.model_spec import Packing, Stored
 
 SCALES, FORM = "_scales", "_form"
 """Behind the name of a parameter that is kept, that of its scales' and of its form's."""
@@ -36,10 +37,11 @@ class Model(Protocol):
         """Every tensor that a checkpoint must hold, by its name there."""
 
 
-def stored_forms(folder: str) -> dict[str, Form]:
+def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]:
     """The form of each tensor of a checkpoint that has one, by the name of what it stands for; raises `ModelLoadError`."""
-    forms: dict[str, Form] = {}
-    for stored in (each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())):
+    found = [each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())]
+    forms = PackedMatrices(found, packing).forms
+    for stored in found:
         if stored.dtype is EIGHT_BITS:
             forms[stored.name] = FORMS["fp8"]
         elif stored.dtype is torch.uint8 and stored.name.endswith(BLOCKS):

@@ -171,9 +171,9 @@ def stored_listed_kernel(
         x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
         scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
         if NARROW:
-            sums = add_left(sums, weight, scales, tl.trans(x), FORM, PAIRS)
+            sums = add_left(sums, weight, scales, tl.trans(x), GROUP, FORM, PAIRS)
         else:
-            sums = add_right(sums, x, weight, scales, FORM, PAIRS)
+            sums = add_right(sums, x, weight, scales, GROUP, FORM, PAIRS)
     if NARROW:
         sums = tl.trans(sums)
     if bias_ptr is not None:

@@ -14,24 +14,20 @@ from nanoserve.kernels.forms.layout import Form
 BLOCK: Final = 128
 """Numbers of a row that share a factor."""
 LARGEST: Final = 448.0
-"""Of the numbers."""
+"""The greatest of these numbers."""
 
 
 @dataclass(frozen=True)
 class FP8(Form):
     """Numbers are float8_e4m3fn, scales float32."""
 
+    group: int = BLOCK
     name = "fp8"
     dtype = torch.float8_e4m3fn
     scale_dtype = torch.float32
 
-    @property
-    def group(self) -> int:
-        """See `Form`."""
-        return BLOCK
-
     def even_scale(self, deviation: float) -> float:
-        """Of numbers that deviate by one."""
+        """See `Form`; the numbers deviate by one."""
         return deviation
 
     def words(self, numbers: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ GROUP: Final = 32
 STEP: Final = 128
 """Numbers of a row whose scales are loaded as one word."""
 BIAS: Final = 127
-"""Of the exponents that are scales."""
+"""The bias of the exponents that are scales."""
 MOST_EXPONENT: Final = 127
 """The largest of these that kernels widen: weights are at most 6 in magnitude."""
 VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the lower three bits; the fourth is the sign."""
+"""The values of the lower three bits; the fourth is the sign."""
 BETWEEN: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 """Where rounding goes from one of these to the next."""
 PLACES: Final = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10))
@@ -31,17 +31,13 @@ _HALVES: Final = 0x00010001
 class MXFP4(Form):
     """Numbers are eight to four bytes, `interleaved`; scales are exponents plus 127, and what stands behind the last one is any of 0 to 127."""
 
+    group: int = GROUP
     name = "mxfp4"
     dtype = torch.uint8
     scale_dtype = torch.uint8
-    pack = 8
+    per_word = 8
     unit = GROUP
     multiple = GROUP
-
-    @property
-    def group(self) -> int:
-        """See `Form`."""
-        return GROUP
 
     def stored_width(self, width: int) -> int:
         """Bytes."""
@@ -56,7 +52,7 @@ class MXFP4(Form):
         return -(-width // STEP) * (STEP // GROUP)
 
     def even_scale(self, deviation: float) -> float:
-        """Of all sixteen numbers in equal parts, which deviate by about three."""
+        """See `Form`; all sixteen numbers come equally often, and deviate by about three."""
         return BIAS + round(torch.tensor(deviation / 3).log2().item())
 
     def words(self, numbers: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def _pairs(words, FIRST: tl.constexpr):
 
 @triton.jit
 def _pair(words, FIRST: tl.constexpr):
-    """The same as float32, in a further dimension."""
+    """Both as float32, in a further dimension."""
     pairs = _pairs(words, FIRST)
     return tl.join((pairs << 16).to(tl.float32, bitcast=True), (pairs & _UPPER).to(tl.float32, bitcast=True))
 

@@ -1,0 +1,235 @@
+"""Checkpoints of 4- and 8-bit integers, in three layouts: AWQ's, GPTQ's, and the packed one of compressed-tensors.
+
+A matrix [N, K] is several tensors behind one name. AWQ (Lin et al. 2023, as AutoAWQ writes it) has `qweight` [K, N / 8], `qzeros` [groups, N / 8] and
+`scales` [groups, N], and puts column 0 2 4 6 1 3 5 7 of eight into a word. GPTQ (Frantar et al. 2022, as AutoGPTQ writes it) packs
+along K: `qweight` [K bits / 32, N], `qzeros` [groups, N bits / 32], `scales` [groups, N], and `g_idx` [K], the group of each column; its first format
+stores zero points less one. compressed-tensors has `weight_packed` [N, K bits / 32], `weight_scale` [N, groups] and, where they are
+not the middle, `weight_zero_point` [N bits / 32, groups]. Weights are kept as integers where kernels have their groups, or else become (q - zero) * scale as
+they are loaded; so do those whose columns lie in groups out of their order (`desc_act`), because no layer before could give its output in that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.kernels.forms import Form, Int4, Int8
+from nanoserve.kernels.forms.integers import GROUPS, ROW, Integers, scale_words
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import Packing
+
+_PACKED: Final = {"qweight": ("qzeros", "scales"), "weight_packed": ("weight_scale",)}
+"""The tensors that tell a packed matrix, and what each of them cannot be without."""
+_BESIDE: Final = {
+    "qweight": ("qzeros", "scales", "g_idx"),
+    "weight_packed": ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+}
+"""All that may stand beside them."""
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word of AWQ each of eight columns is."""
+_WORD: Final = 32
+
+
+@attrs.frozen(eq=False)
+class Matrix:
+    """One packed matrix: its tensors by the last part of their names, and what follows from their shapes.
+
+    Attributes:
+        name: of the weight that it stands for.
+        bits: of an integer.
+        group: neighbours of a row that share a scale, or `ROW`.
+    """
+
+    name: str
+    parts: Mapping[str, StoredTensor]
+    bits: int
+    shape: tuple[int, int]
+    group: int
+    packing: Packing | None
+
+    @property
+    def form(self) -> Integers | None:
+        """The form that it can be kept in."""
+        form = Int4(self.group) if self.bits == 4 else Int8(self.group)
+        fits = self.group in GROUPS and self.shape[1] % form.multiple == 0
+        return form if fits and self._order() is None else None
+
+    def integers(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Integers uint8 [N, K], scales float32 [N, groups] and zero points int32 [N, groups]; raises `ModelLoadError` for scales that are no numbers."""
+        (rows, columns), bits = self.shape, self.bits
+        if self.packing is None:
+            packed, scales = self._read("weight_packed", device), self._read("weight_scale", device)
+            numbers = _unpacked(packed, bits)[:, :columns]
+            zeros = torch.full(scales.shape, 1 << bits - 1, dtype=torch.int32, device=device)
+            if "weight_zero_point" in self.parts:
+                zeros = _unpacked(self._read("weight_zero_point", device).t(), bits)[:, :rows].t()
+        else:
+            packed, scales = self._read("qweight", device), self._read("scales", device).t()
+            zeros = _unpacked(self._read("qzeros", device), bits)[:, :rows].t()
+            if self.packing.library == "awq":
+                order = torch.tensor(_AWQ_ORDER, device=device)
+                numbers, zeros = (_in_order(each, order) for each in (_unpacked(packed, bits).t(), zeros))
+            else:
+                numbers = _unpacked(packed.t(), bits)[:, :columns]
+                zeros = zeros + (self.packing.library == "gptq")
+        if not scales.isfinite().all():
+            raise ModelLoadError(
+                f"{self._scales.file}: {self._scales.name!r} has scales that are no finite numbers: is the file damaged?"
+            )
+        return numbers.to(torch.uint8), scales.float(), zeros.to(torch.int32)
+
+    def widened(self, device: torch.device) -> Tensor:
+        """(q - zero) * scale, float32 [N, K]."""
+        numbers, scales, zeros = self.integers(device)
+        order = self._order()
+        if order is None:
+            order = torch.arange(self.shape[1]) // self.group
+        order = order.to(device).long()
+        return (numbers.float() - zeros.float()[:, order]) * scales[:, order]
+
+    def _read(self, part: str, device: torch.device) -> Tensor:
+        return self.parts[part].data.to(device)
+
+    @property
+    def _scales(self) -> StoredTensor:
+        return self.parts["weight_scale" if self.packing is None else "scales"]
+
+    @property
+    def _groups(self) -> int:
+        return self._scales.shape[-1 if self.packing is None else 0]
+
+    def _order(self) -> Tensor | None:
+        """The group of each column, where they are not in their order."""
+        stored = self.parts.get("g_idx", self.parts.get("weight_g_idx"))
+        if stored is None or bool((stored.data == torch.arange(self.shape[1]) // self.group).all()):
+            return None
+        if int(stored.data.min()) < 0 or int(stored.data.max()) >= self._groups:
+            raise ModelLoadError(
+                f"{stored.file}: {stored.name!r} names groups that are not there: is it damaged?"
+            )
+        return stored.data
+
+
+class PackedMatrices:
+    """The packed matrices of a checkpoint, by the weights that they stand for."""
+
+    def __init__(self, found: Iterable[StoredTensor], packing: Packing | None) -> None:
+        """Gather them of all tensors; raises `ModelLoadError` where one lacks a part, or parts do not fit together."""
+        tensors = {stored.name: stored for stored in found}
+        self._taken: set[str] = set()
+        self._matrices: dict[str, Matrix] = {}
+        for name, stored in tensors.items():
+            stem, _, last = name.rpartition(".")
+            if last not in _PACKED or stored.dtype is not torch.int32:
+                continue
+            parts = {each: tensors[f"{stem}.{each}"] for each in _BESIDE[last] if f"{stem}.{each}" in tensors}
+            for each in _PACKED[last]:
+                if each not in parts:
+                    raise ModelLoadError(
+                        f"{stored.file}: {name!r} has no {stem}.{each} in any file of the checkpoint: download it again"
+                    )
+            self._matrices[f"{stem}.weight"] = _matrix(f"{stem}.weight", {last: stored, **parts}, packing)
+            self._taken |= {name, *(each.name for each in parts.values())}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The weights that they stand for."""
+        return self._matrices.keys()
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """The forms of those that can be kept packed."""
+        return {name: form for name, each in self._matrices.items() if (form := each.form) is not None}
+
+    def has(self, stored: StoredTensor) -> bool:
+        """True if a tensor is a part of one."""
+        return stored.name in self._taken
+
+    def check(self, destinations: Mapping[str, Tensor]) -> None:
+        """Raise `ModelLoadError` where a matrix has no place, or one of another shape."""
+        for name, each in self._matrices.items():
+            some = next(iter(each.parts.values()))
+            if name not in destinations:
+                raise ModelLoadError(
+                    f"{some.file}: tensor {some.name!r} has no place in this model: is its config right?"
+                )
+            wanted, form = destinations[name].shape, each.form
+            found = list(each.shape)
+            if form is not None and destinations[name].dtype is form.dtype:
+                found = [each.shape[0], form.stored_width(each.shape[1])]
+            if found != list(wanted):
+                raise ModelLoadError(
+                    f"{some.file}: {some.name!r} stands for a weight of {list(each.shape)}, but the config asks for another "
+                    f"({list(wanted)}): take the config that belongs to this checkpoint"
+                )
+
+    def apply(self, destinations: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Fill the destinations: with integers where there is a target for scales, else with what they stand for."""
+        for name, matrix in self._matrices.items():
+            destination, form = destinations[name], matrix.form
+            if name not in targets or form is None:
+                destination.copy_(matrix.widened(destination.device))
+                continue
+            numbers, scales, zeros = matrix.integers(destination.device)
+            if int(zeros.max()) > 255:
+                raise ModelLoadError(f"{matrix.parts['qzeros'].name!r} has zero points that are no bytes")
+            destination.copy_(form.pack(numbers))
+            targets[name].copy_(scale_words(scales, zeros))
+
+
+def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | None) -> Matrix:
+    """Raises `ModelLoadError`, with a tensor's name, where shapes do not fit together."""
+    if "weight_packed" in parts:
+        packed, scales = parts["weight_packed"], parts["weight_scale"]
+        rows = packed.shape[0]
+        columns = int(parts["weight_shape"].data[1]) if "weight_shape" in parts else 0
+        bits = _WORD * packed.shape[1] // columns if columns > 0 else 4
+        columns = columns or packed.shape[1] * _WORD // bits
+        groups, wanted = scales.shape[-1], {"weight_zero_point": [-(-rows * bits // _WORD), scales.shape[-1]]}
+        fitting = list(scales.shape) == [rows, groups] and packed.shape[1] == -(-columns * bits // _WORD)
+        group, packing = _group_of(columns, groups), None
+    else:
+        if packing is None:
+            raise ModelLoadError(
+                f"{parts['qweight'].file}: {name!r} is packed, and no quantization_config says how"
+            )
+        packed, scales, bits = parts["qweight"], parts["scales"], packing.bits
+        awq = packing.library == "awq"
+        rows, groups = scales.shape[-1], scales.shape[0]
+        columns = packed.shape[0] * (1 if awq else _WORD // bits)
+        group = ROW if packing.group is None or packing.group >= columns else packing.group
+        fitting = list(packed.shape)[1:] == [rows * bits // _WORD if awq else rows]
+        fitting &= groups == (1 if group == ROW else -(-columns // group))
+        wanted = {"qzeros": [groups, -(-rows * bits // _WORD)], "g_idx": [columns]}
+    if bits not in (4, 8):
+        raise ModelLoadError(
+            f"{packed.file}: {packed.name!r} holds integers of {bits} bits; readable are 4 and 8"
+        )
+    shapes = {each: list(parts[each].shape) for each in wanted if each in parts}
+    if not fitting or any(found != wanted[each] for each, found in shapes.items()):
+        found = {each: list(stored.shape) for each, stored in parts.items()}
+        raise ModelLoadError(
+            f"{packed.file}: the parts of {name!r} have shapes that do not fit together: {found}"
+        )
+    return Matrix(name, parts, bits, (rows, columns), group, packing)
+
+
+def _group_of(columns: int, groups: int) -> int:
+    """Neighbours of a row that share one of so many scales."""
+    return ROW if groups <= 1 else 1 << (-(-columns // groups) - 1).bit_length()
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """Integers [R, C 32 / bits] of int32 [R, C], the lowest bits first."""
+    shifts = torch.arange(0, _WORD, bits, device=words.device, dtype=torch.int32)
+    return ((words[..., None] >> shifts) & (1 << bits) - 1).flatten(-2)
+
+
+def _in_order(rows: Tensor, order: Tensor) -> Tensor:
+    """AWQ's columns, here rows, in their order."""
+    return rows.reshape(-1, 8, rows.shape[-1])[:, order].flatten(0, 1)

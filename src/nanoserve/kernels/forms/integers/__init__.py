@@ -1,0 +1,134 @@
+"""Integers of 4 or 8 bits, (q - zero) * scale, in groups of a row that share a scale and a zero point; symmetric ones have the middle as theirs.
+
+A group's word has both: a float32 whose lowest eight bits are the zero point instead, so that scales of float16 and bfloat16 are exact
+and others good to 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from nanoserve.kernels.forms.layout import Form, gathered, scattered
+
+ROW: Final = 1 << 30
+"""The group of a row as a whole."""
+GROUPS: Final = (32, 64, 128, ROW)
+"""Those that kernels take: steps are whole groups, or lie within one."""
+_LOW: Final = 255
+
+
+@dataclass(frozen=True)
+class Integers(Form):
+    """A form of either width; scales are int32."""
+
+    group: int = 128
+    bits: ClassVar[int]
+    scale_dtype = torch.int32
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric ones."""
+        return 1 << self.bits - 1
+
+    def even_scale(self, deviation: float) -> float:
+        """See `Form`; all integers come equally often."""
+        scale = torch.tensor(deviation * 12**0.5 / 2**self.bits)
+        return scale_words(scale, torch.tensor(self.middle)).item()
+
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Form`; the range of each group, and zero, becomes that of the integers."""
+        most, width = (1 << self.bits) - 1, weight.shape[-1]
+        group = min(self.group, width)
+        groups = F.pad(weight, (0, -width % group)).reshape(*weight.shape[:-1], -1, group)
+        low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1).clamp_(min=0)
+        scales = ((high - low) / most).clamp_(min=2.0**-100)
+        scales = (scales.view(torch.int32) + _LOW & ~_LOW).view(torch.float32)
+        zeros = (-low / scales).round_()
+        numbers = ((groups / scales[..., None]).round_() + zeros[..., None]).clamp_(0, most)
+        integers = numbers.flatten(-2)[..., :width].to(torch.uint8)
+        return self.pack(integers), scale_words(scales, zeros)
+
+    def pack(self, integers: Tensor) -> Tensor:
+        """Numbers of integers uint8 [..., K]."""
+        raise NotImplementedError
+
+    def unpack(self, numbers: Tensor) -> Tensor:
+        """The integers, uint8 [..., K]."""
+        raise NotImplementedError
+
+    def widen(self, numbers: Tensor, scales: Tensor) -> Tensor:
+        """See `Form`."""
+        integers, factors, zeros = self.unpack(numbers).float(), scales & ~_LOW, (scales & _LOW).float()
+        width = integers.shape[-1]
+        group = min(self.group, width)
+        spread = [
+            each.repeat_interleave(group, -1)[..., :width] for each in (zeros, factors.view(torch.float32))
+        ]
+        return (integers - spread[0]) * spread[1]
+
+
+def scale_words(scales: Tensor, zeros: Tensor) -> Tensor:
+    """Int32 of scales, rounded to 24 bits, and zero points, integers of 0 to 255."""
+    bits = scales.float().view(torch.int32) + (_LOW + 1) // 2
+    return bits & ~_LOW | zeros.to(torch.int32)
+
+
+@dataclass(frozen=True)
+class Int4(Integers):
+    """Numbers are int32 of eight, `gathered`."""
+
+    name = "int4"
+    bits = 4
+    dtype = torch.int32
+    per_word = 8
+    unit = 32
+    multiple = 32
+
+    def stored_width(self, width: int) -> int:
+        """Int32."""
+        return width // 8
+
+    def width(self, stored: int) -> int:
+        """See `Form`."""
+        return 8 * stored
+
+    def words(self, numbers: Tensor) -> Tensor:
+        """As they are."""
+        return numbers
+
+    def pack(self, integers: Tensor) -> Tensor:
+        """See `Integers`."""
+        blocks = (integers[..., ::2] | integers[..., 1::2] << 4).reshape(*integers.shape[:-1], -1, 16)
+        return gathered(blocks).reshape(*integers.shape[:-1], -1).view(torch.int32)
+
+    def unpack(self, numbers: Tensor) -> Tensor:
+        """See `Integers`."""
+        *others, stored = numbers.shape
+        blocks = scattered(numbers.contiguous().view(torch.uint8).reshape(*others, stored // 4, 16))
+        return torch.stack((blocks & 15, blocks >> 4), dim=-1).reshape(*others, 8 * stored)
+
+
+@dataclass(frozen=True)
+class Int8(Integers):
+    """Numbers are bytes."""
+
+    name = "int8"
+    bits = 8
+    dtype = torch.uint8
+
+    def words(self, numbers: Tensor) -> Tensor:
+        """As they are."""
+        return numbers
+
+    def pack(self, integers: Tensor) -> Tensor:
+        """See `Integers`."""
+        return integers
+
+    def unpack(self, numbers: Tensor) -> Tensor:
+        """See `Integers`."""
+        return numbers

@@ -1,0 +1,163 @@
+"""Integers of 4 and 8 bits in kernels.
+
+A number is put into the lowest bits of a float's mantissa, whose exponent makes it 128 + q, two at a time in bfloat16, or 2 ** 23 + q. What is
+subtracted from it is exact, and so is the difference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_NIBBLES = tl.constexpr(0x000F000F)
+_BASE = tl.constexpr(0x43004300)
+"""128 as bfloat16, twice."""
+_UPPER = tl.constexpr(-0x10000)  # 0xFFFF0000
+_BYTE = tl.constexpr(0x4B000000)
+"""2 ** 23 as float32."""
+
+
+@triton.jit
+def _pairs(words, FIRST: tl.constexpr):
+    """128 plus numbers FIRST and FIRST + 4 of each word, as bfloat16 in its halves."""
+    return ((words >> 4 * FIRST) & _NIBBLES) | _BASE
+
+
+@triton.jit
+def _pair(words, FIRST: tl.constexpr):
+    """Both as float32, in a further dimension."""
+    pairs = _pairs(words, FIRST)
+    return tl.join((pairs << 16).to(tl.float32, bitcast=True), (pairs & _UPPER).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _in_order(first, second, third, fourth, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Pairs [ROWS, WORDS / 4, 4, 2] of each word as numbers [ROWS, 8 WORDS] (see `layout.gathered`)."""
+    both = tl.join(tl.join(first, second), tl.join(third, fourth))
+    return tl.reshape(tl.permute(both, [0, 1, 5, 4, 2, 3]), [ROWS, 8 * WORDS])
+
+
+@triton.jit
+def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """128 plus the eight numbers of each word [ROWS, WORDS], float32 [ROWS, 8 WORDS]."""
+    groups = tl.reshape(words, [ROWS, WORDS // 4, 4])
+    return _in_order(_pair(groups, 0), _pair(groups, 1), _pair(groups, 2), _pair(groups, 3), ROWS, WORDS)
+
+
+@triton.jit
+def _scale(words):
+    return (words & -256).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bytes(words):
+    """2 ** 23 plus each byte, float32."""
+    return (words.to(tl.int32) | _BYTE).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _widened(words, ROWS: tl.constexpr, COUNT: tl.constexpr, FORM: tl.constexpr):
+    """Numbers [ROWS, COUNT], float32, and how much too large they are."""
+    if FORM == "int4":
+        wide, base = _unpacked(words, ROWS, COUNT // 8), 128.0
+    else:
+        wide, base = _bytes(words), 8388608.0
+    return wide, base
+
+
+@triton.jit
+def unit_sums(
+    words, scales, x, ROWS: tl.constexpr, CHUNK: tl.constexpr, UNIT: tl.constexpr, FORM: tl.constexpr
+):
+    """See `forms.triton.unit_sums`."""
+    UNITS: tl.constexpr = CHUNK // UNIT
+    wide, base = _widened(words, ROWS, CHUNK, FORM)
+    wide = tl.reshape(wide, [ROWS, UNITS, UNIT]) - ((scales & 255).to(tl.float32) + base)[:, :, None]
+    products = tl.reshape(wide, [ROWS, CHUNK]) * x[None, :]
+    return tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2) * _scale(scales)
+
+
+@triton.jit
+def load_step_scales(ptrs, k, K: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr):
+    """The words of each row from number k on, [ROWS, groups of a step]."""
+    if BK > GROUP:
+        words = tl.minimum(tl.arange(0, BK // GROUP) + k // GROUP, SCALES - 1)
+    else:
+        words = tl.minimum(k, K - 1) // GROUP + tl.arange(0, 1)
+    return tl.load(ptrs[:, None] + words[None, :])
+
+
+@triton.jit
+def step(
+    words, scales, DTYPE: tl.constexpr, WHOLE: tl.constexpr, GROUP: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """See `forms.triton.step`; what is scaled and not WHOLE is twice as large: a factor of one would be left out."""
+    ROWS: tl.constexpr = words.shape[0]
+    BK: tl.constexpr = words.shape[1] * (8 if FORM == "int4" else 1)
+    GROUPS: tl.constexpr = BK // GROUP if BK > GROUP else 1
+    SCALED: tl.constexpr = WHOLE or GROUPS > 1
+    factors = _scale(scales)
+    if SCALED:
+        inner = factors if WHOLE else factors * 2.0
+    zeros = scales & 255
+    if FORM == "int4" and PAIRS:
+        bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS)
+        grouped = tl.reshape(words, [ROWS, BK // 32, 4])
+        if SCALED:
+            halves = inner.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+            by = _of_words(halves * 0x10001, ROWS, BK, GROUPS)
+            wide = _in_order(
+                *(_scaled(grouped, bases, by, 0), _scaled(grouped, bases, by, 1)),
+                *(_scaled(grouped, bases, by, 2), _scaled(grouped, bases, by, 3)),
+                ROWS, BK // 8,
+            )  # fmt: skip
+        else:
+            wide = _in_order(
+                *(_centred(grouped, bases, 0), _centred(grouped, bases, 1)),
+                *(_centred(grouped, bases, 2), _centred(grouped, bases, 3)),
+                ROWS, BK // 8,
+            )  # fmt: skip
+    else:
+        wide, base = _widened(words, ROWS, BK, FORM)
+        wide = tl.reshape(wide, [ROWS, GROUPS, BK // GROUPS]) - (zeros.to(tl.float32) + base)[:, :, None]
+        if SCALED:
+            wide *= inner[:, :, None]
+        wide = tl.reshape(wide, [ROWS, BK]).to(DTYPE)
+    return wide, 0.5 if SCALED else factors
+
+
+@triton.jit
+def _of_words(each, ROWS: tl.constexpr, BK: tl.constexpr, GROUPS: tl.constexpr):
+    """The word of each group [ROWS, GROUPS], for each word [ROWS, BK / 32, 4]."""
+    SHARE: tl.constexpr = BK // 32 // GROUPS
+    spread = tl.broadcast_to(each[:, :, None], [ROWS, GROUPS, 4 * SHARE])
+    return tl.reshape(spread, [ROWS, BK // 32, 4])
+
+
+@triton.jit
+def _centred(words, bases, FIRST: tl.constexpr):
+    """Numbers FIRST and FIRST + 4 of each word less its zero point, as bfloat16 in a further dimension."""
+    return _halves(
+        tl.inline_asm_elementwise(
+            "sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [_pairs(words, FIRST), bases],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )
+    )  # fmt: skip
+
+
+@triton.jit
+def _scaled(words, bases, factors, FIRST: tl.constexpr):
+    """`_centred` times bfloat16 `factors`, which each word has twice."""
+    return _halves(
+        tl.inline_asm_elementwise(
+            "{ .reg .b32 t; sub.rn.bf16x2 t, $1, $2; mul.rn.bf16x2 $0, t, $3; }", "=r,r,r,r",
+            [_pairs(words, FIRST), bases, factors],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )
+    )  # fmt: skip
+
+
+@triton.jit
+def _halves(pairs):
+    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
