@@ -15,13 +15,13 @@ from unittest import mock
 import torch
 
 from benchmarks import gpu_steps
-from nanoserve.adapters.pytorch.cuda import attending
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.kernels.linear.tuning import RowTile, row_tile
+from nanoserve.kernels.paged_attention import tuning as attention
 from nanoserve.kernels.paged_attention.tuning import Tiling
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
@@ -91,7 +91,7 @@ def alternatives(
 @contextlib.contextmanager
 def _attention(runner: CudaRunner, tiling: Tiling, splits: int) -> Iterator[None]:
     with (
-        mock.patch.object(attending, "choose_tile", return_value=tiling),
+        mock.patch.object(attention, "choose_tile", return_value=tiling),
         mock.patch.object(runner._decoding, "_choose_splits", return_value=splits),  # noqa: SLF001,
     ):
         yield

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.pytorch.cuda import expansion, latents
+from nanoserve.adapters.pytorch.mixers.latent import gpu as latents
 from nanoserve.kernels.latent_attention import launch as kernels
+from nanoserve.kernels.latent_attention import tuning
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, serve
 from tests.served import is_greedy
@@ -28,8 +29,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(expanded))
         launch(query, expanded, *more, **named)
 
-    monkeypatch.setattr(latents, "expanded_attention", counted)
-    monkeypatch.setattr(expansion, "is_cheaper", lambda *_, **__: True)
+    monkeypatch.setattr(kernels, "expanded_attention", counted)
+    monkeypatch.setattr(tuning, "is_cheaper", lambda *_, **__: True)
     return seen
 
 
@@ -38,7 +39,7 @@ def test_text_equals_transformers_with_the_products_of_many_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query_dim: int | None
 ) -> None:
     monkeypatch.setattr(latents, "MOST_FEW_TOKENS", 0)
-    monkeypatch.setattr(expansion, "is_cheaper", lambda *_, **__: False)
+    monkeypatch.setattr(tuning, "is_cheaper", lambda *_, **__: False)
     tiny = make_tiny_model(tmp_path, "deepseek_v3", **SETTINGS | {"q_lora_rank": query_dim})
     prompts = [make_prompt(length, seed=length) for length in (19, 5)]
     texts = serve(tiny.build(device=DEVICE), enforce_eager=True).texts(prompts, [GREEDY] * 2)

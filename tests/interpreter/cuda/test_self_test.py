@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, checks
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
-from nanoserve.adapters.pytorch.cuda.self_test.checks import Check
+from nanoserve.adapters.pytorch.kernel_checks import Check, invariant
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.delta_rule import cases as delta_rule
@@ -127,7 +127,7 @@ def only(monkeypatch: pytest.MonkeyPatch, kernel: str) -> bool:
     (check,) = (each for each in checks.CHECKS if each.kernel == kernel)
     monkeypatch.setattr(checks, "CHECKS", (check,))
     leave_out(monkeypatch)
-    return check.when is checks.deterministic
+    return check.when is invariant
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_kernels_that_are_right_pass_with_biases(
 def test_kernels_of_deterministic_serving_pass(
     models: dict[str, DecoderModel], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = tuple(each for each in checks.CHECKS if each.when is checks.deterministic)
+    chosen = tuple(each for each in checks.CHECKS if each.when is invariant)
     assert len(chosen) == 4
     monkeypatch.setattr(checks, "CHECKS", chosen)
     run(models[name], deterministic=True, block_size=128)

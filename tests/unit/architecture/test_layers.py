@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 
+from nanoserve.ports.layer_spec import Mixer
 from nanoserve.ports.model_spec import CacheKind
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -24,7 +26,7 @@ KERNEL_FILES = {
     "cases",
 }
 
-READING_PATH = 3558
+READING_PATH = 3530
 """Lines at most of all files that it takes to understand a step. It may only fall."""
 MUST_BE_READ = {
     "scheduler",
@@ -33,7 +35,8 @@ MUST_BE_READ = {
     "laws",
     "runner",
     "decoding",
-    "attending",
+    "kind",
+    "gpu",
     "drawing",
     "linear_ops",
 }
@@ -88,6 +91,41 @@ def test_the_cache_knows_laws_and_no_kind_of_cache_group() -> None:
     names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
     assert "law_of" in names
     assert not names & {kind.__name__ for kind in typing.get_args(CacheKind)}
+
+
+def test_the_pytorch_adapter_knows_kinds_of_mixers_and_no_mixer() -> None:
+    """What is special about one is said in its folder; pages of models choose one, and the table of kinds lists all."""
+    adapter = ROOT / "src" / "nanoserve" / "adapters" / "pytorch"
+    rooms = [page for page in (adapter / "mixers").glob("*/*.py") if page.name != "__init__.py"]
+    assert {"kind.py", "part.py", "gpu.py", "checks.py"} == {page.name for page in rooms}
+    defined = {each.name for page in rooms for each in classes_of(page)}
+    own = {each.__name__ for each in typing.get_args(Mixer)} | defined
+    assert {"Attention", "AttentionSpec", "GpuLatents", "DeltaKind"} <= own
+    table = adapter / "mixers" / "__init__.py"
+    chosen = {each for each in (adapter / "models").glob("*.py") if each.stem not in {"__init__", "decoder"}}
+    for page in set(adapter.rglob("*.py")) - set(rooms) - chosen - {table}:
+        words = set(re.findall(r"\w+", "\n".join(names_in(page))))
+        assert not words & own, f"{page} names {words & own}"
+        assert not words & {"paged_attention", "latent_attention", "delta_rule"}, (
+            f"{page} launches for a mixer"
+        )
+
+
+def classes_of(page: pathlib.Path) -> list[ast.ClassDef]:
+    return [each for each in ast.parse(page.read_text()).body if isinstance(each, ast.ClassDef)]
+
+
+def names_in(page: pathlib.Path) -> Iterator[str]:
+    """All that a page names, imports included and prose left out."""
+    for each in ast.walk(ast.parse(page.read_text())):
+        if isinstance(each, ast.Name):
+            yield each.id
+        elif isinstance(each, ast.Attribute):
+            yield each.attr
+        elif isinstance(each, ast.alias):
+            yield each.name
+        elif isinstance(each, ast.ImportFrom):
+            yield each.module or ""
 
 
 def test_no_kernel_folder_imports_another() -> None:

@@ -10,14 +10,15 @@ GPU translates fewer addresses, which shows in the steps of a single row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.kernels.copies import copy_pages
-from nanoserve.ports.layer_spec import DeltaSpec, LatentSpec, Mixer
-from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent, per_group
+from nanoserve.ports.model_spec import ModelSpec, Recurrent, per_group
 from nanoserve.ports.step import BlockCopy
 
 
@@ -29,11 +30,10 @@ class KVStore:
     written is garbage, and costs no memory until it is written: layers read only what a row has put there.
 
     Attributes:
-        pools: of each cache group, its tensors, [runs, pages + 1, ...]: of blocks [1, pages + 1, layers, elements] or
-            [layers, pages + 1, elements], or two of states, [layers, pages + 1, ...].
+        pools: of each cache group, its tensors: [layers, pages + 1, elements], or [1, pages + 1, layers, elements] where
+            blocks are whole.
         has_states: whether steps change what earlier steps have kept.
-        layers: of each layer what it keeps. Attention: keys and values, [num_kv_heads, block_size, head_dim] a block.
-            Latent attention: entries, [block_size, latent_dim + rope_dim] a block. A gated delta net: `DeltaStates`, float32.
+        layers: of each layer its part of these, in the shapes that the kind of its mixer says: [pages + 1, *shape].
     """
 
     def __init__(
@@ -53,11 +53,16 @@ class KVStore:
         self.pools: list[list[Tensor]] = []
         by_layer: dict[int, tuple[Tensor, ...]] = {}
         for group, count in zip(spec.cache_groups, self.num_blocks, strict=True):
-            pages = _pages(spec, group, block_size, dtype, whole_blocks=whole_blocks)
-            pools = [torch.empty(runs, count + 1, *page, dtype=of, device=device) for runs, page, of in pages]
+            layers, is_whole = len(group.layers), whole_blocks and not isinstance(group.kind, Recurrent)
+            pages = kind_of(spec.layers[group.layers[0]].mixer).pages(block_size, dtype)
+            lead = (1, count + 1, layers) if is_whole else (layers, count + 1)
+            pools = [torch.empty(*lead, math.prod(shape), dtype=of, device=device) for shape, of in pages]
             self.pools.append(pools)
             for place, layer in enumerate(group.layers):
-                by_layer[layer] = _of_layer(pools, place, spec.layers[layer].mixer, block_size)
+                own = (pool[0, :, place] if is_whole else pool[place] for pool in pools)
+                by_layer[layer] = tuple(
+                    each.view(-1, *shape) for each, (shape, _) in zip(own, pages, strict=True)
+                )
         self.layers = [by_layer[layer] for layer in range(spec.num_layers)]
 
     def block_bytes(self) -> Tensor:
@@ -72,26 +77,3 @@ class KVStore:
             pairs = [(each.source, each.target) for each in copies if each.group == group]
             for pool in pools if pairs else ():
                 copy_pages(pool, torch.tensor(pairs, device=pool.device))
-
-
-def _pages(
-    spec: ModelSpec, group: CacheGroup, block_size: int, dtype: torch.dtype, *, whole_blocks: bool
-) -> list[tuple[int, tuple[int, ...], torch.dtype]]:
-    """Of each tensor of a group how many runs it has, and the shape and the dtype of one page."""
-    mixer, layers = spec.layers[group.layers[0]].mixer, len(group.layers)
-    if isinstance(mixer, DeltaSpec):
-        sums = mixer.num_value_heads, mixer.key_dim, mixer.value_dim
-        return [(layers, sums, torch.float32), (layers, (mixer.taps, mixer.channels), torch.float32)]
-    elements = group.elements * block_size
-    return [(1, (layers, elements), dtype) if whole_blocks else (layers, (elements,), dtype)]
-
-
-def _of_layer(pools: list[Tensor], place: int, mixer: Mixer, block_size: int) -> tuple[Tensor, ...]:
-    """What the layer at a place of its group has of the pools, in its own shapes."""
-    if isinstance(mixer, DeltaSpec):
-        return tuple(pool[place] for pool in pools)
-    (pool,) = pools
-    blocks = pool[0, :, place] if pool.dim() > 3 else pool[place]
-    if isinstance(mixer, LatentSpec):
-        return (blocks.view(-1, block_size, mixer.cache_elements),)
-    return blocks.view(-1, 2, mixer.num_kv_heads, block_size, mixer.head_dim).unbind(1)

@@ -13,9 +13,9 @@ from nanoserve.adapters.engine_process.launching import own_program
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.adapters.pytorch.devices import count_gpus
+from nanoserve.adapters.pytorch.models import split_spec
 from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
-from nanoserve.adapters.pytorch.parallel.splitting import split_spec
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes

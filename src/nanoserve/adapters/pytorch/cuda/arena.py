@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,15 +20,16 @@ from nanoserve.ports.engine_facts import EngineSizes
 
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of sections, by name."""
 
 
 class Arena:
     """Device rows 0 to max_num_seqs, the last one the sink, and the lists that describe one step.
 
     Args:
-        sizes: of the engine, whose cache groups are `num_groups`.
-        max_tiles: the most tiles of prefill attention in one step.
-        max_rounds: the most rounds in which latents are expanded in one step.
+        sizes: of the engine; `groups`, the layers of each cache group.
+        more: further sections, in which mixers describe a step's chunks.
         uploads: how writes are sent.
 
     Attributes:
@@ -36,7 +37,7 @@ class Arena:
         tokens: int32 [rows, max_model_len + 1]; what lies beyond a row's length means nothing.
         lengths: int32 [rows], tokens of each row, the newest included; advanced by the device.
         num_prompt_tokens: int32 [rows].
-        block_tables: per cache group, int32 [rows, max_blocks].
+        block_tables: of each layer, that of its cache group, int32 [rows, max_blocks].
         settings: of the draw, as arguments of `sample_and_append` by their names: int32 or float32 [rows] each.
         seeds: int32 [rows, 2], low word first.
         ring_position: int32 [1], counts steps that sampled.
@@ -44,12 +45,10 @@ class Arena:
         sampling_places: int32 [max_num_seqs], the rows of a mixed step that sample.
         logits_indices: int32 [max_num_seqs], which tokens of a mixed step those are.
         token_rows, positions: int32 [max_tokens], of the chunks' tokens.
-        tiles: int32 [max_tiles, 4], see `kernels.paged_attention`.
-        chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples.
+        chosen_tiles: int32 [max_num_seqs, 4], one for the last token of each chunk that samples, see `kernels.paged_attention`.
         copies: int32 [num_groups, 2 max_num_seqs, 2], sources and targets: each row may begin with a copy and be kept in one.
         spans: int32 [max_num_seqs, 4], of each chunk its row, first token, number of tokens and first position.
-        expansions: int32 [max_rounds max_num_seqs, 4], the spans of all chunks in the first round, in the second, and so on;
-            see `kernels.latent_attention`.
+        sections: all of them by name.
     """
 
     tokens: Tensor
@@ -62,19 +61,17 @@ class Arena:
     logits_indices: Tensor
     token_rows: Tensor
     positions: Tensor
-    tiles: Tensor
     chosen_tiles: Tensor
     copies: Tensor
     spans: Tensor
-    expansions: Tensor
 
     def __init__(
-        self, sizes: EngineSizes, *, num_groups: int, max_tiles: int, uploads: Uploads, max_rounds: int = 0
+        self, sizes: EngineSizes, groups: Sequence[Sequence[int]], more: Shapes, uploads: Uploads
     ) -> None:
         self.sizes, self.sink_row = sizes, sizes.max_num_seqs
         self._uploads = uploads
-        rows, seqs = sizes.max_num_seqs + 1, sizes.max_num_seqs
-        shapes: dict[str, tuple[int, ...]] = {
+        rows, seqs, num_groups = sizes.max_num_seqs + 1, sizes.max_num_seqs, len(groups)
+        shapes: Shapes = {
             "tokens": (rows, sizes.max_model_len + 1),
             "lengths": (rows,),
             "num_prompt_tokens": (rows,),
@@ -86,26 +83,27 @@ class Arena:
             "logits_indices": (seqs,),
             "token_rows": (sizes.max_num_batched_tokens,),
             "positions": (sizes.max_num_batched_tokens,),
-            "tiles": (max_tiles, 4),
+            **more,
             "chosen_tiles": (seqs, 4),
             "copies": (num_groups, 2 * seqs, 2),
             "spans": (seqs, 4),
-            "expansions": (max_rounds * seqs, 4),
             **{f"table{group}": (rows, sizes.max_table) for group in range(num_groups)},
         }
         starts, size = _layout(shapes)
         self._storage = torch.zeros(size, dtype=torch.int32, device=uploads.device)
-        views = {
+        self.sections: Mapping[str, Tensor] = {
             name: self._storage[start : start + math.prod(shapes[name])].view(shapes[name])
             for name, start in starts.items()
         }
         for name in set(shapes) & set(Arena.__annotations__):
-            setattr(self, name, views[name])
+            setattr(self, name, self.sections[name])
         self.settings = {
-            name: views[name].view(torch.float32) if kind is float else views[name]
+            name: self.sections[name].view(torch.float32) if kind is float else self.sections[name]
             for name, kind in NUMBERS.items()
         }
-        self.block_tables = [views[f"table{group}"] for group in range(num_groups)]
+        self.block_tables: Mapping[int, Tensor] = {
+            layer: self.sections[f"table{number}"] for number, layers in enumerate(groups) for layer in layers
+        }
         self._places = {name: (start, math.prod(shapes[name][1:])) for name, start in starts.items()}
         self._table_starts = [starts[f"table{group}"] for group in range(num_groups)]
         self._runs: list[tuple[int, Sequence[int]]] = []
@@ -146,7 +144,7 @@ def _bits(value: float) -> int:
     return int(word)
 
 
-def _layout(shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, int], int]:
+def _layout(shapes: Shapes) -> tuple[dict[str, int], int]:
     starts, size = {}, 0
     for name, shape in shapes.items():
         starts[name] = size

@@ -8,6 +8,25 @@ import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 
+SMALL_BUCKETS = (1, 2, 4, 8)
+BUCKET_STEP = 8
+MANY_ROWS = 256
+MANY_STEP = 16
+
+
+def bucket_of(count: int, most: int) -> int:
+    """The number of places that a batch of `count` rows is padded to: 1, 2, 4, then multiples of 8, beyond 256 of 16, at most `most`."""
+    for bucket in SMALL_BUCKETS:
+        if count <= bucket:
+            return min(bucket, most)
+    step = BUCKET_STEP if count <= MANY_ROWS else MANY_STEP
+    return min(-(-count // step) * step, most)
+
+
+def buckets(most: int) -> list[int]:
+    """Every number of places a batch of up to `most` rows can be padded to, ascending."""
+    return sorted({bucket_of(count, most) for count in range(1, most + 1)})
+
 
 @attrs.frozen(eq=False)
 class Batch:

@@ -13,46 +13,51 @@ import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.attending import Attending, rotation_table
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
-from nanoserve.adapters.pytorch.cuda.decoding import Settings, buckets
-from nanoserve.adapters.pytorch.cuda.expansion import MOST_ROUNDS, Expansion
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
-from nanoserve.adapters.pytorch.cuda.workspace import attention_of, make_workspace
-from nanoserve.adapters.pytorch.cuda.worst_step import worst_step_bytes
+from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
+from nanoserve.adapters.pytorch.mixers.kind import GpuFacts
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.models.decoder import make_rotaries
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
+from nanoserve.adapters.pytorch.sampling import score_tensors
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
-from nanoserve.kernels.device.launch import shared_memory, supports_pdl
+from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
-from nanoserve.kernels.latent_attention import tuning as latent_tuning
-from nanoserve.kernels.paged_attention.tuning import (
-    choose_block,
-    choose_splits,
-    choose_tile,
-    key_bytes,
-    queries_per_tile,
-)
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.layer_spec import LatentSpec
+from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.sampling import MAX_LOGPROBS
+from nanoserve.ports.step import AdmittedRow, RowSampling
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
 
 CUDA_FRACTION = 0.92
-"""Of the free memory that the KV pool may have where the settings do not say."""
+"""The share of free memory that the KV pool may have where the settings do not say."""
 GRAPH_BYTES = 512 << 20
 """Left free for graphs and for the workspaces of the vendor's library."""
 SMALL_GPU = 4
 """Multiprocessors to plan for where kernels are interpreted."""
+EVERYTHING = RowSampling(
+    seed=0,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    allowed_token_ids=(0, 1),
+    bad_token_sequences=((0, 1),),
+    min_tokens=1,
+    held_back_ids=(1,),
+    logprobs=MAX_LOGPROBS,
+)
+"""A row of the worst step asks for all of this."""
 
 
 @attrs.frozen(eq=False)
@@ -75,15 +80,14 @@ class Partners:
 
 
 class _Watch:
-    """Seconds of each phase."""
+    """Seconds of each phase, from now on."""
 
     def __init__(self) -> None:
-        """Start with the first."""
         self.phases: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """What came since the last lap was this phase."""
+        """The time since the last lap was this phase."""
         now = time.perf_counter()
         self.phases[phase] = now - self._last
         self._last = now
@@ -126,7 +130,7 @@ def build_runner(
                 model=model,
                 block_size=sizes.block_size,
                 deterministic=deterministic,
-                pdl=site.settings.pdl,
+                pdl=site.pdl,
                 ranks=1 if partners is None else partners.ranks.size,
             )
             runner.rehearse()
@@ -163,37 +167,24 @@ class _Site:
         self._model, self._spec, self._sizes = model, spec, sizes
         self._device, self._dtype = weight.device, weight.dtype
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
-        self._heads = attention_of(spec)
-        self._latents = {layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentSpec)}
-        seqs, tokens = sizes.max_num_seqs, sizes.max_num_batched_tokens
+        gpu = torch.cuda.get_device_properties(self._device) if self._on_gpu else None
+        count = SMALL_GPU if gpu is None else gpu.multi_processor_count
+        facts = GpuFacts(sizes, self._dtype, self._device, count, invariant=deterministic)
         self._space = make_workspace(
             model,
-            max_tokens=max(tokens, seqs),
-            max_num_seqs=seqs,
-            max_place_splits=max(
-                bucket * self._choose_splits(bucket, sizes.max_model_len) for bucket in buckets(seqs)
-            ),
+            max_tokens=facts.max_tokens,
+            max_num_seqs=sizes.max_num_seqs,
             dtype=self._dtype,
             device=self._device,
             adds_whole=partners is not None,
         )
+        self._mixers = GpuMixers(spec, facts)
         self._partners = partners
         self.exchange = None if partners is None else self._make_exchange(partners)
-        self.settings = Settings(
-            graphs=self._on_gpu and not enforce_eager,
-            pdl=supports_pdl(self._device) and not enforce_eager,
-            tile_queries=self._tile_queries(),
-            choose_splits=self._choose_splits,
-            token_counts=self._token_counts(),
-            expansion=self._expansion(),
-        )
-        self._arena = Arena(
-            sizes,
-            num_groups=len(spec.cache_groups),
-            max_tiles=tokens // self.settings.tile_queries + seqs + 1,
-            max_rounds=MOST_ROUNDS if self.settings.expansion is not None else 0,
-            uploads=Uploads(self._device),
-        )
+        self.pdl = supports_pdl(self._device) and not enforce_eager
+        self._graphs = self._on_gpu and not enforce_eager
+        groups = [group.layers for group in spec.cache_groups]
+        self._arena = Arena(sizes, groups, self._mixers.sections, Uploads(self._device))
 
     def _make_exchange(self, partners: Partners) -> Exchange:
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
@@ -209,69 +200,14 @@ class _Site:
             device=self._device,
         )
 
-    def _expansion(self) -> Expansion | None:
-        """Of chunks' latents; deterministic serving has one arithmetic for prompts and decoding."""
-        if self._deterministic or self._heads is not None or len(self._latents) != 1:
-            return None
-        (mixer,) = self._latents
-        return Expansion.of(mixer, self._space.latents.room, self._dtype, self._device)
-
-    def _token_counts(self) -> list[int]:
-        """Of mixed steps, one for each way in which these launch experts; none has more tokens than all rows together."""
+    def token_counts(self) -> list[int]:
+        """Numbers of tokens of mixed steps, one for each way in which these launch experts; none has more tokens than all rows together."""
         sizes = self._sizes
         most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
-        what: dict[str, Any] = {
-            "dtype": self._dtype,
-            "device": self._device,
-            "invariant": self._deterministic,
-        }
+        what: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
+        what["invariant"] = self._deterministic
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
         return sorted(set[int]().union(*ways))
-
-    def _tile_queries(self) -> int:
-        """Queries per tile of a chunk, as few as any layer asks for."""
-        found = [
-            latent_tuning.queries_per_tile(
-                each.num_heads, latent_tuning.prefill_block(*self._entry(each)).rows
-            )
-            for each in self._latents
-        ]
-        if self._heads is not None:
-            block = choose_block(self._heads.head_dim, self._dtype)
-            found.append(queries_per_tile(self._heads.num_heads, self._heads.num_kv_heads, block))
-        return min(found, default=1)
-
-    def _entry(self, mixer: LatentSpec) -> tuple[int, torch.dtype, int]:
-        """What the sizes of latent attention follow from."""
-        width = latent_tuning.padded_width(mixer.latent_dim, mixer.rope_dim)
-        return width, self._dtype, shared_memory(self._device)
-
-    def _choose_splits(self, bucket: int, longest: int) -> int:
-        """Splits of decode attention for a bucket and the length of its longest row."""
-        spec = self._spec
-        widest = max(group.window or self._sizes.max_model_len for group in spec.cache_groups)
-        multiprocessors = SMALL_GPU
-        if self._on_gpu:
-            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
-        if self._heads is None:
-            return max(
-                (
-                    latent_tuning.choose_splits(
-                        bucket,
-                        each.num_heads,
-                        longest,
-                        multiprocessors,
-                        latent_tuning.decode_block(*self._entry(each)).keys,
-                    )
-                    for each in self._latents
-                ),
-                default=1,
-            )
-        tile = choose_tile(bucket, self._heads.head_dim, self._dtype).tokens
-        size = key_bytes(self._heads.head_dim, self._dtype)
-        return choose_splits(
-            bucket, self._heads.num_kv_heads, min(longest, widest), multiprocessors, tile, size=size
-        )
 
     def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
         """Size the KV pools from what weights, workspace and the worst step leave."""
@@ -311,15 +247,10 @@ class _Site:
             device=device,
             whole_blocks=bool(sizes.host_slots),
         )
-        rotations = {
-            rotation: rotation_table(rotary, sizes.max_model_len + 1, device)
-            for rotation, rotary in make_rotaries(spec, device).items()
-        }
-        space, arena, invariant = self._space, self._arena, self._deterministic
-        attending = Attending(spec, arena, space, kv, rotations, invariant=invariant)
-        make_launcher = functools.partial(
-            ForwardLauncher, self._model, arena, space, attending, invariant=invariant, sums=self.exchange
-        )
+        space, arena, mixers = self._space, self._arena, self._mixers
+        mixers.attach(arena, kv, make_rotaries(spec, device))
+        how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
+        make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
         return self._runner_type()(
             launcher=make_launcher(),
             rehearsal=make_launcher(brief=True),
@@ -327,12 +258,59 @@ class _Site:
             space=space,
             sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),
             kv=kv,
-            settings=self.settings,
+            graphs=self._graphs,
+            pdl=self.pdl,
+            token_counts=self.token_counts(),
         )
 
     def _runner_type(self) -> Callable[..., CudaRunner]:
         if self.exchange is None:
             return CudaRunner
-        from nanoserve.adapters.pytorch.cuda.ranks.runner import RankRunner  # noqa: PLC0415 - as above
+        from nanoserve.adapters.pytorch.cuda.ranks.exchange import RankRunner  # noqa: PLC0415 - as above
 
         return functools.partial(RankRunner, exchange=self.exchange)
+
+
+@torch.inference_mode()
+def worst_step_bytes(spec: ModelSpec, space: Workspace, *, max_num_seqs: int) -> int:
+    """The peak of device memory that the worst step takes beyond what is allocated now.
+
+    Decoding and prefill compute in the workspace. What allocates is the shaping and scoring of logits: the worst step has
+    every row penalised, biased, restricted and scored, while a prompt is scored as well. The counts behind penalties, which
+    stay once they are there, are among it. Kernels allocate nothing: whether they run or are compiled ahead makes no difference.
+    """
+    device = space.logits.device
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    shape_and_score(spec, space, max_num_seqs)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> None:
+    """Do with logits what that step does."""
+    sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=space.logits.device)
+    rows = tuple(range(max_num_seqs))
+    for row in rows:
+        sampler.admit(
+            AdmittedRow(
+                row=row,
+                token_ids=(0,),
+                num_prompt_tokens=1,
+                num_computed_tokens=0,
+                block_tables=(),
+                sampling=EVERYTHING,
+            )
+        )
+    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
+    predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
+    logits = space.logits.zero_()
+    shaped = sampler.process(logits, rows)
+    tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=logits.device)
+    sampler.observe(rows, tokens)
+    scores = sampler.score(logits, tokens, rows)
+    prompt_scores = score_tensors(prompt, predicted, (MAX_LOGPROBS,) * TOKENS_AT_ONCE)
+    del shaped, scores, prompt_scores

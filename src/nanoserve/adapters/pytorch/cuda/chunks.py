@@ -1,15 +1,17 @@
-"""Describes a step's prompt chunks to the device: each token's row and position, attention's tiles, who samples."""
+"""Describes a step's prompt chunks to the device: each token's row and position, what mixers prepare, who samples."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
-from nanoserve.adapters.pytorch.cuda.expansion import Expansion
-from nanoserve.kernels.tiles import make_tiles
+from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
+from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuMixer
 from nanoserve.ports.step import Chunk
 
 
@@ -18,31 +20,25 @@ class ChunkStep:
     """What the host needs to launch a mixed step.
 
     Attributes:
-        rounds: in which latents are expanded, tokens together and of the longest span; none where they are not.
+        plans: what each mixer has prepared.
         finished: rows of the chunks that sample, in order.
         sampling: the rows that sample, chunks' first, then the decoding places.
     """
 
-    num_chunk_tokens: int
-    num_chunks: int
-    num_tiles: int
-    rounds: tuple[tuple[int, int], ...]
+    num_tokens: int
+    plans: Mapping[GpuMixer, Any]
     batch: Batch
     finished: tuple[int, ...]
     sampling: tuple[int, ...]
 
 
 def describe(
-    arena: Arena,
-    chunks: tuple[Chunk, ...],
-    batch: Batch | None,
-    block_m: int,
-    expansion: Expansion | None = None,
+    arena: Arena, mixers: GpuMixers, chunks: tuple[Chunk, ...], batch: Batch | None, way: int | None = None
 ) -> ChunkStep:
-    """Write a mixed step's description into the arena."""
+    """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals."""
     batch = batch or EMPTY
     rows, positions = array("i"), array("i")
-    spans: list[tuple[int, int, int, int]] = []
+    spans: list[ChunkSpan] = []
     last: list[int] = []
     last_tiles: list[int] = []
     # Decoding places follow the chunks' tokens in the step, so a chunk's last token is counted from the step's start.
@@ -53,18 +49,10 @@ def describe(
         if chunk.samples:
             last.append(len(rows) - 1)
             last_tiles += [chunk.row, len(rows) - 1, 1, positions[-1]]
-    rounds = [] if expansion is None else expansion.rounds([span[:3] for span in spans])
-    if expansion is not None and rounds:
-        arena.write("expansions", [number for cut in rounds for span in cut for number in span])
-        numbered = [(number, *span[1:]) for number, span in enumerate(spans)]
-        tiles = make_tiles(numbered, expansion.tile_queries)
-    else:
-        tiles = make_tiles(spans, block_m)
     finished = tuple(chunk.row for chunk in chunks if chunk.samples)
     sampling = finished + batch.places
     arena.write("token_rows", rows)
     arena.write("positions", positions)
-    arena.write("tiles", [number for tile in tiles for number in tile])
     arena.write("chosen_tiles", last_tiles)
     arena.write(
         "spans", [number for row, start, length, token in spans for number in (row, token, length, start)]
@@ -72,8 +60,4 @@ def describe(
     if sampling:
         arena.write("sampling_places", sampling)
         arena.write("logits_indices", last + list(range(len(rows), len(rows) + len(batch.places))))
-    sizes = tuple(
-        (sum(span.end - span.begin for span in cut), max(span.end - span.begin for span in cut))
-        for cut in rounds
-    )
-    return ChunkStep(len(rows), len(chunks), len(tiles), sizes, batch, finished, sampling)
+    return ChunkStep(len(rows), mixers.prepare(spans, way), batch, finished, sampling)

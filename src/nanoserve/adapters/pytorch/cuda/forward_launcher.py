@@ -1,41 +1,37 @@
 """A step as a chain of kernels: one token for each place of a batch, or prompt chunks and decoding rows together.
 
-The model's own parts say what is computed; `linear_ops.py` and `attending.py` say how.
+The model's own parts say what is computed; `linear_ops.py` and `mixers.py` say how.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
+import attrs
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda import linear_ops as linear
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.attending import Attending
-from nanoserve.adapters.pytorch.cuda.expansion import Round
-from nanoserve.adapters.pytorch.cuda.linear_ops import (
-    Invariant,
-    LinearOps,
-    Row,
-    Skinny,
-    Wide,
-    chosen_rows,
-)
+from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
+from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.sums import Sums
-from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Workspace
+from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, Workspace
+from nanoserve.adapters.pytorch.mixers.kind import GpuStep
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.copies.launch import embed_tokens
 
 
 class ForwardLauncher:
-    """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured."""
+    """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured.
+
+    Attributes:
+        mixers: of all layers of the model.
+    """
 
     def __init__(
         self,
         model: DecoderModel,
         arena: Arena,
         space: Workspace,
-        attending: Attending,
+        mixers: GpuMixers,
         *,
         invariant: bool,
         brief: bool = False,
@@ -45,8 +41,8 @@ class ForwardLauncher:
         self._layers = model.kinds() if brief else model.layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
-        self._arena, self._space, self._attending = arena, space, attending
-        self._sums, self._many = sums or Sums(), Invariant() if invariant else Wide()
+        self._arena, self._space, self.mixers = arena, space, mixers
+        self._sums, self._many = sums or Sums(), linear.Invariant() if invariant else linear.Wide()
 
     def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
@@ -54,7 +50,8 @@ class ForwardLauncher:
         stream = self._space.stream[: len(places)]
         self._embed_newest(places, stream, pdl=pdl)
         ops = self._decode_ops(stream, pdl=pdl)
-        step = self._attending.decode(places, splits=splits, pdl=pdl)
+        outs = Views(self._space.inner, len(places))
+        step = GpuStep(mixers=self.mixers.by_layer, outs=outs, places=places, splits=splits, pdl=pdl)
         for parts in self._layers:
             for part in parts:
                 part.run(ops, step)
@@ -72,46 +69,41 @@ class ForwardLauncher:
             logits.div_(self._logit_divisor)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _decode_ops(self, stream: Tensor, *, pdl: bool) -> LinearOps:
-        policy: Row | Skinny | Wide = self._many
+    def _decode_ops(self, stream: Tensor, *, pdl: bool) -> linear.LinearOps:
+        policy: linear.Row | linear.Skinny | linear.Wide = self._many
         if self._many.invariant:
             pdl = False
         elif len(stream) <= MOST_SKINNY_ROWS:
-            policy = Row() if len(stream) == 1 else Skinny()
-        return LinearOps(policy, self._sums, stream, self._space, pdl=pdl)
+            policy = linear.Row() if len(stream) == 1 else linear.Skinny()
+        return linear.LinearOps(policy, self._sums, stream, self._space, pdl=pdl)
 
     def mixed(
-        self,
-        num_chunk_tokens: int,
-        num_chunks: int,
-        num_tiles: int,
-        num_decoding: int,
-        *,
-        splits: int,
-        rounds: Sequence[tuple[int, int]] = (),
-        num_chosen: int | None = None,
+        self, chunks: ChunkStep, num_decoding: int, *, splits: int, num_chosen: int | None = None
     ) -> Tensor:
         """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden].
 
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
-        computes nothing for the others but their keys and values. `rounds` is of the same `ChunkStep`.
+        computes nothing for the others but their keys and values.
         """
         self._sums.begin()
-        arena, total = self._arena, num_chunk_tokens + num_decoding
-        stream, places = self._space.stream[:total], arena.places[:num_decoding]
-        rows, positions = arena.token_rows[:num_chunk_tokens], arena.positions[:num_chunk_tokens]
+        arena, num_tokens = self._arena, chunks.num_tokens
+        stream, places = self._space.stream[: num_tokens + num_decoding], arena.places[:num_decoding]
+        rows, positions = arena.token_rows[:num_tokens], arena.positions[:num_tokens]
         weight, scale = self._embedding.weight, self._embedding.scale
-        embed_tokens(arena.tokens, rows, positions, weight, stream[:num_chunk_tokens], scale=scale)
+        embed_tokens(arena.tokens, rows, positions, weight, stream[:num_tokens], scale=scale)
         if num_decoding:
-            self._embed_newest(places, stream[num_chunk_tokens:], pdl=False)
-        ops = LinearOps(self._many, self._sums, stream, self._space, pdl=False)
-        spans = arena.spans[:num_chunks]
-        step_over = functools.partial(self._attending.mixed, num_chunk_tokens, spans, places, splits=splits)
-        each_round = arena.expansions[: len(rounds) * num_chunks].view(-1, num_chunks, 4)
-        expanded = [Round(*sizes, cut) for sizes, cut in zip(rounds, each_round, strict=True)]
-        step = last = step_over(arena.tiles[:num_tiles], rounds=expanded)
+            self._embed_newest(places, stream[num_tokens:], pdl=False)
+        ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False)
+        step = last = GpuStep(
+            mixers=self.mixers.by_layer,
+            outs=Views(self._space.inner, len(stream)),
+            places=places,
+            splits=splits,
+            num_tokens=num_tokens,
+            plans=chunks.plans,
+        )
         if num_chosen is not None:
-            last = step_over(arena.chosen_tiles[: num_chosen - num_decoding])
+            last = attrs.evolve(step, chosen=arena.chosen_tiles[: num_chosen - num_decoding])
         for number, parts in enumerate(self._layers, start=1):
             if number == len(self._layers):
                 step = last
@@ -129,7 +121,7 @@ class ForwardLauncher:
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
-        return chosen_rows(hidden, self._arena.logits_indices[:count], self._space.chosen[:count])
+        return linear.chosen_rows(hidden, self._arena.logits_indices[:count], self._space.chosen[:count])
 
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""

@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import Batch, Batches
+from nanoserve.adapters.pytorch.cuda.batches import Batch, Batches, bucket_of
 from nanoserve.adapters.pytorch.cuda.chunks import describe
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
-from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Settings, bucket_of
+from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -70,18 +71,21 @@ class CudaRunner:
         space: Workspace,
         sampler: DeviceSampler,
         kv: KVStore,
-        settings: Settings,
+        graphs: bool,
+        pdl: bool,
+        token_counts: Sequence[int],
     ) -> None:
-        """`rehearsal` launches the same kernels as `launcher`, through fewer layers."""
+        """`rehearsal` launches the same kernels as `launcher`, through fewer layers; for the last three see `Decoding` and `Rehearsal`."""
         self.kv = kv
         self._launcher, self._arena, self._space = launcher, arena, space
-        self._sampler, self._cutting = sampler, (settings.tile_queries, settings.expansion)
+        self._sampler = sampler
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
         self._pooling = RowPooling(launcher.logits)
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
         self._drawing = Drawing(arena, space, sampler)
-        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, settings)
+        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, graphs=graphs, pdl=pdl)
+        self._rehearsal = Rehearsal(rehearsal, arena, self._decoding, self._drawing, token_counts)
         self._undrawn: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
         self._in_doubt = False
         host_slots = arena.sizes.host_slots
@@ -100,7 +104,7 @@ class CudaRunner:
     def rehearse(self) -> None:
         """Launch every kernel that serving can meet, without effect on any row."""
         self._copy([BlockCopy(group, SINK_BLOCK, SINK_BLOCK) for group in range(len(self.kv.pools))])
-        self._decoding.rehearse_all()
+        self._rehearsal.run()
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -213,7 +217,7 @@ class CudaRunner:
         batch, longest = None, 1
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
-        step = describe(self._arena, plan.chunks, batch, *self._cutting)
+        step = describe(self._arena, self._launcher.mixers, plan.chunks, batch)
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
@@ -221,12 +225,9 @@ class CudaRunner:
         bucket = bucket_of(max(num_decoding, 1), self._arena.sizes.max_num_seqs)
         scored, pooled = self._prompt_scoring.asks(plan.chunks), bool(self._pooling.asked)
         hidden = self._launcher.mixed(
-            step.num_chunk_tokens,
-            step.num_chunks,
-            step.num_tiles,
+            step,
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
-            rounds=step.rounds,
             num_chosen=None if scored or pooled else len(step.sampling),
         )
         scores: list[PromptScores] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -10,19 +9,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.latents import LatentSpace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
-from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.kernels.delta_rule.launch import TileSpace
-from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.linear.launch import LinearWorkspace
 from nanoserve.kernels.sampling.launch import DrawScratch
-from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import AttentionSpec
-from nanoserve.ports.model_spec import ModelSpec
 
 MOST_SLICES = 8
 """See `kernels.linear.tuning.split_count`."""
@@ -93,7 +85,7 @@ class Mixing:
 
 @attrs.frozen(eq=False, kw_only=True)
 class Workspace:
-    """Activations of up to T tokens and logits of up to S rows, in the model's dtype.
+    """Activations of up to T tokens and logits of up to S rows, in the model's dtype; mixers have memory of their own beside it.
 
     Kernels run one after the other, so one buffer serves every product that enters or leaves the residual stream.
 
@@ -106,8 +98,6 @@ class Workspace:
         partial_sums: float32, what the slices of products that the next norm adds up leave behind.
         widened: flat, the largest weight that is kept as stored, for products of many tokens.
         followed: flat, T times what a product after another one reads: as it was, and normed. `following`, what it makes.
-        query: [T, num_heads head_dim], rotated queries; `splits`, what parts of long rows leave behind.
-        latents: what latent attention computes in; `delta_tiles`, what chunks of gated delta nets do.
     """
 
     stream: Tensor
@@ -123,19 +113,7 @@ class Workspace:
     mixing: Mixing
     followed: tuple[Tensor, Tensor]
     following: Tensor
-    query: Tensor
-    splits: SplitScratch
-    latents: LatentSpace
-    delta_tiles: TileSpace
     sampling: DrawScratch
-
-
-def attention_of(spec: ModelSpec) -> AttentionSpec | None:
-    """The heads that all layers with attention have, if there are any; raises `ModelLoadError` where they differ."""
-    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
-    if len({(each.num_heads, each.num_kv_heads, each.head_dim) for each in mixers}) > 1:
-        raise ModelLoadError("on a GPU all layers with attention must have the same heads")
-    return mixers[0] if mixers else None
 
 
 def make_workspace(
@@ -143,20 +121,16 @@ def make_workspace(
     *,
     max_tokens: int,
     max_num_seqs: int,
-    max_place_splits: int,
     dtype: torch.dtype,
     device: torch.device,
     adds_whole: bool = False,
 ) -> Workspace:
-    """Allocate for the largest step; `max_place_splits` bounds places times splits of decode attention.
+    """Allocate for the largest step.
 
     With `adds_whole`, products that are added to the stream sum their slices up by themselves.
     """
     *products, head = model.products()
     mixtures = model.mixtures()
-    heads = attention_of(model.spec)
-    split_heads = (0, 0) if heads is None else (heads.num_heads, heads.head_dim)
-    nets = [part.heads for parts in model.layers for part in parts if isinstance(part, DeltaNet)]
     follows = [each.linear for each in products if each.follows]
     followed = max_tokens * max((each.in_features for each in follows), default=0)
     skinny = [each.linear for each in (*products, head) if adds_whole or not each.added]
@@ -190,11 +164,5 @@ def make_workspace(
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),
-        query=empty(max_tokens, math.prod(split_heads)),
-        splits=SplitScratch.create(max_place_splits, *split_heads, 1, device),
-        latents=LatentSpace.create(
-            model.spec, max_tokens=max_tokens, max_place_splits=max_place_splits, dtype=dtype, device=device
-        ),
-        delta_tiles=TileSpace.create(max_tokens, nets, dtype=dtype, device=device),
         sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
     )

@@ -1,8 +1,8 @@
 """What a decoder layer is made of: parts, each of which reads the residual stream and adds to it.
 
-A part says *what* is computed, once, for every device. *How* is the business of two plugs that a step hands to it: `LinearOps`
-computes products with weights, fused with the norm before or the addition after where a device can; the step itself computes
-what mixes tokens, such as attention over a cache.
+A part says *what* is computed, once, for every device. *How* is the business of two plugs: `LinearOps` computes products
+with weights, fused with the norm before or the addition after where a device can; the step computes what mixes tokens, such
+as attention over a cache.
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ class LowRank(Protocol):
 
     def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
         """Add to `product` [T, out_features] of x [T, in_features] and a linear layer what the tokens' adapters make of x."""
+
+
+class Step(Protocol):
+    """How one step lets its T tokens read one another."""
+
+    def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
+        """What a mixer, `part`, makes of its projections of all tokens: [T, in_features of its output].
+
+        Writes what its layer keeps of the tokens on the way.
+        """
 
 
 @attrs.frozen(eq=False)
@@ -104,8 +114,8 @@ class Part(Stored):
                 tensors |= prefixed(name, norm.checkpoint_tensors())
         return tensors
 
-    def run(self, ops: LinearOps, step: Any, /) -> None:
-        """Add to the stream what this part makes of it. `step` computes the mixing; each mixer says what it asks of it."""
+    def run(self, ops: LinearOps, step: Step, /) -> None:
+        """Add to the stream what this part makes of it."""
         raise NotImplementedError
 
     def products(self) -> tuple[Product, ...]:

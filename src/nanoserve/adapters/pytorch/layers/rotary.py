@@ -14,8 +14,10 @@ from nanoserve.ports.layer_spec import (
     LongRopeScaling,
     RopeScaling,
     RopeSpec,
+    Rotation,
     YarnRopeScaling,
 )
+from nanoserve.ports.model_spec import ModelSpec
 
 
 class Rotary:
@@ -43,6 +45,17 @@ class Rotary:
         """Cosines and signed sines, [T, 1, head_dim] each."""
         cos, sin = rotation(positions, self._frequencies)
         return (cos, sin) if self._amplitude is None else (cos * self._amplitude, sin * self._amplitude)
+
+    def table(self, max_positions: int) -> Tensor:
+        """Cosines, then sines, of every position: float32 [max_positions, head_dim]."""
+        cos, sin = self(torch.arange(max_positions, device=self._frequencies.device))
+        half = cos.shape[-1] // 2
+        return torch.cat((cos[:, 0, :half], sin[:, 0, half:]), dim=-1).contiguous()
+
+
+def make_rotaries(spec: ModelSpec, device: torch.device) -> dict[Rotation, Rotary]:
+    """Each rotary embedding of a model once."""
+    return {(rope, size): Rotary(rope, size, device) for rope, size in spec.rotations}
 
 
 def kernel_order(spec: RopeSpec, head_dim: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import pack_linears
+from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
@@ -26,7 +28,7 @@ from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
-from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices, split_spec
+from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
 from nanoserve.adapters.pytorch.weights.checkpoint import has_own_head, load_checkpoint
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
@@ -37,7 +39,7 @@ from nanoserve.adapters.pytorch.weights.keeping import (
 )
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.ports.errors import BadValueError, ModelLoadError
-from nanoserve.ports.layer_spec import ExpertsSpec
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
@@ -147,6 +149,43 @@ def build_random_model(
     return model
 
 
+def split_spec(spec: ModelSpec, size: int) -> ModelSpec:
+    """The model as each of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
+
+    Raises `BadValueError` for what cannot be split, or not in so many parts.
+    """
+    if size == 1:
+        return spec
+    layers = tuple(
+        LayerSpec(_split_mixer(layer.mixer, spec, size), _split_feed(layer.feed, spec, size))
+        for layer in spec.layers
+    )
+    return attrs.evolve(spec, layers=layers)
+
+
+def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int) -> Mixer:
+    own = kind_of(mixer).split(functools.partial(_divided, spec=spec, size=size))
+    if isinstance(own, str):
+        message = f"{own} ({spec.architecture}) cannot be split over ranks yet; ask for 1"
+        raise BadValueError(SETTING, message)
+    return own
+
+
+def _split_feed(feed: Feed, spec: ModelSpec, size: int) -> Feed:
+    own = _divided(feed.size, "elements of the feeds", spec, size)
+    if isinstance(feed, DenseSpec):
+        return attrs.evolve(feed, size=own)
+    return attrs.evolve(
+        feed, size=own, shared_size=_divided(feed.shared_size, "elements of shared experts", spec, size)
+    )
+
+
+def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
+    if count % size:
+        raise BadValueError(SETTING, f"must divide the {count} {what} of {spec.architecture}, got {size}")
+    return count // size
+
+
 def _check_quantization(spec: ModelSpec, quantization: str | None, ranks: Communicator) -> None:
     if quantization is not None and ranks.size > 1:
         message = f"{quantization} weights cannot be split over ranks yet; leave it out, or {SETTING} at 1"
@@ -247,4 +286,4 @@ def _repeat(source: Tensor, flat: Tensor) -> None:
     flat[whole:].copy_(source[: flat.numel() - whole])
 
 
-__all__ = ["PAGES", "DecoderModel", "Observer", "build_model", "build_random_model"]
+__all__ = ["PAGES", "DecoderModel", "Observer", "build_model", "build_random_model", "split_spec"]

@@ -18,13 +18,13 @@ from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product, TorchLinearOps
-from nanoserve.adapters.pytorch.layers.rotary import Rotary
+from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
+from nanoserve.adapters.pytorch.mixers import kind_of
+from nanoserve.adapters.pytorch.mixers.kind import prepare_step
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import share
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
-from nanoserve.adapters.pytorch.step_state import prepare_step
-from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -81,6 +81,7 @@ class DecoderModel(nn.Module):
             self.head.weight = self.embedding.weight
         self.is_invariant = False
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
+        self._groups = [(each, kind_of(spec.layers[each.layers[0]].mixer)) for each in spec.cache_groups]
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """The parts of a layer: the page's own."""
@@ -98,7 +99,7 @@ class DecoderModel(nn.Module):
         Returns:
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
-        step = prepare_step(self.spec, self._rotaries, inputs, kv, invariant=self.is_invariant)
+        step = prepare_step(self._groups, self._rotaries, inputs, kv.layers, invariant=self.is_invariant)
         ops = TorchLinearOps(
             self.embedding(inputs.token_ids),
             ranks=self._ranks,
@@ -226,8 +227,3 @@ class DecoderModel(nn.Module):
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""
         self._rotaries = make_rotaries(self.spec, device)
-
-
-def make_rotaries(spec: ModelSpec, device: torch.device) -> dict[Rotation, Rotary]:
-    """Each rotary embedding of a model once."""
-    return {(rope, size): Rotary(rope, size, device) for rope, size in spec.rotations}

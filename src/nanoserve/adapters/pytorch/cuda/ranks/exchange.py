@@ -7,11 +7,14 @@ All ranks launch the same kernels in the same order, and each step makes an even
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.sums import Pending, Sums
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS, Communicator, patience
@@ -23,6 +26,8 @@ from nanoserve.kernels.rank_sums.launch import (
     gather_ranks_into,
 )
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
+from nanoserve.ports.grammar import Masks
+from nanoserve.ports.step import StepPlan, StepResult
 
 READY_SECONDS: Final = 600.0
 """That a kernel of the first rank waits for another one while ranks get ready, and compile each at its pace."""
@@ -178,3 +183,35 @@ def _pattern(rank: int, width: int) -> Tensor:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class RankRunner(CudaRunner):
+    """`CudaRunner` of one rank; after any error the ranks are at different places, and none can go on."""
+
+    def __init__(self, *, exchange: Exchange, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._exchange = exchange
+
+    def start_serving(self, phases: Mapping[str, float]) -> None:
+        """See `CudaRunner`."""
+        super().start_serving(phases)
+        self._exchange.start_serving()
+
+    def submit(self, plan: StepPlan, /) -> CudaTicket:
+        """See `CudaRunner`. A rank that follows collects nothing, so that it learns here that it has missed another one."""
+        self._exchange.check()
+        return super().submit(plan)
+
+    def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
+        """See `CudaRunner`."""
+        self._exchange.check()
+        super().draw(ticket, masks)
+
+    def collect(self, ticket: CudaTicket, /) -> StepResult:
+        """Wait for a step's tokens. Raises `StepFailedError` where another rank was missed."""
+        result = super().collect(ticket)
+        self._exchange.check()
+        return result
+
+    def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:
+        raise StepFailedError(f"step {plan.step}: out of device memory: {cause}") from cause

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.self_test import checks
-from nanoserve.adapters.pytorch.cuda.self_test.checks import Bench, Check
+from nanoserve.adapters.pytorch.kernel_checks import Bench, Check
 from nanoserve.kernels.testing import Comparison
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 
@@ -73,7 +73,7 @@ def check_kernels(bench: Bench) -> None:
 
 def _run(check: Check, bench: Bench) -> None:
     try:
-        measured = [(each.case, limits(each, bench.dtype), measure(each)) for each in check.run(bench)]
+        measured = [(each.case, limits(each, bench.inputs.dtype), measure(each)) for each in check.run(bench)]
         if not measured:
             return
         errors = torch.stack([each for _, _, each in measured]).tolist()  # waits for the device
@@ -94,11 +94,11 @@ def _run(check: Check, bench: Bench) -> None:
 
 
 def _message(check: Check, bench: Bench, problem: str) -> str:
-    on_gpu = bench.device.type == "cuda"
-    where = torch.cuda.get_device_name(bench.device) if on_gpu else platform.machine()
+    device, dtype = bench.inputs.device, bench.inputs.dtype
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return (
         f"the GPU kernel {check.kernel} {problem}. Serving with it would give wrong text, so nothing is served. "
-        f"Please report this message: {where}, {bench.dtype}, torch {torch.__version__}, "
+        f"Please report this message: {where}, {dtype}, torch {torch.__version__}, "
         f"triton {triton.__version__}. What may help is another version of triton or of the GPU's driver; "
         "`--device cpu` serves without these kernels. `--enforce-eager` does not help: it launches the same ones."
     )

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
 from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 
-class Attends(Protocol):
-    """A step that computes attention."""
-
-    def attend(self, attention: Attention, projected: Tensor, /) -> Tensor:
-        """Projections [T, (num_heads + 2 num_kv_heads) head_dim] to attended values [T, num_heads head_dim].
-
-        Norms and rotates q and k, and writes the tokens' keys and values into the cache on the way. Behind the
-        projections of gated attention lie num_heads head_dim more, whose sigmoids the values are multiplied with.
-        """
-
-
 class Attention(Part):
     """Grouped-query attention (Ainslie et al. 2023); q, k, v and a gate (Qiu et al. 2025) are one matrix, its rows in that order.
+
+    A step mixes [T, (num_heads + 2 num_kv_heads) head_dim] projections, or num_heads head_dim more where there is a gate, to
+    attended values [T, num_heads head_dim]: it norms and rotates q and k, keeps keys and values, and applies the gate's sigmoid.
 
     `q_norm` and `k_norm`, where a model has them, norm each head of q and k, or all of a token's together, before the rotation; `sinks`, [num_heads], are
     scores of a token without a value.
@@ -58,9 +50,9 @@ class Attention(Part):
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return projected[:, :width], projected[:, width:]
 
-    def run(self, ops: LinearOps, step: Attends, /) -> None:
+    def run(self, ops: LinearOps, step: Step, /) -> None:
         """Stream + output(attend(qkv(norm(stream))))."""
-        attended = step.attend(self, ops.project_in(self.norm, self.qkv))
+        attended = step.mix(self, ops.project_in(self.norm, self.qkv))
         ops.project_out(attended, self.output, self.post_norm)
 
     @property

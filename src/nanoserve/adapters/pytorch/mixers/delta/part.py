@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaWeights
 from nanoserve.ports.layer_spec import DeltaSpec
@@ -19,25 +17,24 @@ FASTEST_DECAY = 16.0
 """Of the heads of a model that is not trained yet, as in transformers; the slowest keeps 1 / 0.01 tokens."""
 
 
-class Recurs(Protocol):
-    """A step that advances recurrent states."""
-
-    def recur(self, net: DeltaNet, projected: Tensor, /) -> Tensor:
-        """Projections [T, heads.width] to results [T, heads.inner]; the rows' states become those after their tokens."""
+def heads_of(mixer: DeltaSpec) -> DeltaHeads:
+    """Its dimensions, as kernels know them."""
+    heads = (mixer.num_key_heads, mixer.num_value_heads, mixer.key_dim, mixer.value_dim)
+    return DeltaHeads(*heads, mixer.taps)
 
 
 class DeltaNet(Part):
     """The gated delta rule (Yang et al. 2024), see `kernels.delta_rule`, between two projections.
 
-    All that is projected is one matrix, its rows in the order of `DeltaHeads.width`.
+    All that is projected is one matrix, its rows in the order of `DeltaHeads.width`. A step mixes [T, heads.width] projections
+    to results [T, heads.inner], and leaves the rows' states as they are after their tokens.
     """
 
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         super().__init__(spec, Norms("input_layernorm"))
         mixer = spec.layers[layer].mixer
         assert isinstance(mixer, DeltaSpec)
-        heads = (mixer.num_key_heads, mixer.num_value_heads, mixer.key_dim, mixer.value_dim)
-        self.layer, self.heads = layer, DeltaHeads(*heads, mixer.taps)
+        self.layer, self.heads = layer, heads_of(mixer)
         self.project = Linear(spec.hidden_size, self.heads.width)
         self.convolution = nn.Parameter(torch.empty(self.heads.channels, mixer.taps), requires_grad=False)
         rates = torch.empty(2, mixer.num_value_heads, dtype=torch.float32)
@@ -47,15 +44,13 @@ class DeltaNet(Part):
 
     @property
     def weights(self) -> DeltaWeights:
-        """What the rule reads beside the projections."""
+        """The weights that the rule reads beside the projections."""
         norm = self.head_norm
         return DeltaWeights(self.convolution, self.decay_log, self.decay_bias, norm.weight, norm.eps)
 
-    def run(self, ops: LinearOps, step: Recurs, /) -> None:
+    def run(self, ops: LinearOps, step: Step, /) -> None:
         """Stream + output(rule(project(norm(stream))))."""
-        ops.project_out(
-            step.recur(self, ops.project_in(self.norm, self.project)), self.output, self.post_norm
-        )
+        ops.project_out(step.mix(self, ops.project_in(self.norm, self.project)), self.output, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """The projections to all that the rule reads, and back."""

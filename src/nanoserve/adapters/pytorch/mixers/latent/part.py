@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
 from nanoserve.adapters.pytorch.layers.rotary import kernel_order
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import LatentSpec
@@ -19,22 +19,14 @@ INNER_NORM: Final = NormSpec(eps=1e-6)
 """Of latents and of what queries are made of: transformers gives these norms 1e-6 whatever `rms_norm_eps` says."""
 
 
-class AttendsToLatents(Protocol):
-    """A step that computes latent attention."""
-
-    def attend_to_latents(self, mixer: LatentAttention, queries: Tensor, projected: Tensor, /) -> Tensor:
-        """Queries [T, num_heads (nope_dim + rope_dim)] to attended values [T, num_heads value_dim].
-
-        `projected`, [T, latent_dim + rope_dim], holds each token's latent before its norm and key before its rotation;
-        both are written into the cache on the way.
-        """
-
-
 class LatentAttention(Part):
     """Multi-head latent attention (DeepSeek-AI 2024) in its absorbed form.
 
     The products that would make each head's keys and values of all latents are applied to the newest tokens instead: to
     the query, and to the attended latent. So the cache is read as it is.
+
+    A step mixes queries [T, num_heads (nope_dim + rope_dim)] and what is projected of each token, [T, latent_dim + rope_dim],
+    its latent before the norm and its key before the rotation, to attended values [T, num_heads value_dim].
 
     Attributes:
         down: to the queries, or to what they are made of, and then to latent and rotated key.
@@ -73,13 +65,13 @@ class LatentAttention(Part):
     def _up_by_head(self) -> Tensor:
         return self.up.view(self.num_heads, self.nope_dim + self.value_dim, self.latent_dim)
 
-    def run(self, ops: LinearOps, step: AttendsToLatents, /) -> None:
+    def run(self, ops: LinearOps, step: Step, /) -> None:
         """Stream + output(attend(queries, latents)), both projections of norm(stream)."""
         entered = ops.project_in(self.norm, self.down)
         queries, projected = entered[:, : self.split], entered[:, self.split :]
         if self.query_norm is not None and self.query_up is not None:
             queries = ops.project(queries, self.query_norm, self.query_up)
-        ops.project_out(step.attend_to_latents(self, queries, projected), self.output, self.post_norm)
+        ops.project_out(step.mix(self, queries, projected), self.output, self.post_norm)
 
     def products(self) -> tuple[Product, ...]:
         """The projections down, up to queries where there is one, and back."""

@@ -1,0 +1,57 @@
+"""The mixers of a model on a GPU together, whatever kinds there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.batches import buckets
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.layers.rotary import Rotary
+from nanoserve.adapters.pytorch.mixers import KINDS
+from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuMixer
+from nanoserve.ports.layer_spec import Mixer, Rotation
+from nanoserve.ports.model_spec import ModelSpec
+
+
+class GpuMixers:
+    """The mixers of all layers, and what a step needs of them together.
+
+    Attributes:
+        by_layer: the mixer of each layer.
+        tile, ways, sections: as of a `GpuMixer`.
+    """
+
+    def __init__(self, spec: ModelSpec, facts: GpuFacts) -> None:
+        """Allocate what each of them computes in."""
+        kinds: dict[type[Mixer], dict[int, Any]] = {}
+        for number, layer in enumerate(spec.layers):
+            kinds.setdefault(type(layer.mixer), {})[number] = layer.mixer
+        self._longest = facts.sizes.max_model_len
+        self.by_layer: dict[int, GpuMixer] = {}
+        for kind, layers in kinds.items():
+            mixer = KINDS[kind].on_gpu()(layers, facts)
+            self.by_layer.update(dict.fromkeys(layers, mixer))
+        self._mixers = tuple(dict.fromkeys(self.by_layer.values()))
+        self.tile = min(each.tile for each in self._mixers)
+        self.ways = max(each.ways for each in self._mixers)
+        self.sections = {name: shape for each in self._mixers for name, shape in each.sections.items()}
+        sizes = buckets(facts.sizes.max_num_seqs)
+        most = max(bucket * self.choose_splits(bucket, self._longest) for bucket in sizes)
+        for each in self._mixers:
+            each.allocate(most)
+
+    def choose_splits(self, bucket: int, longest: int) -> int:
+        """As many as any mixer asks for."""
+        return max(each.choose_splits(bucket, longest) for each in self._mixers)
+
+    def attach(self, arena: Arena, kv: KVStore, rotaries: Mapping[Rotation, Rotary]) -> None:
+        """Compute over this cache from now on."""
+        rotations = {each: rotary.table(self._longest + 1) for each, rotary in rotaries.items()}
+        for each in self._mixers:
+            each.attach(arena, kv.layers, rotations)
+
+    def prepare(self, spans: Sequence[ChunkSpan], way: int | None = None) -> dict[GpuMixer, Any]:
+        """Let each mixer describe a step's chunks in the arena; a `way` is for rehearsals."""
+        return {each: each.prepare(spans, way) for each in self._mixers}

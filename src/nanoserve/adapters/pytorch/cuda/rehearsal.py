@@ -1,0 +1,100 @@
+"""Launches once whatever serving can launch, so that nothing is compiled later: rows that decode, chunks, and both together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.batches import bucket_of, buckets
+from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
+from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, Decoding
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.ports.step import Chunk
+
+
+class Rehearsal:
+    """All steps over padded places; `launcher` launches every kernel through few layers. No row changes.
+
+    `token_counts` are of mixed steps, one for each way in which these launch what depends on their tokens.
+    """
+
+    def __init__(
+        self,
+        launcher: ForwardLauncher,
+        arena: Arena,
+        decoding: Decoding,
+        drawing: Drawing,
+        token_counts: Sequence[int],
+    ) -> None:
+        self._launcher, self._arena = launcher, arena
+        self._decoding, self._drawing, self._token_counts = decoding, drawing, token_counts
+        self._most = arena.sizes.max_num_seqs
+
+    def run(self) -> None:
+        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes."""
+        for size, every_splits in self._batches():
+            for splits in every_splits:
+                self._decoding.rehearse((size, splits, True))
+        self._chunks()
+        self._beside_a_chunk()
+
+    def _batches(self) -> Iterator[tuple[int, set[int]]]:
+        """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""
+        common = {bucket_of(size, self._most) for size in FIRST_GRAPHS}
+        found = {size: self._every_splits(size) for size in buckets(self._most)}
+        seen = set[int]().union(*(found[size] for size in common))
+        for size in sorted(found, reverse=True):
+            if size not in common:
+                found[size] = found[size] - seen or {min(found[size])}
+                seen |= found[size]
+            yield size, found[size]
+
+    def _chunks(self) -> None:
+        """Chunks alone: one in each way, as many as there can be, and each number of `token_counts`."""
+        sizes = self._arena.sizes
+        for way in range(1, self._launcher.mixers.ways):
+            self._run_chunks([self._chunk_tokens()], way)
+        self._run_chunks([1] * min(sizes.max_num_seqs, sizes.max_num_batched_tokens))
+        for count in self._token_counts:
+            whole, rest = divmod(count, sizes.max_model_len)
+            self._run_chunks([sizes.max_model_len] * whole + [rest] * (rest > 0))
+
+    def _run_chunks(self, lengths: Sequence[int], way: int = 0) -> None:
+        self._launcher.mixed(self._describe_chunks(lengths, way), 0, splits=1)
+
+    def _beside_a_chunk(self) -> None:
+        """Every size of batch beside a chunk, and draws outside of graphs."""
+        launcher, tokens = self._launcher, self._chunk_tokens()
+        chunk = self._describe_chunks([tokens])
+        most_beside = self._arena.sizes.max_num_batched_tokens - tokens
+        for size, every_splits in self._batches():
+            for splits in every_splits:
+                hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
+            logits = launcher.chosen_logits(launcher.choose(hidden, size))
+            for shaped in (logits, logits.float()):  # penalties and biases make float32
+                self._drawing.draw(shaped, self._decoding.sink_places[:size], pdl=False)
+                self._drawing.note_draw()
+                self._drawing.rehearse_mask(shaped)
+
+    def _chunk_tokens(self) -> int:
+        """The length of a chunk that is one tile and leaves room for a row that decodes."""
+        sizes = self._arena.sizes
+        return max(1, min(self._launcher.mixers.tile, sizes.max_model_len, sizes.max_num_batched_tokens - 1))
+
+    def _describe_chunks(self, lengths: Sequence[int], way: int = 0) -> ChunkStep:
+        """Write chunks of the sink row into the arena."""
+        arena = self._arena
+        chunks = tuple(Chunk(arena.sink_row, 0, length, samples=False) for length in lengths)
+        step = describe(arena, self._launcher.mixers, chunks, None, way)
+        arena.write("logits_indices", [0] * arena.sizes.max_num_seqs)
+        arena.flush()
+        return step
+
+    def _every_splits(self, bucket: int) -> set[int]:
+        """Each number of splits that a batch of this size can meet: every one is another kernel to add them up."""
+        longest, found = self._arena.sizes.max_model_len, set[int]()
+        while longest:
+            found |= {self._decoding.splits(bucket, longest), self._decoding.splits(bucket, longest // 2 + 1)}
+            longest //= 2
+        return found

@@ -1,0 +1,110 @@
+"""Attention on a GPU: which rows, which cache, which kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.mixers.attention.checks import CHECKS
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, Pages, StepArena
+from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.paged_attention import tuning
+from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
+from nanoserve.kernels.pointwise.launch import norm_qkv_into, sigmoid_mul_into
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
+from nanoserve.kernels.tiles import make_tiles
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import AttentionSpec, Rotation
+
+
+class GpuAttention:
+    """See `GpuMixer`. Decoding writes keys and values on the way; a chunk's are written before its tiles read them."""
+
+    checks: ClassVar = CHECKS
+    ways = 1
+
+    def __init__(self, layers: Mapping[int, AttentionSpec], facts: GpuFacts) -> None:
+        """Raise `ModelLoadError` where layers differ in their heads."""
+        heads = {(each.num_heads, each.num_kv_heads, each.head_dim) for each in layers.values()}
+        if len(heads) > 1:
+            raise ModelLoadError("on a GPU all layers with attention must have the same heads")
+        ((self._num_heads, self._num_kv_heads, self._head_dim),) = heads
+        self._layers, self._facts = layers, facts
+        self._widest = max(each.window or facts.sizes.max_model_len for each in layers.values())
+        block = tuning.choose_block(self._head_dim, facts.dtype)
+        self.tile = tuning.queries_per_tile(self._num_heads, self._num_kv_heads, block)
+        self.sections: Mapping[str, tuple[int, ...]] = {"tiles": (facts.most_tiles(self.tile), 4)}
+
+    def choose_splits(self, bucket: int, longest: int, /) -> int:
+        """See `GpuMixer`."""
+        head_dim, dtype = self._head_dim, self._facts.dtype
+        tile, size = tuning.choose_tile(bucket, head_dim, dtype).tokens, tuning.key_bytes(head_dim, dtype)
+        seen, multiprocessors = min(longest, self._widest), self._facts.multiprocessors
+        return tuning.choose_splits(bucket, self._num_kv_heads, seen, multiprocessors, tile, size=size)
+
+    def allocate(self, max_place_splits: int, /) -> None:
+        """See `GpuMixer`: rotated queries, and what parts of long rows leave behind."""
+        heads, facts = (self._num_heads, self._head_dim), self._facts
+        self._query = facts.empty(facts.max_tokens, self._num_heads * self._head_dim)
+        self._scratch = SplitScratch.create(max_place_splits, *heads, 1, facts.device)
+
+    def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
+        """See `GpuMixer`."""
+        self._arena, self._rotations, self._caches = arena, rotations, {}
+        for layer, spec in self._layers.items():
+            keys, values = pages[layer][0].unbind(1)
+            self._caches[layer] = PagedCache(keys, values, arena.block_tables[layer], spec.window)
+
+    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, /) -> Tensor:
+        """See `GpuMixer`: the chunks' tiles."""
+        tiles = make_tiles(spans, self.tile)
+        self._arena.write("tiles", [number for tile in tiles for number in tile])
+        return self._arena.sections["tiles"][: len(tiles)]
+
+    def mix(self, part: Attention, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
+        """See `GpuMixer`."""
+        tokens, (qkv, gates) = step.num_tokens, part.split(projected)
+        if (vectors := part.vectors) is not None:
+            norm_qkv_into(qkv, **vectors, pdl=step.pdl)
+        if tokens:
+            self._prefill(part, qkv[:tokens], out[:tokens], step)
+        if len(step.places):
+            self._decode(part, qkv[tokens:], out[tokens:], step)
+        if part.is_gated:
+            sigmoid_mul_into(out, gates, pdl=step.pdl)
+
+    def _prefill(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
+        arena, cache, query = self._arena, self._caches[part.layer], self._query[: len(qkv)]
+        rows, positions = arena.token_rows[: len(qkv)], arena.positions[: len(qkv)]
+        rope_and_cache(qkv, query, cache, self._transform(part), token_rows=rows, positions=positions)
+        tiles = step.plans[self] if step.chosen is None else step.chosen
+        if len(tiles):
+            prefill_attention(query, cache, out, tiles=tiles, **part.scoring)
+
+    def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
+        cache, transform = self._caches[part.layer], self._transform(part)
+        places, lengths = step.places, self._arena.lengths
+        if self._facts.invariant:
+            query = self._query[: len(places)]
+            rope_and_cache(qkv, query, cache, transform, token_rows=places, positions=lengths, newest=True)
+            prefill_attention(query, cache, out, tiles=places, lengths=lengths, **part.scoring)
+            return
+        tiling = tuning.choose_tile(len(places), part.head_dim, qkv.dtype, step.splits)
+        how: dict[str, Any] = {
+            **part.scoring,
+            "splits": step.splits,
+            "scratch": self._scratch,
+            "tiling": tiling,
+            "pdl": step.pdl,
+        }
+        decode_attention(qkv, cache, transform, out, batch_rows=places, lengths=lengths, **how)
+
+    def _transform(self, part: Attention) -> HeadTransform:
+        rotations, norms_heads = self._rotations[part.rotation], not part.norms_vectors
+        if norms_heads and part.q_norm is not None and part.k_norm is not None:
+            return HeadTransform(rotations, part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
+        return HeadTransform(rotations)

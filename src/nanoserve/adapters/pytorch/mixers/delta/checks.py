@@ -1,0 +1,30 @@
+"""The kernels of gated delta nets, and what a model gives their cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from nanoserve.adapters.pytorch.kernel_checks import Bench, Check, fastest, invariant, of_each
+from nanoserve.adapters.pytorch.mixers.delta.part import heads_of
+from nanoserve.kernels.delta_rule import cases as delta_rule
+from nanoserve.kernels.recurrent import DeltaHeads
+from nanoserve.kernels.testing import Comparison
+from nanoserve.ports.layer_spec import DeltaSpec
+
+
+def _heads(bench: Bench) -> list[DeltaHeads]:
+    return list(map(heads_of, bench.mixers(DeltaSpec)))
+
+
+def _check_newest(bench: Bench) -> Iterator[Comparison]:
+    """States through one token each, with the arithmetic that serving asks for."""
+    for heads in _heads(bench):
+        yield from delta_rule.check_delta_newest(bench.inputs, heads, invariant=bench.deterministic)
+
+
+CHECKS: Final[Sequence[Check]] = (
+    Check("delta_rule_newest", _check_newest),
+    Check("delta_rule_chunks", of_each(delta_rule.check_delta_chunks, _heads), invariant),
+    Check("delta_rule_tiles", of_each(delta_rule.check_delta_tiles, _heads), fastest),
+)

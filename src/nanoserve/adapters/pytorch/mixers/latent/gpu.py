@@ -1,0 +1,215 @@
+"""Latent attention of a step on a GPU: which rows, which cache, which kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, Pages, StepArena
+from nanoserve.adapters.pytorch.mixers.latent.checks import CHECKS
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
+from nanoserve.kernels.device.launch import SplitScratch, shared_memory
+from nanoserve.kernels.latent import LatentCache, padded
+from nanoserve.kernels.latent_attention import launch, tuning
+from nanoserve.kernels.rope_and_cache.launch import write_latents
+from nanoserve.kernels.tiles import make_tiles
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import LatentSpec, Rotation
+
+MOST_FEW_TOKENS = 64
+"""Tokens up to which the product of each head has a kernel of its own; for more the vendor's library is faster."""
+LEAST_ROOM = 256
+"""Keys that the memory holds at least in which they are expanded."""
+MOST_ROUNDS: Final = 64
+"""Times that this memory is filled in a step at most: what has longer rows is absorbed."""
+ABSORB: Final = 0
+"""The way to compute chunks that every model has; the other one is to expand."""
+
+
+class Round(NamedTuple):
+    """Spans of chunks' keys that are expanded together: see `kernels.latent_attention`.
+
+    Attributes:
+        tokens: of all spans; `longest`, of the longest one.
+    """
+
+    tokens: int
+    longest: int
+    spans: Tensor
+
+
+class LatentPlan(NamedTuple):
+    """Tiles of a step's chunks, and the rounds in which their latents are expanded; none where they are not."""
+
+    tiles: Tensor
+    rounds: Sequence[Round]
+
+
+class GpuLatents:
+    """See `GpuMixer`.
+
+    A prompt's latents are read as they are, with products absorbed into queries and values, or expanded to keys and values
+    first, whichever takes less arithmetic. Invariant serving has one arithmetic for prompts and decoding: it absorbs.
+    """
+
+    checks: ClassVar = CHECKS
+
+    def __init__(self, layers: Mapping[int, LatentSpec], facts: GpuFacts) -> None:
+        """Raise `ModelLoadError` where layers differ."""
+        if len(set(layers.values())) > 1:
+            raise ModelLoadError("on a GPU all layers with latent attention must be alike")
+        self._layers, self._facts, self._room = tuple(layers), facts, max(facts.max_tokens, LEAST_ROOM)
+        self._spec = spec = next(iter(layers.values()))
+        memory = shared_memory(facts.device)
+        entry = tuning.padded_width(spec.latent_dim, spec.rope_dim), facts.dtype, memory
+        self._keys = tuning.decode_block(*entry).keys
+        self.tile = tuning.queries_per_tile(spec.num_heads, tuning.prefill_block(*entry).rows)
+        key, value = padded(spec.nope_dim) + padded(spec.rope_dim), padded(spec.value_dim)
+        self._expanded = tuning.expanded_block(key, value, facts.dtype, memory)
+        self.ways = 1 if facts.invariant else 2
+        rounds = 0 if facts.invariant else MOST_ROUNDS * facts.sizes.max_num_seqs
+        tiles = facts.most_tiles(self.tile)
+        self.sections: Mapping[str, tuple[int, ...]] = {"latent_tiles": (tiles, 4), "expansions": (rounds, 4)}
+
+    def choose_splits(self, bucket: int, longest: int, /) -> int:
+        """See `GpuMixer`."""
+        heads, multiprocessors = self._spec.num_heads, self._facts.multiprocessors
+        return tuning.choose_splits(bucket, heads, longest, multiprocessors, self._keys)
+
+    def allocate(self, max_place_splits: int, /) -> None:
+        """See `GpuMixer`; all flat. What is expanded shares its memory with what is absorbed."""
+        facts, spec, tokens, room = self._facts, self._spec, self._facts.max_tokens, self._room
+        heads, width, expanded = spec.num_heads, spec.cache_elements, spec.nope_dim + spec.value_dim
+        sums = spec.value_dim * torch.float32.itemsize // facts.dtype.itemsize
+        # Absorbed queries, or the keys and values of `room` tokens; what those attend to, or the sums of these.
+        self._query = facts.empty(heads * max(tokens * width, room * expanded))
+        self._attended = facts.empty(tokens * heads * max(spec.latent_dim, sums))
+        self._gathered = facts.empty(room * width)
+        self._tops, self._weights = (facts.empty(tokens * heads, of=torch.float32) for _ in range(2))
+        self._splits = SplitScratch.create(max_place_splits, heads, spec.latent_dim, 1, facts.device)
+
+    def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
+        """See `GpuMixer`."""
+        self._arena, self._rotations = arena, rotations
+        self._caches = {
+            layer: LatentCache(pages[layer][0], arena.block_tables[layer], self._spec.latent_dim)
+            for layer in self._layers
+        }
+
+    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, /) -> LatentPlan:
+        """See `GpuMixer`; the ways are to absorb and to expand."""
+        rounds = self._rounds(spans, way) if self.ways > 1 and way != ABSORB else []
+        numbered = [(number, *span[1:]) for number, span in enumerate(spans)]
+        tiles = make_tiles(numbered, self._expanded.rows) if rounds else make_tiles(spans, self.tile)
+        self._arena.write("expansions", [number for cut in rounds for span in cut for number in span])
+        self._arena.write("latent_tiles", [number for tile in tiles for number in tile])
+        sections, count = self._arena.sections, len(spans)
+        written = sections["expansions"][: len(rounds) * count].view(-1, count, 4)
+        lengths = [[span.end - span.begin for span in cut] for cut in rounds]
+        made = [Round(sum(each), max(each), cut) for each, cut in zip(lengths, written, strict=True)]
+        return LatentPlan(sections["latent_tiles"][: len(tiles)], made)
+
+    def _rounds(self, spans: Sequence[ChunkSpan], way: int | None) -> list[list[tuning.Span]]:
+        """Keys that are expanded together; none where to absorb is cheaper and nothing else is asked for."""
+        chunks = [(start, length) for _, start, length, _ in spans]
+        sizes = {
+            name: getattr(self._spec, name) for name in ("latent_dim", "rope_dim", "nope_dim", "value_dim")
+        }
+        if way is None and not tuning.is_cheaper(chunks, **sizes):
+            return []
+        rows = [(row, start + length) for row, start, length, _ in spans]
+        rounds = tuning.cut_rounds(rows, self._room, self._expanded.keys)
+        return rounds if len(rounds) <= MOST_ROUNDS else []
+
+    def mix(
+        self, part: LatentAttention, out: Tensor, step: GpuStep, /, queries: Tensor, projected: Tensor
+    ) -> None:
+        """See `GpuMixer`."""
+        arena, tokens, (tiles, rounds) = self._arena, step.num_tokens, self._plan(step)
+        heads, out_heads = _by_head(part, queries), _by_head(part, out)
+        query, attended = self._views(part, len(queries))
+        if tokens:
+            rotated = heads[:, :, part.nope_dim :] if rounds else query[:, :, part.latent_dim :]
+            which = {"token_rows": arena.token_rows[:tokens], "positions": arena.positions[:tokens]}
+            self._write(part, projected[:tokens], heads[:tokens], rotated[:tokens], **which)
+        newest = {"token_rows": step.places, "positions": arena.lengths, "newest": True, "pdl": step.pdl}
+        rotated = query[tokens:, :, part.latent_dim :]
+        self._write(part, projected[tokens:], heads[tokens:], rotated, **newest)
+        absorbed = slice(tokens if rounds else 0, None)
+        key = heads[absorbed, :, : part.nope_dim], part.up_keys, query[absorbed, :, : part.latent_dim]
+        self._multiply(*key, pdl=step.pdl)
+        if len(tiles) and not rounds:
+            cache = self._caches[part.layer]
+            launch.latent_prefill(query[:tokens], cache, attended[:tokens], tiles=tiles, scale=part.scale)
+        if len(step.places):
+            self._attend_newest(part, query[tokens:], attended[tokens:], step)
+        self._multiply(attended[absorbed], part.up_values, out_heads[absorbed], pdl=step.pdl)
+        self._expand(part, heads[:tokens], out_heads[:tokens], tiles, rounds)
+
+    def _plan(self, step: GpuStep) -> LatentPlan:
+        """The plan for its chunks; tokens that are chosen of them are absorbed."""
+        if step.chosen is not None:
+            return LatentPlan(step.chosen, [])
+        plan: LatentPlan = step.plans[self] if step.num_tokens else LatentPlan(step.places[:0], [])
+        return plan
+
+    def _expand(
+        self, part: LatentAttention, heads: Tensor, out: Tensor, tiles: Tensor, rounds: Sequence[Round]
+    ) -> None:
+        """Chunks' tokens over the keys of their rows, in memory that absorbed queries have left."""
+        tokens, num_heads, _ = heads.shape
+        width, expanded_dim = part.latent_dim + part.rope_dim, part.nope_dim + part.value_dim
+        sums = tokens * num_heads * part.value_dim * torch.float32.itemsize // self._attended.itemsize
+        kept = launch.ExpandedSums(
+            self._attended[:sums].view(torch.float32).view(tokens, num_heads, part.value_dim),
+            self._tops[: tokens * num_heads].view(tokens, num_heads),
+            self._weights[: tokens * num_heads].view(tokens, num_heads),
+        )
+        for each in rounds:
+            gathered = self._gathered[: each.tokens * width].view(each.tokens, width)
+            launch.gather_entries_into(self._caches[part.layer], each.spans, gathered, longest=each.longest)
+            expanded = self._query[: each.tokens * num_heads * expanded_dim].view(each.tokens, -1)
+            torch.mm(gathered[:, : part.latent_dim], part.up.T, out=expanded)
+            expanded = expanded.view(each.tokens, num_heads, expanded_dim)
+            how: dict[str, Any] = {"tiles": tiles, "spans": each.spans, "sums": kept, "scale": part.scale}
+            launch.expanded_attention(heads, expanded, gathered, out, **how)
+
+    def _views(self, part: LatentAttention, tokens: int) -> tuple[Tensor, Tensor]:
+        """Absorbed queries [tokens, num_heads, latent_dim + rope_dim], and what they attend to."""
+        heads, latent_dim, width = part.num_heads, part.latent_dim, part.latent_dim + part.rope_dim
+        query = self._query[: tokens * heads * width].view(tokens, heads, width)
+        return query, self._attended[: tokens * heads * latent_dim].view(tokens, heads, latent_dim)
+
+    def _write(
+        self, part: LatentAttention, projected: Tensor, heads: Tensor, rotated: Tensor, **which: Any
+    ) -> None:
+        norm, rotations = part.latent_norm, self._rotations[part.rotation]
+        how = {"norm_weight": norm.weight, "eps": norm.eps, "rotations": rotations, **which}
+        write_latents(projected, heads, rotated, self._caches[part.layer], **how)
+
+    def _attend_newest(self, part: LatentAttention, query: Tensor, attended: Tensor, step: GpuStep) -> None:
+        cache, lengths, places = self._caches[part.layer], self._arena.lengths, step.places
+        if self._facts.invariant:
+            launch.latent_prefill(query, cache, attended, tiles=places, lengths=lengths, scale=part.scale)
+            return
+        how: dict[str, Any] = {
+            "scale": part.scale,
+            "splits": step.splits,
+            "scratch": self._splits,
+            "pdl": step.pdl,
+        }
+        launch.latent_decode(query, cache, attended, batch_rows=places, lengths=lengths, **how)
+
+    def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool) -> None:
+        if self._facts.invariant or len(x) <= MOST_FEW_TOKENS:
+            launch.head_linear(x, weight, out, pdl=pdl)
+        else:
+            torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
+
+
+def _by_head(part: LatentAttention, rows: Tensor) -> Tensor:
+    """Rows of all heads' elements, which may be columns of wider ones, as [tokens, num_heads, elements]."""
+    return rows.view(len(rows), part.num_heads, rows.shape[1] // part.num_heads)
