@@ -20,7 +20,7 @@ from nanoserve.domain.text.stream import find_stop, held_back
 from nanoserve.entrypoints.app.settings import ServiceSettings
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.bodies import decode_body
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
+from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody
 from nanoserve.ports.driven import Check
 from nanoserve.ports.errors import PromptTooLongError
 from nanoserve.ports.grammar import Constraint

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from nanoserve.entrypoints.server.http import errors
-from nanoserve.entrypoints.server.protocols.openai import schemas
+from nanoserve.entrypoints.server.protocols.openai import wire
 from tests.unit.entrypoints.server.http.app_world import app_world
 
 PAGE = (pathlib.Path(__file__).parents[3] / "docs" / "server.md").read_text()
@@ -46,7 +46,7 @@ def test_every_route_of_the_page_is_served() -> None:
 
 
 def test_every_parameter_of_the_page_is_a_field() -> None:
-    fields = set(schemas.ChatBody.__struct_fields__) | set(schemas.CompletionBody.__struct_fields__)
+    fields = set(wire.ChatBody.__struct_fields__) | set(wire.CompletionBody.__struct_fields__)
     rows = [line.split("|")[1] for line in section("Parameters").splitlines() if line.startswith("|")]
     named = {each for row in rows for each in re.findall(r"`(\w+)`", row)}
     assert len(named) > 25

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from nanoserve.entrypoints.page.files import read_page
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
+from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody
 from nanoserve.ports.sampling import PARAMETERS
 
 FILES: Final = {path: each.body.decode() for path, each in read_page().files.items()}

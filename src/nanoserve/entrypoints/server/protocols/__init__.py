@@ -9,8 +9,8 @@ from nanoserve.entrypoints.server.http.errors import Shapes
 from nanoserve.entrypoints.server.protocols.anthropic import routes as anthropic
 from nanoserve.entrypoints.server.protocols.anthropic import wire as anthropic_answer
 from nanoserve.entrypoints.server.protocols.anthropic.threads import is_of_thread
-from nanoserve.entrypoints.server.protocols.ollama import answer as ollama_answer
 from nanoserve.entrypoints.server.protocols.ollama import routes as ollama
+from nanoserve.entrypoints.server.protocols.ollama import wire as ollama_answer
 from nanoserve.entrypoints.server.protocols.openai import tokenization
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_completions
 from nanoserve.entrypoints.server.protocols.openai.completions import completions

@@ -11,7 +11,7 @@ import pytest
 from nanoserve.entrypoints.compose.config.configuration import SAMPLING_SETTINGS
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_sampling
 from nanoserve.entrypoints.server.protocols.openai.completions import completion_sampling
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
+from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody
 from nanoserve.ports.sampling import PARAMETERS, Door, SamplingParams, set_by
 from tools.parameter_table import table
 

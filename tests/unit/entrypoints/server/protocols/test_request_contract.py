@@ -15,8 +15,8 @@ from nanoserve.entrypoints.server.http.bodies import decode_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.field_support import FIELDS, support
 from nanoserve.entrypoints.server.protocols.anthropic.wire import CountTokens, CreateMessage
-from nanoserve.entrypoints.server.protocols.ollama import body as ollama
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody
+from nanoserve.entrypoints.server.protocols.ollama import wire as ollama
+from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody
 from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import PARAMETERS

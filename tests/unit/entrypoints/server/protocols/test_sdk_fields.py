@@ -35,8 +35,8 @@ from nanoserve.entrypoints.server.protocols.anthropic.wire import (
     CreateMessage,
     Edit,
 )
-from nanoserve.entrypoints.server.protocols.ollama import body as ollama_body
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody, CompletionBody, EmbeddingBody
+from nanoserve.entrypoints.server.protocols.ollama import wire as ollama_body
+from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody, EmbeddingBody
 from nanoserve.entrypoints.server.protocols.responses.responding import INCLUDES, SKIPPED_TOOLS
 from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse, InputItem, InputPart
 from nanoserve.ports.sampling import PARAMETERS, Api

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import attrs
+import msgspec
 from litestar import HttpMethod, Request, Response, get, post, route
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.orders import Client, Order
+from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http import fields
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.http.field_support import renamed, support
 from nanoserve.entrypoints.server.http.sse import respond, unless_left
 from nanoserve.entrypoints.server.http.vectors import read_vectors
-from nanoserve.entrypoints.server.protocols.ollama import answer as wire
-from nanoserve.entrypoints.server.protocols.ollama import reading
-from nanoserve.entrypoints.server.protocols.ollama.body import (
+from nanoserve.entrypoints.server.protocols.ollama import wire
+from nanoserve.entrypoints.server.protocols.ollama.wire import (
+    EarlierCall,
     EmbedBody,
     EmbeddingsBody,
     GenerateBody,
     OllamaChatBody,
+    OllamaTurn,
+    Options,
     ShowBody,
 )
 from nanoserve.entrypoints.server.protocols.ollama.writer import LineWriter
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.checks import check_integer, check_vocabulary, shown
+from nanoserve.ports.driven import Message
+from nanoserve.ports.errors import BadValueError, UnknownModelError
+from nanoserve.ports.sampling import Api
+from nanoserve.ports.tool_calls import Tool
 
 API_VERSION: Final = "0.12.11"
 """Of the Ollama whose API this is: clients ask for it to learn what they may use."""
@@ -44,8 +56,8 @@ async def generate(
 ) -> Response[wire.Generated]:
     """Answer one prompt, streamed unless `stream` is false."""
     body = await read_body(request, GenerateBody, any_type=True)
-    model = reading.known_name(body.model, service)
-    order = await unless_left(request, reading.generate_order(body, service, client)) if body.prompt else None
+    model = known_name(body.model, service)
+    order = await unless_left(request, generate_order(body, service, client)) if body.prompt else None
     return await _answered(request, service, order, model, chats=False)
 
 
@@ -55,8 +67,8 @@ async def chat(
 ) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
     body = await read_body(request, OllamaChatBody, any_type=True)
-    model = reading.known_name(body.model, service)
-    order = reading.chat_order(body, service, client) if body.messages else None
+    model = known_name(body.model, service)
+    order = chat_order(body, service, client) if body.messages else None
     return await _answered(request, service, order, model, chats=True)
 
 
@@ -66,7 +78,7 @@ async def embed(
 ) -> wire.Embedded:
     """The vectors of texts."""
     body = await read_body(request, EmbedBody, any_type=True)
-    model = reading.known_name(body.model, service)
+    model = known_name(body.model, service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     started = time.perf_counter()
     vectors = await unless_left(
@@ -82,7 +94,7 @@ async def embeddings(
 ) -> wire.OneEmbedded:
     """The vector of a text, in the form that `/api/embed` replaces."""
     body = await read_body(request, EmbeddingsBody, any_type=True)
-    reading.known_name(body.model, service)
+    known_name(body.model, service)
     vectors = await unless_left(request, read_vectors(body, service, client, [body.prompt], "prompt"))
     return wire.OneEmbedded(vectors.all[0])
 
@@ -118,7 +130,7 @@ async def show(request: Request[Any, Any, Any], service: NamedDependency[TextSer
     name = body.model or body.name
     if name is None:
         raise BadValueError("model", "is required")
-    reading.known_name(name, service)
+    known_name(name, service)
     tokenizer = service.settings.tokenizer_facts
     return wire.ShownModel(
         parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
@@ -159,7 +171,7 @@ def _capabilities(service: TextService) -> list[str]:
 
 def _models(service: TextService, **more: Any) -> list[wire.NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
-    names = [each if ":" in each else each + reading.LATEST for each in service.settings.model_names]
+    names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
     return [
         wire.NamedModel(
             name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
@@ -173,3 +185,136 @@ def _details(service: TextService) -> wire.Details:
 
 
 ROUTES: Final = (generate, chat, embed, embeddings, tags, running, show, version, refuse)
+
+
+LATEST: Final = ":latest"
+_UP_TO_THE_END: Final = (-1, -2)
+_ANY_SEED: Final = -1
+
+
+def known_name(given: str, service: TextService) -> str:
+    """The name that the service knows: one without a tag means the latest. Raises `UnknownModelError`."""
+    for name in (given.removesuffix(LATEST), given + LATEST):
+        with contextlib.suppress(UnknownModelError):
+            service.check_model(name)
+            return given
+    service.check_model(given)
+    return given
+
+
+async def generate_order(body: GenerateBody, service: TextService, client: Client) -> Order:
+    """What `/api/generate` asks for; raises `BadValueError`."""
+    if body.raw:
+        if body.think is not None:
+            raise BadValueError("think", "does not go with `raw`, which sends the prompt as it is")
+        for name in ("system", "context"):
+            if getattr(body, name):
+                raise BadValueError(name, "does not go with `raw`, which sends the prompt as it is")
+        return _order(body, body.prompt, service, client)
+    messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
+    options = _thinking(body.think, service)
+    conversation = Conversation([*messages, {"role": "user", "content": body.prompt}], options=options)
+    if not body.context:
+        return _order(body, conversation, service, client)
+    order = _order(body, await _continued(body.context, conversation, service), service, client)
+    return attrs.evolve(order, is_turn=True)
+
+
+def chat_order(body: OllamaChatBody, service: TextService, client: Client) -> Order:
+    """What `/api/chat` asks for; raises `BadValueError`."""
+    messages: list[Message] = []
+    messages += [_message(turn) for turn in body.messages or ()]
+    tools, options = fields.read_tools(body.tools, service, _tool), _thinking(body.think, service)
+    last = messages[-1]
+    continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    conversation = Conversation(
+        messages, not continues, continue_final_message=continues, tools=tools, options=options
+    )
+    return _order(body, conversation, service, client)
+
+
+def _message(turn: OllamaTurn) -> Message:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.thinking:
+        message["reasoning_content"] = turn.thinking
+    if turn.tool_calls:
+        message["tool_calls"] = [_call(each, place) for place, each in enumerate(turn.tool_calls)]
+    if turn.tool_name:
+        message["name"] = turn.tool_name
+    if turn.tool_call_id:
+        message["tool_call_id"] = turn.tool_call_id
+    return message
+
+
+def _call(call: EarlierCall, place: int) -> Message:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id or f"call_{place}", "type": "function", "function": function}
+
+
+def _tool(given: Mapping[str, Any], where: str) -> Tool:
+    return fields.function_tool(fields.required(given, "function", dict, where), f"{where}.function")
+
+
+def _thinking(think: bool | str | None, service: TextService) -> Mapping[str, Any]:
+    """What the template is told; texts are efforts."""
+    if think is None or isinstance(think, str):
+        return fields.effort_options(service, think, "think")
+    return fields.switch_options(service, "think", on=think)
+
+
+def _order(
+    body: GenerateBody | OllamaChatBody,
+    prompt: str | tuple[int, ...] | Conversation,
+    service: TextService,
+    client: Client,
+) -> Order:
+    options = body.options or Options()
+    try:
+        if options.num_ctx is not None:
+            check_integer("num_ctx", options.num_ctx, 1, service.facts.max_model_len)
+        sampling = fields.read_sampling(
+            msgspec.structs.replace(
+                options,
+                num_predict=None if options.num_predict in _UP_TO_THE_END else options.num_predict,
+                seed=None if options.seed == _ANY_SEED else options.seed,
+            ),
+            Api.OLLAMA,
+            service.settings.defaults,
+            logprobs=fields.requested_logprobs(body.logprobs, body.top_logprobs),
+        )
+        stream = body.stream is not False
+        order = fields.make_order(
+            options,
+            prompt=prompt,
+            prompt_name="prompt" if isinstance(body, GenerateBody) else "messages",
+            sampling=sampling,
+            client=client,
+            stream=stream,
+            format=_format(body.format),
+        )
+        return attrs.evolve(order, max_tokens_name=order.max_tokens_name and "options.num_predict")
+    except BadValueError as error:
+        name = error.parameter
+        is_of_body = support(type(body)).get(name, name) is None
+        raise error if is_of_body else renamed(error, f"options.{name}") from None
+
+
+def _format(given: str | Mapping[str, Any] | None) -> Format | None:
+    """`json`, or a schema."""
+    if not given:
+        return None
+    if given == "json":
+        return fields.schema_format("format", {"type": "json_object"})
+    if isinstance(given, str):
+        raise BadValueError("format", f"must be json or a schema, got {shown(given)}")
+    return fields.schema_format("format", {"type": "json_schema", "schema": given})
+
+
+async def _continued(
+    context: Sequence[int], conversation: Conversation, service: TextService
+) -> tuple[int, ...]:
+    """An earlier exchange and what is said next; a token that begins every prompt is not repeated in the middle."""
+    check_vocabulary("context", context, service.facts.vocab_size)
+    beginning = await service.encode("")
+    said = await service.render(conversation)
+    return (*context, *(said[len(beginning) :] if said[: len(beginning)] == beginning else said))

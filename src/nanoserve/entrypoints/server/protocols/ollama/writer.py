@@ -12,7 +12,7 @@ from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, joined, r
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import Token, chosen_tokens
-from nanoserve.entrypoints.server.protocols.ollama.answer import (
+from nanoserve.entrypoints.server.protocols.ollama.wire import (
     Chatted,
     Generated,
     OllamaAnswer,

@@ -36,8 +36,8 @@ from nanoserve.entrypoints.server.http.fields import (
 )
 from nanoserve.entrypoints.server.http.logprobs import TokenText, chosen_tokens, finite
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame, respond
-from nanoserve.entrypoints.server.protocols.openai import answers
-from nanoserve.entrypoints.server.protocols.openai.schemas import (
+from nanoserve.entrypoints.server.protocols.openai import wire
+from nanoserve.entrypoints.server.protocols.openai.wire import (
     ChatBody,
     GenerationBody,
     StreamOptions,
@@ -56,7 +56,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 @post("/v1/chat/completions", status_code=200, **documented(ChatBody))
 async def chat_completions(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[answers.ChatCompletion]:
+) -> Response[wire.ChatCompletion]:
     """Answer a conversation `n` times."""
     body = await read_body(request, ChatBody)
     service.check_model(body.model)
@@ -184,12 +184,12 @@ class ChunkWriter(abc.ABC):
             more = {"usage": self._usage(answer), **more}
         return self._chunk([choice], **more)
 
-    def _usage(self, answer: Answer) -> answers.Usage:
+    def _usage(self, answer: Answer) -> wire.Usage:
         prompt, generated = answer.num_prompt_tokens, answer.num_generated_tokens
-        details = answers.PromptTokensDetails(answer.num_cached_tokens)
-        usage = answers.Usage(prompt, generated, prompt + generated, details)
+        details = wire.PromptTokensDetails(answer.num_cached_tokens)
+        usage = wire.Usage(prompt, generated, prompt + generated, details)
         if (reasoning := answer.num_reasoning_tokens) is not None:
-            usage.completion_tokens_details = answers.CompletionTokensDetails(reasoning)
+            usage.completion_tokens_details = wire.CompletionTokensDetails(reasoning)
         return usage
 
     def _end_fields(self, piece: Piece) -> dict[str, Any]:
@@ -223,9 +223,9 @@ class ChunkWriter(abc.ABC):
         return fields
 
 
-def _timings(times: SequenceTimes) -> answers.Timings:
+def _timings(times: SequenceTimes) -> wire.Timings:
     """Where the time of an answer went."""
-    return answers.Timings(
+    return wire.Timings(
         queue=_between(times.arrived, times.first_scheduled),
         prefill=_between(times.first_scheduled, times.first_token),
         decode=_between(times.first_token, times.finished),
@@ -236,16 +236,14 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else round(max(end - start, 0.0), 6)
 
 
-def _position(score: TokenLogprobs | None, count: int, text: TokenText) -> answers.PromptPosition:
+def _position(score: TokenLogprobs | None, count: int, text: TokenText) -> wire.PromptPosition:
     """The actual token and the `count` likeliest, by id."""
     if score is None:
         return None
     likely: Sequence[tuple[int, float]] = score.top[:count]
-    found = {
-        str(score.token_id): answers.ScoredToken(finite(score.logprob), score.rank, text(score.token_id))
-    }
+    found = {str(score.token_id): wire.ScoredToken(finite(score.logprob), score.rank, text(score.token_id))}
     for place, (token, logprob) in enumerate(likely, start=1):
-        found.setdefault(str(token), answers.ScoredToken(finite(logprob), place, text(token)))
+        found.setdefault(str(token), wire.ScoredToken(finite(logprob), place, text(token)))
     return found
 
 
@@ -288,23 +286,23 @@ class ChatWriter(ChunkWriter):
             )
         return self._frames[key]
 
-    async def whole(self, answer: Answer) -> answers.ChatCompletion:
+    async def whole(self, answer: Answer) -> wire.ChatCompletion:
         """Every choice with its message."""
         choices = [
-            answers.ChatChoice(
+            wire.ChatChoice(
                 index=each.index, message=self._message(each), **self._fields(each, each.joined())
             )
             for each in answer.choices
         ]
         head = {**self._head, "object": "chat.completion"}
         prompt = self._prompt_fields(answer.generations[0])
-        return answers.ChatCompletion(choices=choices, usage=self._usage(answer), **head, **prompt)
+        return wire.ChatCompletion(choices=choices, usage=self._usage(answer), **head, **prompt)
 
-    def _message(self, choice: Choice) -> answers.ChatMessage:
+    def _message(self, choice: Choice) -> wire.ChatMessage:
         """With a dialect the content is null where there is no text, as no chunk of a stream has one then."""
         parts = choice.parts
         text = "".join(each.text for each in parts if isinstance(each, TextPart))
-        message = answers.ChatMessage(text or (None if choice.parser else ""))
+        message = wire.ChatMessage(text or (None if choice.parser else ""))
         reasoning = "".join(each.text for each in parts if isinstance(each, ReasoningPart))
         if reasoning and self._shows_reasoning:
             message.reasoning = message.reasoning_content = reasoning
@@ -322,7 +320,7 @@ class ChatWriter(ChunkWriter):
         logprobs = None
         if self._num_logprobs is not None:
             tokens = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
-            logprobs = answers.ChatLogprobs(tokens)
+            logprobs = wire.ChatLogprobs(tokens)
         fields = {"logprobs": logprobs, **self._end_fields(piece)}
         if choice.has_calls and piece.finish_reason is FinishReason.STOP:
             fields["finish_reason"] = "tool_calls"
@@ -333,10 +331,10 @@ def _alone(index: int, event: tool_calls.AnswerEvent) -> dict[str, Any]:
     return {"index": index, "delta": _delta([event]), "logprobs": None, "finish_reason": None}
 
 
-def _tool_call(call: CallPart) -> answers.ToolCall:
+def _tool_call(call: CallPart) -> wire.ToolCall:
     if call.is_custom:
-        return answers.ToolCall(id=call.id, type="custom", custom=answers.CalledCustom(call.name, call.text))
-    return answers.ToolCall(id=call.id, function=answers.CalledFunction(call.name, call.text))
+        return wire.ToolCall(id=call.id, type="custom", custom=wire.CalledCustom(call.name, call.text))
+    return wire.ToolCall(id=call.id, function=wire.CalledFunction(call.name, call.text))
 
 
 def _delta(events: Sequence[tool_calls.AnswerEvent]) -> dict[str, Any]:

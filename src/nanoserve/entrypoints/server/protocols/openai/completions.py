@@ -25,15 +25,8 @@ from nanoserve.entrypoints.server.http.fields import (
 )
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import TextFrames, respond
-from nanoserve.entrypoints.server.protocols.openai.answers import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    PromptTokensDetails,
-    Usage,
-)
+from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
-from nanoserve.entrypoints.server.protocols.openai.schemas import CompletionBody
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import FinishReason
@@ -43,12 +36,12 @@ from nanoserve.ports.step import TokenLogprobs
 _LEGACY_MAX_TOKENS: Final = 16
 
 
-@post("/v1/completions", status_code=200, **documented(CompletionBody))
+@post("/v1/completions", status_code=200, **documented(wire.CompletionBody))
 async def completions(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[Completion]:
+) -> Response[wire.Completion]:
     """Continue each prompt `n` times; the choices of prompt p have the indices p * n to p * n + n - 1."""
-    body = await read_body(request, CompletionBody)
+    body = await read_body(request, wire.CompletionBody)
     service.check_model(body.model)
     sampling, drops_output = completion_sampling(body, service)
     service.check_count(count_prompts(body.prompt))
@@ -71,7 +64,7 @@ async def completions(
     return await respond(request, service, writer, orders)
 
 
-def completion_sampling(body: CompletionBody, service: TextService) -> tuple[SamplingParams, bool]:
+def completion_sampling(body: wire.CompletionBody, service: TextService) -> tuple[SamplingParams, bool]:
     """Read a completion body's sampling parameters; raises `BadValueError`.
 
     True with them where nothing was to be generated (`max_tokens: 0`): an engine has to generate at least one token.
@@ -147,7 +140,7 @@ class CompletionWriter(ChunkWriter):
 
     def __init__(
         self,
-        body: CompletionBody,
+        body: wire.CompletionBody,
         service: TextService,
         sampling: SamplingParams,
         texts: Sequence[str | None],
@@ -161,9 +154,11 @@ class CompletionWriter(ChunkWriter):
         self._drops_output = drops_output
         self._skip = sampling.skip_special_tokens
         self._texts = texts
-        self._echoes: dict[int, tuple[str, CompletionLogprobs | None]] = {}
+        self._echoes: dict[int, tuple[str, wire.CompletionLogprobs | None]] = {}
         self._offsets: dict[int, TokenOffsets] = {}
-        self._frames = TextFrames(lambda index, text: self._chunk([CompletionChoice(index=index, text=text)]))
+        self._frames = TextFrames(
+            lambda index, text: self._chunk([wire.CompletionChoice(index=index, text=text)])
+        )
 
     async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """One chunk for each piece."""
@@ -171,19 +166,19 @@ class CompletionWriter(ChunkWriter):
             return self._frames.of(choice.index, piece.text)
         return self._piece_chunk(answer, await self._choice(choice, piece))
 
-    async def whole(self, answer: Answer) -> Completion:
+    async def whole(self, answer: Answer) -> wire.Completion:
         """Every choice and the usage."""
         choices = [await self._choice(each, each.joined()) for each in answer.choices]
-        return Completion(choices=choices, usage=self._usage(answer), **self._head)
+        return wire.Completion(choices=choices, usage=self._usage(answer), **self._head)
 
-    def _usage(self, answer: Answer) -> Usage:
+    def _usage(self, answer: Answer) -> wire.Usage:
         """A token that was generated only because an engine cannot generate none does not count."""
         if not self._drops_output:
             return super()._usage(answer)
         prompt = answer.num_prompt_tokens
-        return Usage(prompt, 0, prompt, PromptTokensDetails(answer.num_cached_tokens))
+        return wire.Usage(prompt, 0, prompt, wire.PromptTokensDetails(answer.num_cached_tokens))
 
-    async def _choice(self, choice: Choice, piece: Piece) -> CompletionChoice:
+    async def _choice(self, choice: Choice, piece: Piece) -> wire.CompletionChoice:
         """The first one brings the prompt where it is to be repeated."""
         if self._drops_output:
             piece = _without_output(piece)
@@ -191,14 +186,14 @@ class CompletionWriter(ChunkWriter):
         logprobs = await self._logprobs(choice, piece, start=len(text))
         fields = self._end_fields(piece)
         if choice.is_shown:
-            return CompletionChoice(index=choice.index, text=piece.text, logprobs=logprobs, **fields)
+            return wire.CompletionChoice(index=choice.index, text=piece.text, logprobs=logprobs, **fields)
         if scored is not None and logprobs is not None:
             both = map(operator.add, msgspec.structs.astuple(scored), msgspec.structs.astuple(logprobs))
-            logprobs = CompletionLogprobs(*both)
+            logprobs = wire.CompletionLogprobs(*both)
         fields |= self._prompt_fields(choice.generation)
-        return CompletionChoice(index=choice.index, text=text + piece.text, logprobs=logprobs, **fields)
+        return wire.CompletionChoice(index=choice.index, text=text + piece.text, logprobs=logprobs, **fields)
 
-    async def _logprobs(self, choice: Choice, piece: Piece, start: int) -> CompletionLogprobs | None:
+    async def _logprobs(self, choice: Choice, piece: Piece, start: int) -> wire.CompletionLogprobs | None:
         if self._num_logprobs is None:
             return None
         if choice.index not in self._offsets:
@@ -210,7 +205,7 @@ class CompletionWriter(ChunkWriter):
         offsets = [start + each for each in placed]
         return legacy_logprobs(piece.token_ids, piece.logprobs, offsets, self._num_logprobs, self._token_text)
 
-    async def _prompt_of(self, choice: Choice) -> tuple[str, CompletionLogprobs | None]:
+    async def _prompt_of(self, choice: Choice) -> tuple[str, wire.CompletionLogprobs | None]:
         """The prompt's text and its tokens' log-probabilities."""
         generation = choice.generation
         number = choice.index // generation.num_sequences
@@ -243,9 +238,9 @@ def legacy_logprobs(
     offsets: Sequence[int],
     count: int,
     text: TokenText,
-) -> CompletionLogprobs:
+) -> wire.CompletionLogprobs:
     """Four parallel lists; a token that nothing precedes has a null in two of them."""
-    return CompletionLogprobs(
+    return wire.CompletionLogprobs(
         text_offset=list(offsets),
         token_logprobs=[None if each is None else finite(each.logprob) for each in scores],
         tokens=[text(token) for token in token_ids],

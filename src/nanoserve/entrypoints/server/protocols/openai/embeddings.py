@@ -15,17 +15,16 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.sse import unless_left
 from nanoserve.entrypoints.server.http.vectors import read_vectors
-from nanoserve.entrypoints.server.protocols.openai.answers import Embedding, EmbeddingList, EmbeddingUsage
+from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.completions import read_prompts
-from nanoserve.entrypoints.server.protocols.openai.schemas import EmbeddingBody
 
 
-@post("/v1/embeddings", status_code=200, **documented(EmbeddingBody))
+@post("/v1/embeddings", status_code=200, **documented(wire.EmbeddingBody))
 async def embeddings(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> EmbeddingList:
+) -> wire.EmbeddingList:
     """The vector of each text."""
-    body = await read_body(request, EmbeddingBody)
+    body = await read_body(request, wire.EmbeddingBody)
     model = service.check_model(body.model)
     vectors = await unless_left(
         request,
@@ -40,10 +39,10 @@ async def embeddings(
         ),
     )
     shown = packed if body.encoding_format == "base64" else list
-    return EmbeddingList(
-        data=[Embedding(index=place, embedding=shown(each)) for place, each in enumerate(vectors.all)],
+    return wire.EmbeddingList(
+        data=[wire.Embedding(index=place, embedding=shown(each)) for place, each in enumerate(vectors.all)],
         model=model,
-        usage=EmbeddingUsage(vectors.num_prompt_tokens, vectors.num_prompt_tokens),
+        usage=wire.EmbeddingUsage(vectors.num_prompt_tokens, vectors.num_prompt_tokens),
     )
 
 

@@ -13,15 +13,8 @@ from litestar.params import FromPath
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.sse import unless_left
-from nanoserve.entrypoints.server.protocols.openai.answers import (
-    ModelCard,
-    ModelList,
-    Text,
-    TokenizedText,
-    TokenizerInfo,
-)
+from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import read_conversation
-from nanoserve.entrypoints.server.protocols.openai.schemas import DetokenizeBody, TokenizeBody
 from nanoserve.ports.errors import BadValueError
 
 _CREATED: Final = datetime.now(UTC).replace(microsecond=0)
@@ -29,23 +22,25 @@ _CREATED: Final = datetime.now(UTC).replace(microsecond=0)
 
 
 @get("/v1/models")
-async def list_models(service: NamedDependency[TextService]) -> ModelList:
+async def list_models(service: NamedDependency[TextService]) -> wire.ModelList:
     """All names; requests may use any of them."""
     names = service.settings.model_names
-    return ModelList(data=[_model(name, service) for name in names], first_id=names[0], last_id=names[-1])
+    return wire.ModelList(
+        data=[_model(name, service) for name in names], first_id=names[0], last_id=names[-1]
+    )
 
 
 @get("/v1/models/{name:path}")
-async def get_model(name: FromPath[str], service: NamedDependency[TextService]) -> ModelCard:
+async def get_model(name: FromPath[str], service: NamedDependency[TextService]) -> wire.ModelCard:
     """One name; a name of the hub has a slash in it."""
     name = name.removeprefix("/")
     service.check_model(name)
     return _model(name, service)
 
 
-def _model(name: str, service: TextService) -> ModelCard:
+def _model(name: str, service: TextService) -> wire.ModelCard:
     facts = service.facts
-    return ModelCard(
+    return wire.ModelCard(
         id=name,
         created=int(_CREATED.timestamp()),
         display_name=name,
@@ -56,33 +51,35 @@ def _model(name: str, service: TextService) -> ModelCard:
     )
 
 
-@post("/tokenize", status_code=200, **documented(TokenizeBody))
-async def tokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> TokenizedText:
+@post("/tokenize", status_code=200, **documented(wire.TokenizeBody))
+async def tokenize(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService]
+) -> wire.TokenizedText:
     """The ids of a text, or of the prompt that the model's template makes of a conversation."""
-    body = await read_body(request, TokenizeBody)
+    body = await read_body(request, wire.TokenizeBody)
     service.check_model(body.model)
     ids = await unless_left(request, _ids(body, service))
     texts = None
     if body.return_token_strs:
         await service.tokenizing.learn_token_texts()
         texts = [service.tokenizing.token_text(token) for token in ids]
-    return TokenizedText(
+    return wire.TokenizedText(
         count=len(ids), max_model_len=service.facts.max_model_len, tokens=list(ids), token_strs=texts
     )
 
 
-@post("/detokenize", status_code=200, **documented(DetokenizeBody))
-async def detokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> Text:
+@post("/detokenize", status_code=200, **documented(wire.DetokenizeBody))
+async def detokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> wire.Text:
     """The text of ids, special tokens included unless they are to be skipped."""
-    body = await read_body(request, DetokenizeBody)
+    body = await read_body(request, wire.DetokenizeBody)
     service.check_model(body.model)
-    return Text(await service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
+    return wire.Text(await service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
 
 
 @get("/tokenizer_info")
-async def tokenizer_info(service: NamedDependency[TextService]) -> TokenizerInfo:
+async def tokenizer_info(service: NamedDependency[TextService]) -> wire.TokenizerInfo:
     """What to know before using the other two."""
-    return TokenizerInfo(
+    return wire.TokenizerInfo(
         model=service.settings.model_names[0],
         vocab_size=service.tokenizing.vocab_size,
         max_model_len=service.facts.max_model_len,
@@ -91,7 +88,7 @@ async def tokenizer_info(service: NamedDependency[TextService]) -> TokenizerInfo
     )
 
 
-async def _ids(body: TokenizeBody, service: TextService) -> tuple[int, ...]:
+async def _ids(body: wire.TokenizeBody, service: TextService) -> tuple[int, ...]:
     if (body.prompt is None) == (body.messages is None):
         raise BadValueError("prompt", "give either `prompt` or `messages`")
     if body.prompt is not None:

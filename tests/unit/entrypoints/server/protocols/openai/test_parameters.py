@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from nanoserve.entrypoints.server.http.fields import read_sampling
-from nanoserve.entrypoints.server.protocols.openai.schemas import ChatBody
+from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import Api, SamplingParams

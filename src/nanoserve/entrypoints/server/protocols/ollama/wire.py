@@ -1,0 +1,263 @@
+"""Bodies and answers of Ollama's routes: every field that its clients send, honoured, refused by name, or without effect here.
+
+Durations are in nanoseconds; a field of an answer that is unset is left out.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from nanoserve.entrypoints.server.http.errors import Problem
+from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
+from nanoserve.entrypoints.server.http.logprobs import ChosenToken
+from nanoserve.ports.sampling import Api
+
+_COMPUTING: Final = harmless("it says how another server computes")
+_NO_MIROSTAT: Final = harmless("it is part of `mirostat`, which can only be off")
+_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
+
+
+@sampling_body(Api.OLLAMA)
+class Options(Struct, kw_only=True):
+    """How to sample."""
+
+    num_ctx: int | None = None
+    num_predict: int | None = None
+    seed: int | None = None
+
+    mirostat_tau: Annotated[Any, _NO_MIROSTAT] = None
+    mirostat_eta: Annotated[Any, _NO_MIROSTAT] = None
+    num_keep: Annotated[Any, _COMPUTING] = None
+    num_batch: Annotated[Any, _COMPUTING] = None
+    num_gpu: Annotated[Any, _COMPUTING] = None
+    main_gpu: Annotated[Any, _COMPUTING] = None
+    num_thread: Annotated[Any, _COMPUTING] = None
+    numa: Annotated[Any, _COMPUTING] = None
+    low_vram: Annotated[Any, _COMPUTING] = None
+    f16_kv: Annotated[Any, _COMPUTING] = None
+    logits_all: Annotated[Any, _COMPUTING] = None
+    use_mmap: Annotated[Any, _COMPUTING] = None
+    use_mlock: Annotated[Any, _COMPUTING] = None
+
+
+class _Asked(Struct, kw_only=True):
+    """What both ways of asking have."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    keep_alive: Annotated[str | float | None, FIELDS["keep_alive"]] = None
+    think: bool | str | None = None
+    format: str | dict[str, Any] | None = None
+
+
+@refusing
+class GenerateBody(_Asked, kw_only=True):
+    """The body of `/api/generate`; without a prompt it asks to load the model."""
+
+    prompt: str = ""
+    system: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+
+
+class EarlierFunction(Struct, kw_only=True):
+    """What was called."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    index: Annotated[int | None, _EARLIER] = None
+    description: Annotated[str | None, _EARLIER] = None
+
+
+class EarlierCall(Struct, kw_only=True):
+    """One call of an earlier answer."""
+
+    function: EarlierFunction
+    id: str | None = None
+    type: Annotated[str | None, _EARLIER] = None
+
+
+class OllamaTurn(Struct, kw_only=True):
+    """One turn of a conversation; those of the role tool say what the tool `tool_name` said."""
+
+    role: str
+    content: str = ""
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    thinking: str | None = None
+    images: Annotated[Any, only([])] = None
+    tool_calls: list[EarlierCall] | None = None
+
+
+@refusing
+class OllamaChatBody(_Asked, kw_only=True):
+    """The body of `/api/chat`; without messages it asks to load the model."""
+
+    messages: list[OllamaTurn] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+_UNSAMPLED: Final = harmless("nothing is sampled")
+
+
+@refusing
+class EmbedBody(Struct, kw_only=True):
+    """The body of `/api/embed`."""
+
+    model: str
+    input: str | list[str] = field(default_factory=list)
+    dimensions: int | None = None
+    options: Annotated[dict[str, Any] | None, _UNSAMPLED] = None
+
+
+@refusing
+class EmbeddingsBody(Struct, kw_only=True):
+    """The body of `/api/embeddings`, the older form."""
+
+    model: str
+    prompt: str
+    options: Annotated[dict[str, Any] | None, _UNSAMPLED] = None
+
+
+class ShowBody(Struct, kw_only=True):
+    """The body of `/api/show`; `name` is the older word."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+class OllamaError(Struct):
+    """The body of every answer that is not a success, and the last line of a stream that broke."""
+
+    error: str
+
+    @classmethod
+    def of(cls, problem: Problem) -> OllamaError:
+        """The message alone."""
+        return cls(problem.message)
+
+
+class OllamaAnswer(Struct, kw_only=True):
+    """One line of a stream, or the whole answer; the fields behind `done` come when it is true."""
+
+    model: str
+    created_at: datetime
+    logprobs: list[ChosenToken] | UnsetType = UNSET
+    done: bool = False
+    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class Generated(OllamaAnswer, kw_only=True):
+    """Of `/api/generate`; `context` holds the token ids of prompt and answer, to go on from."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+    context: list[int] | UnsetType = UNSET
+
+
+class OllamaFunction(Struct, kw_only=True):
+    """What is called; arguments that are no object stand as a text in `arguments` of one."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(Struct, kw_only=True):
+    """One call of a tool, whole."""
+
+    id: str
+    function: OllamaFunction
+
+
+class OllamaMessage(Struct, kw_only=True):
+    """The model's turn, or more of it."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
+
+
+class Chatted(OllamaAnswer, kw_only=True):
+    """Of `/api/chat`."""
+
+    message: OllamaMessage
+
+
+class Embedded(Struct):
+    """The vectors of texts, nanoseconds, and tokens read."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OneEmbedded(Struct):
+    """The vector of a text."""
+
+    embedding: list[float]
+
+
+class Details(Struct, kw_only=True):
+    """What is known of a model's files; empty where a server does not know it."""
+
+    parent_model: str = ""
+    format: Literal["safetensors"] = "safetensors"
+    family: str = ""
+    families: list[str] = field(default_factory=list)
+    parameter_size: str = ""
+    quantization_level: str
+
+
+class NamedModel(Struct, kw_only=True):
+    """One name under which the model is served; sizes are not known here. The last fields are those of a list of loaded ones."""
+
+    name: str
+    model: str
+    digest: str
+    details: Details
+    modified_at: datetime
+    size: int = 0
+    size_vram: int | UnsetType = UNSET
+    expires_at: datetime | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+
+
+class OllamaModels(Struct):
+    """The names that requests may use."""
+
+    models: list[NamedModel]
+
+
+class ShownModel(Struct, kw_only=True):
+    """A model in detail."""
+
+    modelfile: str = ""
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class OllamaVersion(Struct):
+    """The version of Ollama whose API this is."""
+
+    version: str
