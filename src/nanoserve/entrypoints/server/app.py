@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
 
 import attrs
 from litestar import HttpMethod, Litestar, Request, Response, route
@@ -33,6 +33,8 @@ from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.errors import EngineLoadingError
+
+NO_SHAPES: Final[Shapes] = {}
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -100,11 +102,6 @@ class Server:
         if self.service is not None:
             self.service.close()
 
-    @property
-    def rate_limits(self) -> security.RateLimits:
-        """Those of the clients' keys."""
-        return security.RateLimits(self.clock.now, self.counting.buckets, self.counting.connections.lock)
-
     def _the_service(self) -> TextService:
         if self.service is None:
             raise EngineLoadingError("the server is still loading the model; try again later", retry_after=5)
@@ -127,19 +124,34 @@ class Server:
 
     def guarded(
         self,
-        app: ASGIApp,
+        routes: Sequence[Any],
         *,
-        shapes: Shapes,
-        readable: Collection[str],
-        names: Collection[str] | None,
-        limits: security.RateLimits,
+        shapes: Shapes = NO_SHAPES,
+        readable: Collection[str] = (),
+        names: Collection[str] | None = None,
+        counting: Counting | None = None,
+        document: ApiDocument | None = None,
     ) -> AccessLog:
-        """An application behind every layer: the log, CORS and the gate; `readable` paths need no key."""
-        access = self.settings.access
+        """Routes behind every layer: the log, CORS and the gate.
+
+        `readable` paths need no key; None as `names` allows all, and as `counting` has the rate limits hold here alone.
+        """
+        access, bounds = self.settings.access, self.settings.bounds
+        app: ASGIApp = Litestar(
+            [options_of(routes), *routes],
+            dependencies=self.dependencies(document),
+            exception_handlers={Exception: error_response_in(shapes)},
+            openapi_config=None,
+            logging_config=None,
+            request_max_body_size=bounds.max_body_size,
+            state=State({BOUNDS_KEY: bounds}),
+            plugins=[self.tracing.plugin] if self.tracing else [],
+        )
+        own = Counting() if counting is None else counting
         app = security.Gate(
             app=app,
             keys=self.keys,
-            limits=limits,
+            limits=security.RateLimits(self.clock.now, own.buckets, own.connections.lock),
             anonymous=security.Key(digest=security.ANONYMOUS, client=Client(), rate_limit=access.rate_limit),
             shapes=shapes,
             readable=readable,
@@ -149,6 +161,12 @@ class Server:
             app = security.Cors(app, access.cors_origin)
         return AccessLog(app, self.measurements, quiet=readable)
 
+    def for_clients(self, routes: Sequence[Any], **more: Any) -> AccessLog:
+        """One that every protocol's clients call, under the names and the limits of this server."""
+        return self.guarded(
+            routes, shapes=ERROR_SHAPES, names=self.host_names, counting=self.counting, **more
+        )
+
 
 def make_app(server: Server) -> AccessLog:
     """The application for clients."""
@@ -156,19 +174,13 @@ def make_app(server: Server) -> AccessLog:
     routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *ROUTES, *(live.ROUTES if ui else ())]
     document = ApiDocument(routes, server.dependencies(), ERROR_SHAPES)
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
-    app = _litestar([*routes, *own], server, server.dependencies(document), ERROR_SHAPES)
     readable = read_page().paths if ui else (INDEX,)
-    return server.guarded(
-        app, shapes=ERROR_SHAPES, readable=readable, names=server.host_names, limits=server.rate_limits
-    )
+    return server.for_clients([*routes, *own], readable=readable, document=document)
 
 
 def make_member_app(server: Server, main: ASGIApp) -> ASGIApp:
     """The application of one HTTP process of several: it answers what needs no memory, and `main` all the rest."""
-    app = _litestar(MEMBER_ROUTES, server, server.dependencies(), ERROR_SHAPES)
-    own = server.guarded(
-        app, shapes=ERROR_SHAPES, readable=(), names=server.host_names, limits=server.rate_limits
-    )
+    own = server.for_clients(MEMBER_ROUTES)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await (own if is_for_member(scope) else main)(scope, receive, send)
@@ -178,34 +190,13 @@ def make_member_app(server: Server, main: ASGIApp) -> ASGIApp:
 
 def make_metrics_app(server: Server) -> AccessLog:
     """The application for scrapers, which need no key."""
-    app = _litestar(metrics.ROUTES, server, server.dependencies(), {})
     paths = {path for each in metrics.ROUTES for path in each.paths}
-    limits = security.RateLimits(server.clock.now)
-    return server.guarded(app, shapes={}, readable=paths, names=server.host_names, limits=limits)
+    return server.guarded(metrics.ROUTES, readable=paths, names=server.host_names)
 
 
 def make_admin_app(server: Server) -> AccessLog:
     """The application for administrators."""
-    app = _litestar(about.ADMIN_ROUTES, server, server.dependencies(), {})
-    return server.guarded(
-        app, shapes={}, readable=(), names=None, limits=security.RateLimits(server.clock.now)
-    )
-
-
-def _litestar(
-    routes: Sequence[Any], server: Server, dependencies: Mapping[str, Provide], shapes: Shapes
-) -> Litestar:
-    bounds = server.settings.bounds
-    return Litestar(
-        [options_of(routes), *routes],
-        dependencies=dict(dependencies),
-        exception_handlers={Exception: error_response_in(shapes)},
-        openapi_config=None,
-        logging_config=None,
-        request_max_body_size=bounds.max_body_size,
-        state=State({BOUNDS_KEY: bounds}),
-        plugins=[server.tracing.plugin] if server.tracing else [],
-    )
+    return server.guarded(about.ADMIN_ROUTES)
 
 
 def _provide(made: Callable[[], Any], kind: type) -> Provide:
