@@ -270,24 +270,9 @@ class Reservations:
         self.counts = counts or Counts()
 
     @property
-    def draining(self) -> bool:
-        """True if nothing more is taken."""
-        return self.counts["draining"] > 0
-
-    @property
     def living(self) -> int:
         """Accepted requests that have not ended."""
         return self.counts["living"]
-
-    @property
-    def waiting(self) -> int:
-        """Those of them that were not started yet."""
-        return self.counts["waiting"]
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Prompt tokens of the waiting ones."""
-        return self.counts["waiting_tokens"]
 
     def begin_drain(self) -> None:
         """Take nothing more, in any process."""
@@ -316,7 +301,7 @@ class Reservations:
         """
         requests, all_tokens = len(wanted), sum(tokens for _, tokens in wanted)
         with self.counts.lock:
-            if self.draining:
+            if self.counts["draining"]:
                 raise DrainingError("the server is shutting down and takes no more requests", retry_after=5)
             self.check_count(requests, rows=rows)
             self._check_sequences(sum(sequences for sequences, _ in wanted), rows)
@@ -357,8 +342,9 @@ class Reservations:
     def _check_room(self, requests: int, tokens: int, rows: int) -> None:
         free_rows = max(0, rows - self.counts["running_sequences"])
         most = self._settings.max_waiting_requests + free_rows
-        if self.waiting + requests > most:
-            raise OverloadedError(f"too many requests: {self.waiting} waiting already; try again later")
-        if self.waiting and self.waiting_tokens + tokens > self._settings.max_waiting_tokens:
-            message = f"too many prompt tokens: {self.waiting_tokens} waiting and {tokens} more"
+        waiting, waiting_tokens = self.counts["waiting"], self.counts["waiting_tokens"]
+        if waiting + requests > most:
+            raise OverloadedError(f"too many requests: {waiting} waiting already; try again later")
+        if waiting and waiting_tokens + tokens > self._settings.max_waiting_tokens:
+            message = f"too many prompt tokens: {waiting_tokens} waiting and {tokens} more"
             raise OverloadedError(f"{message}; try again later")

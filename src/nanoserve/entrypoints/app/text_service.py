@@ -88,14 +88,6 @@ class TextService:
             raise EngineLoadingError("the engine is still loading the model; try again later", retry_after=5)
         return self.engine.facts
 
-    def begin_drain(self) -> None:
-        """Take no more orders; those accepted go on."""
-        self.reservations.begin_drain()
-
-    def close(self) -> None:
-        """Let the tokenizer's thread end."""
-        self.tokenizing.close()
-
     def check_model(self, name: str | None) -> str:
         """The name that answers use; raises `UnknownModelError` for one that is not served. None is any."""
         names = self.settings.model_names

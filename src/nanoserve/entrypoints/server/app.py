@@ -100,7 +100,7 @@ class Server:
     def close(self) -> None:
         """Let the service's thread end; the engine has stopped."""
         if self.service is not None:
-            self.service.close()
+            self.service.tokenizing.close()
 
     def _the_service(self) -> TextService:
         if self.service is None:

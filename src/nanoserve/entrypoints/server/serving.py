@@ -86,7 +86,7 @@ async def drain(server: Server, living: Callable[[], int], *, patience: float, n
     server.health.is_draining = True
     service = server.service
     if service is not None:
-        service.begin_drain()
+        service.reservations.begin_drain()
 
     def all_living() -> int:
         return living() or (0 if service is None else service.reservations.living)

@@ -30,7 +30,7 @@ def test_together_or_not_at_all() -> None:
     door.take([(1, 1), (1, 1)], rows=1)
     with pytest.raises(OverloadedError):
         door.take([(1, 1), (1, 1)], rows=1)
-    assert (door.living, door.waiting, door.waiting_tokens) == (2, 2, 2)
+    assert (door.living, door.counts["waiting"], door.counts["waiting_tokens"]) == (2, 2, 2)
     with pytest.raises(BadValueError, match="at most 3"):
         door.take([(1, 1)] * 4, rows=1)
 
@@ -105,7 +105,7 @@ def test_the_books_are_those_of_the_places(steps: list[tuple[str, int]]) -> None
             waiting.discard(index)
             living.discard(index)
         assert door.living == len(living)
-        assert door.waiting == len(waiting)
-        assert door.waiting_tokens == sum(places[each].num_tokens for each in waiting)
+        assert door.counts["waiting"] == len(waiting)
+        assert door.counts["waiting_tokens"] == sum(places[each].num_tokens for each in waiting)
         running = living - waiting
         assert door.counts["running_sequences"] == sum(places[each].num_sequences for each in running)

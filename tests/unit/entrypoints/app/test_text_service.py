@@ -52,9 +52,14 @@ async def played(
         yield service, engine
     finally:
         await engine.stop()
-        service.close()
+        service.tokenizing.close()
     held = service.reservations
-    assert (held.living, held.waiting, held.waiting_tokens, held.counts["running_sequences"]) == (0, 0, 0, 0)
+    assert (
+        held.living,
+        held.counts["waiting"],
+        held.counts["waiting_tokens"],
+        held.counts["running_sequences"],
+    ) == (0, 0, 0, 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -225,7 +225,7 @@ def test_a_server_that_leaves_finishes_what_it_has_and_takes_no_more(dialect: Di
         world.call(lambda: world.engine.allow(1))
         with asking(world, dialect, dialect.ask(stream=stream)) as answer:
             world.wait_until(lambda: bool(world.engine.requests))
-            world.call(world.service.begin_drain)
+            world.call(world.service.reservations.begin_drain)
             refused = post(world, dialect, dialect.ask(stream=stream))
             world.call(lambda: world.engine.allow(None))
         assert refused.status_code == 503

@@ -159,7 +159,7 @@ def test_refusals_and_disconnects_are_counted(world: AppWorld) -> None:
     with world.client() as client:
         client.get("/nope")
         client.post("/v1/completions", content=b"x")
-        world.server.service.begin_drain()  # type: ignore[union-attr] # it is open
+        world.server.service.reservations.begin_drain()  # type: ignore[union-attr] # it is open
         client.post("/v1/completions", json={"model": "scripted", "prompt": "a"})
     world.settle()
     samples = scrape(world)
