@@ -120,7 +120,27 @@ def test_chunk_budget_by_hand() -> None:
     budget.observe(num_prefill=0, num_decoding=4, seconds=0.05)
     assert budget.allowance(500, 4) == pytest.approx(50, abs=1)
     assert budget.allowance(20, 4) == 20
-    budget.observe(num_prefill=100, num_decoding=4, seconds=0.05)
-    assert 60 <= budget.allowance(500, 4) <= 64
-    budget.observe(num_prefill=0, num_decoding=4, seconds=50.0)
+    budget.observe(num_prefill=50, num_decoding=4, seconds=0.08)
+    assert budget.allowance(500, 4) == pytest.approx(62, abs=1)
+    for _ in range(2):  # the second was planned before the first ended
+        budget.observe(num_prefill=62, num_decoding=4, seconds=0.2)
+    assert budget.allowance(500, 4) == 31
+    budget.observe(num_prefill=10, num_decoding=4, seconds=0.05)
+    assert budget.allowance(500, 4) == 31
+    for _ in range(3):
+        budget.observe(num_prefill=16, num_decoding=4, seconds=50.0)
     assert budget.allowance(500, 4) == 16
+
+
+def test_a_step_that_takes_long_whatever_it_carries_does_not_keep_chunks_small_for_ever() -> None:
+    """Tokens for nothing beside nine milliseconds of launches: no price per token explains small steps."""
+    budget = ChunkBudget(max_itl=0.010, floor=16)
+    budget.observe(num_prefill=4096, num_decoding=0, seconds=0.014)
+    budget.observe(num_prefill=0, num_decoding=64, seconds=0.0015)
+    for number in range(40):
+        carried = min(
+            budget.allowance(8192, 64), 16 if number % 4 == 3 else 8192
+        )  # now and then a prompt's rest
+        budget.observe(num_prefill=carried, num_decoding=64, seconds=0.0085 + 3.4e-6 * max(0, carried - 2000))
+    carried = budget.allowance(8192, 64)
+    assert 2000 <= carried <= 2600
