@@ -12,14 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.ports.checks import (
-    check_integer,
-    check_number,
-    check_switch,
-    check_texts,
-    check_token_ids,
-    shown,
-)
+from nanoserve.ports import checks
 from nanoserve.ports.errors import BadValueError
 
 MAX_SEQUENCES_PER_REQUEST: Final = 128
@@ -107,19 +100,19 @@ class Parameter:
             return
         match self.kind:
             case Kind.NUMBER:
-                check_number(self.name, value, self.low, self.high, open_low=self.above)
+                checks.check_number(self.name, value, self.low, self.high, open_low=self.above)
             case Kind.INTEGER:
-                check_integer(self.name, value, self.low, self.high)
+                checks.check_integer(self.name, value, self.low, self.high)
             case Kind.SWITCH:
-                check_switch(self.name, value)
+                checks.check_switch(self.name, value)
             case Kind.TEXTS:
-                check_texts(self.name, value, self.most, self.characters)
+                checks.check_texts(self.name, value, self.most, self.characters)
             case Kind.TOKEN_IDS:
-                check_token_ids(self.name, value)
+                checks.check_token_ids(self.name, value)
             case Kind.BIASES:
-                check_token_ids(self.name, (token for token, _ in value))
+                checks.check_token_ids(self.name, (token for token, _ in value))
                 for _, bias in value:
-                    check_number(self.name, bias, self.low, self.high)
+                    checks.check_number(self.name, bias, self.low, self.high)
 
 
 def _declared(kind: Kind, group: Group, meaning: str, **more: Any) -> dict[str, Any]:
@@ -163,7 +156,7 @@ def _items(name: str, value: Iterable[Any] | None, wanted: str) -> tuple[Any, ..
     try:
         return () if value is None else tuple(value)
     except TypeError:
-        raise BadValueError(name, f"takes {wanted}, got {shown(value)}") from None
+        raise BadValueError(name, f"takes {wanted}, got {checks.shown(value)}") from None
 
 
 def _bias(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> tuple[tuple[int, float], ...]:
@@ -173,7 +166,9 @@ def _bias(value: Mapping[int, float] | Iterable[tuple[int, float]] | None) -> tu
         read = [(int(token) if isinstance(token, str) else token, bias) for token, bias in pairs]
         return tuple(sorted((token, bias) for token, bias in read))
     except (TypeError, ValueError):
-        raise BadValueError("logit_bias", f"must map token ids to numbers, got {shown(value)}") from None
+        raise BadValueError(
+            "logit_bias", f"must map token ids to numbers, got {checks.shown(value)}"
+        ) from None
 
 
 _ALL_DOORS: Final = tuple(Door)

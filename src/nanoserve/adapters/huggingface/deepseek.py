@@ -9,21 +9,13 @@ import attrs
 
 from nanoserve.adapters.huggingface.attention import read_attention
 from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
+from nanoserve.ports import layer_spec
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import (
-    DenseSpec,
-    ExpertsSpec,
-    Feed,
-    LatentSpec,
-    LayerSpec,
-    Mixer,
-    RouterSpec,
-)
 
 Config = Mapping[str, Any]
 
 
-def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:
+def deepseek_v2_layers(config: Config) -> tuple[layer_spec.LayerSpec, ...]:
     """Experts chosen by softmax, of all or of the best groups."""
     method = config["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
@@ -32,28 +24,30 @@ def deepseek_v2_layers(config: Config) -> tuple[LayerSpec, ...]:
         )
     groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
     # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
-    router = RouterSpec(normalized=False, scale=config["routed_scaling_factor"], exact=True, **groups)
+    router = layer_spec.RouterSpec(
+        normalized=False, scale=config["routed_scaling_factor"], exact=True, **groups
+    )
     if config["mlp_bias"]:
         raise ModelLoadError("mlp_bias is not supported for this architecture")
     return _deepseek(config, router, _latent_attention(config))
 
 
-def deepseek_v3_layers(config: Config) -> tuple[LayerSpec, ...]:
+def deepseek_v3_layers(config: Config) -> tuple[layer_spec.LayerSpec, ...]:
     """Experts chosen by sigmoid and a learned correction, of the best groups."""
     if config.get("head_dim", config["qk_rope_head_dim"]) != config["qk_rope_head_dim"]:
         raise ModelLoadError(f"head_dim must be qk_rope_head_dim or left out, got {config['head_dim']!r}")
     return _deepseek(config, _sigmoid_router(config), _latent_attention(config))
 
 
-def glm4_moe_layers(config: Config) -> tuple[LayerSpec, ...]:
+def glm4_moe_layers(config: Config) -> tuple[layer_spec.LayerSpec, ...]:
     """Experts chosen as DeepSeek-V3's, behind grouped-query attention that turns a part of each head."""
     normed = "head" if config["use_qk_norm"] else None
     mixer = read_attention(config, partial_rope=True, qkv_bias=config["attention_bias"], qk_norm=normed)
     return _deepseek(config, _sigmoid_router(config), mixer)
 
 
-def _sigmoid_router(config: Config) -> RouterSpec:
-    return RouterSpec(
+def _sigmoid_router(config: Config) -> layer_spec.RouterSpec:
+    return layer_spec.RouterSpec(
         score="sigmoid",
         correction=True,
         groups=config["n_group"],
@@ -71,12 +65,14 @@ def further_layers(config: Config) -> dict[str, Any]:
     return {"further_layers": config["num_mtp_layers"]}
 
 
-def _deepseek(config: Config, router: RouterSpec, mixer: Mixer) -> tuple[LayerSpec, ...]:
+def _deepseek(
+    config: Config, router: layer_spec.RouterSpec, mixer: layer_spec.Mixer
+) -> tuple[layer_spec.LayerSpec, ...]:
     if config.get("moe_layer_freq", 1) != 1:
         raise ModelLoadError("moe_layer_freq other than 1 is not supported")
     _check_choice(config, router)
     size = config["moe_intermediate_size"]
-    experts = ExpertsSpec(
+    experts = layer_spec.ExpertsSpec(
         count=config["n_routed_experts"],
         top=config["num_experts_per_tok"],
         size=size,
@@ -84,13 +80,13 @@ def _deepseek(config: Config, router: RouterSpec, mixer: Mixer) -> tuple[LayerSp
         shared_size=size * config["n_shared_experts"],
     )
     dense = min(config["first_k_dense_replace"], config["num_hidden_layers"])
-    feeds: list[Feed] = [DenseSpec(size=config["intermediate_size"])] * dense + [experts] * (
-        config["num_hidden_layers"] - dense
-    )
-    return tuple(LayerSpec(mixer, feed) for feed in feeds)
+    feeds: list[layer_spec.Feed] = [layer_spec.DenseSpec(size=config["intermediate_size"])] * dense + [
+        experts
+    ] * (config["num_hidden_layers"] - dense)
+    return tuple(layer_spec.LayerSpec(mixer, feed) for feed in feeds)
 
 
-def _check_choice(config: Config, router: RouterSpec) -> None:
+def _check_choice(config: Config, router: layer_spec.RouterSpec) -> None:
     count, top = config["n_routed_experts"], config["num_experts_per_tok"]
     groups: Any = router.groups
     best: Any = router.top_groups
@@ -102,7 +98,7 @@ def _check_choice(config: Config, router: RouterSpec) -> None:
         raise ModelLoadError(f"num_experts_per_tok is {top!r}, and there are {count} experts to choose from")
 
 
-def _latent_attention(config: Config) -> LatentSpec:
+def _latent_attention(config: Config) -> layer_spec.LatentSpec:
     heads, nope, rope = config["num_attention_heads"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     if config["num_key_value_heads"] not in (None, heads):
         raise ModelLoadError(
@@ -114,7 +110,7 @@ def _latent_attention(config: Config) -> LatentSpec:
     if rope % 2:
         raise ModelLoadError(f"qk_rope_head_dim must be even, got {rope}")
     rotary = attrs.evolve(read_rope(config, rope), interleaved=config["rope_interleave"])
-    return LatentSpec(
+    return layer_spec.LatentSpec(
         num_heads=heads,
         latent_dim=config["kv_lora_rank"],
         rope_dim=rope,

@@ -6,15 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nanoserve.ports import layer_spec
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import (
-    LinearRopeScaling,
-    Llama3RopeScaling,
-    LongRopeScaling,
-    RopeScaling,
-    RopeSpec,
-    YarnRopeScaling,
-)
 
 KNOWN = "default, linear, llama3, yarn and longrope"
 ORIGINAL = "original_max_position_embeddings"
@@ -22,7 +15,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 def read_rope(
     config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None, partial: bool = False
-) -> RopeSpec:
+) -> layer_spec.RopeSpec:
     """The rotary embedding of a config; `rope_scaling` and `rope_theta` are the older keys of `rope_parameters`.
 
     `layer_type` chooses where `rope_parameters` differ by layer type; `partial`: a family that may turn a part of the
@@ -52,7 +45,7 @@ def read_rope(
     if not partial and parameters["partial_rotary_factor"] not in (None, 1):
         raise ModelLoadError("partial_rotary_factor other than 1 is not supported for this architecture")
     size = _size(parameters, head_dim)
-    return RopeSpec(
+    return layer_spec.RopeSpec(
         theta=_positive(parameters, "rope_theta"),
         scaling=_scaling(parameters, pairs=(head_dim if size is None else size) // 2),
         size=size,
@@ -69,12 +62,12 @@ def _size(parameters: Mapping[str, Any], head_dim: int) -> int | None:
     return size
 
 
-def _scaling(parameters: Mapping[str, Any], *, pairs: int) -> RopeScaling | None:
+def _scaling(parameters: Mapping[str, Any], *, pairs: int) -> layer_spec.RopeScaling | None:
     match parameters["rope_type"]:
         case "default":
             return None
         case "linear":
-            return LinearRopeScaling(factor=_positive(parameters, "factor"))
+            return layer_spec.LinearRopeScaling(factor=_positive(parameters, "factor"))
         case "llama3":
             return _llama3(parameters)
         case "yarn":
@@ -85,11 +78,11 @@ def _scaling(parameters: Mapping[str, Any], *, pairs: int) -> RopeScaling | None
             raise ModelLoadError(f"rope type {other!r} is not supported; known are {KNOWN}")
 
 
-def _yarn(parameters: Mapping[str, Any]) -> YarnRopeScaling:
+def _yarn(parameters: Mapping[str, Any]) -> layer_spec.YarnRopeScaling:
     truncate = parameters.get("truncate", True)
     if not isinstance(truncate, bool):
         raise ModelLoadError(f"truncate must be true or false, got {truncate!r}")
-    return YarnRopeScaling(
+    return layer_spec.YarnRopeScaling(
         factor=_positive(parameters, "factor"),
         original_max_position=int(_positive(parameters, ORIGINAL)),
         beta_fast=_positive({"beta_fast": 32.0, **_given(parameters, "beta_fast")}, "beta_fast"),
@@ -129,13 +122,13 @@ def attention_sharpness(config: Mapping[str, Any]) -> float:
     return yarn_mscale(_positive(written, "factor"), _positive(written, "mscale_all_dim")) ** 2
 
 
-def _long_rope(parameters: Mapping[str, Any], pairs: int) -> LongRopeScaling:
+def _long_rope(parameters: Mapping[str, Any], pairs: int) -> layer_spec.LongRopeScaling:
     original = int(_positive(parameters, ORIGINAL))
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return LongRopeScaling(
+    return layer_spec.LongRopeScaling(
         short_factors=_factors(parameters, "short_factor", pairs),
         long_factors=_factors(parameters, "long_factor", pairs),
         original_max_position=original,
@@ -152,11 +145,11 @@ def _factors(written: Mapping[str, Any], name: str, count: int) -> tuple[float, 
     return tuple(_positive({name: each}, name) for each in given)
 
 
-def _llama3(parameters: Mapping[str, Any]) -> Llama3RopeScaling:
+def _llama3(parameters: Mapping[str, Any]) -> layer_spec.Llama3RopeScaling:
     low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
     if low >= high:
         raise ModelLoadError(f"low_freq_factor ({low:g}) must be below high_freq_factor ({high:g})")
-    return Llama3RopeScaling(
+    return layer_spec.Llama3RopeScaling(
         factor=_positive(parameters, "factor"),
         low_freq_factor=low,
         high_freq_factor=high,

@@ -25,14 +25,7 @@ import attrs
 import numpy as np
 import structlog
 
-from nanoserve.adapters.kv_directory.block_file import (
-    SUFFIX,
-    UNFINISHED,
-    name_bytes,
-    read_block,
-    remove_abandoned,
-    write_block,
-)
+from nanoserve.adapters.kv_directory import block_file
 from nanoserve.ports.engine_facts import TierCounts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv import BlockHash, DirectoryWork, HostSlots
@@ -46,7 +39,9 @@ _START_PATIENCE: Final = 30.0
 _MOMENT: Final = 0.002
 _OF_A_MODEL: Final = re.compile("[0-9a-f]{32}")
 """A folder; others are not ours."""
-_LEFT: Final = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}\.[0-9a-f]+{re.escape(UNFINISHED)}")
+_LEFT: Final = re.compile(
+    rf"[0-9a-f]{{64}}{re.escape(block_file.SUFFIX)}\.[0-9a-f]+{re.escape(block_file.UNFINISHED)}"
+)
 """The unfinished work of a process."""
 _Job = Callable[[], DirectoryWork | None]
 
@@ -185,7 +180,7 @@ class FileDirectory:
         )
 
     def _path(self, name: BlockHash) -> Path:
-        return self._folder / f"{name_bytes(name).hex()}{SUFFIX}"
+        return self._folder / f"{block_file.name_bytes(name).hex()}{block_file.SUFFIX}"
 
     def _find_files(self, root: Path) -> None:
         """The files of all models, the least recently used first; what an ended process has not finished is removed."""
@@ -228,7 +223,7 @@ class FileDirectory:
         path, is_good = self._path(wanted.name), False
         buffer = self._buffers.pop() if self._buffers else bytearray(self._slots.slot_bytes)
         with contextlib.suppress(OSError):
-            is_good = read_block(path, self._fingerprint, wanted.name, memoryview(buffer))
+            is_good = block_file.read_block(path, self._fingerprint, wanted.name, memoryview(buffer))
         with self._lock:
             if wanted.is_settled:
                 self._num_stuck -= 1
@@ -256,7 +251,7 @@ class FileDirectory:
                     FileExistsError
                 ):  # somebody may have emptied the root; a root that is away stays so
                     self._folder.mkdir()
-                write_block(path, self._fingerprint, name, self._slots.view(slot))
+                block_file.write_block(path, self._fingerprint, name, self._slots.view(slot))
                 is_good = self._note_written(path, generation)
             except OSError as error:
                 self._complain(error)
@@ -324,8 +319,8 @@ def _blocks_in(folder: str) -> Iterator[tuple[int, Path, int]]:
         if not entry.is_file(follow_symlinks=False):
             continue
         if _LEFT.fullmatch(entry.name):
-            remove_abandoned(Path(entry.path))
-        elif entry.name.endswith(SUFFIX):
+            block_file.remove_abandoned(Path(entry.path))
+        elif entry.name.endswith(block_file.SUFFIX):
             with contextlib.suppress(FileNotFoundError):
                 state = entry.stat(follow_symlinks=False)
                 yield state.st_mtime_ns, Path(entry.path), state.st_size

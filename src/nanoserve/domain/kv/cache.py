@@ -35,19 +35,11 @@ from nanoserve.domain.kv.names import Promises, fast_hash, strong_hash
 from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.sequence import Sequence
+from nanoserve.ports import trace
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv import BlockDirectory, BlockHash
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
-from nanoserve.ports.trace import (
-    BlockDropped,
-    BlocksShared,
-    KVChange,
-    PrefixesForgotten,
-    TableGrown,
-    TablesGiven,
-    TablesReturned,
-)
 
 
 class KVCache:
@@ -78,7 +70,7 @@ class KVCache:
                 states.append((group, law.snapshots, pool))
         self._hash = strong_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
-        self.journal: list[KVChange] | None = None
+        self.journal: list[trace.KVChange] | None = None
         self.events: EventLog | None = None
         pools = {group: pool for group, _, pool in self._paged}
         self.promises = Promises(pools, block_size, self.hashes, self._note)
@@ -187,7 +179,7 @@ class KVCache:
             self._statistics.hit_tokens += shared * self.block_size
             self._statistics.lost_tokens.update(sequence.lost_tokens)
         if self.journal is not None:
-            self.journal.append(TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
+            self.journal.append(trace.TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
             self.states.note_admitted(sequence, copies)
         if self.tiers is not None:
             self.tiers.keep(sequence, 0, shared)
@@ -214,7 +206,7 @@ class KVCache:
                 updates.append(TableUpdate(sequence.row, group, len(table), tuple(fresh)))
                 table.extend(fresh)
                 if self.journal is not None:
-                    self.journal.append(TableGrown(sequence.key, group, tuple(fresh)))
+                    self.journal.append(trace.TableGrown(sequence.key, group, tuple(fresh)))
         return updates
 
     def _drop_behind(self, sequence: Sequence, start: int) -> None:
@@ -227,7 +219,7 @@ class KVCache:
                 pool.release(table[index], first_out=not was_found)
                 table[index] = SINK_BLOCK
                 if self.journal is not None:
-                    self.journal.append(BlockDropped(sequence.key, group, index))
+                    self.journal.append(trace.BlockDropped(sequence.key, group, index))
                 index -= 1
 
     def may_compute_again(self, sequence: Sequence) -> bool:
@@ -269,7 +261,7 @@ class KVCache:
         sequence.num_shared_blocks = full
         if self.journal is not None:
             swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
-            self.journal.append(BlocksShared(sequence.key, full, swapped))
+            self.journal.append(trace.BlocksShared(sequence.key, full, swapped))
         return updates
 
     def release(self, sequence: Sequence) -> None:
@@ -284,7 +276,7 @@ class KVCache:
         sequence.snapshots.clear()
         sequence.num_shared_blocks = 0
         if self.journal is not None:
-            self.journal.append(TablesReturned(sequence.key))
+            self.journal.append(trace.TablesReturned(sequence.key))
 
     def traced_tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
         """Its tables as the step log has them, which reports states apart from blocks."""
@@ -298,9 +290,9 @@ class KVCache:
         if self.tiers is not None:
             self.tiers.forget(with_directory=with_directory)
         if self.journal is not None:
-            self.journal.append(PrefixesForgotten())
+            self.journal.append(trace.PrefixesForgotten())
 
-    def _note(self, change: KVChange) -> None:
+    def _note(self, change: trace.KVChange) -> None:
         if self.journal is not None:
             self.journal.append(change)
 

@@ -10,13 +10,8 @@ from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.names import hash_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence
+from nanoserve.ports import errors
 from nanoserve.ports.checks import check_integer, check_number, check_vocabulary
-from nanoserve.ports.errors import (
-    BadValueError,
-    PromptTooLongError,
-    RequestTooLargeError,
-    UnknownRequestClassError,
-)
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling
@@ -28,10 +23,10 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
     if length + (request.pooling is None) > limits.max_model_len:
         answer = ", answer included" if request.pooling is None else ""
         message = f"the prompt has {length} tokens and the context holds {limits.max_model_len}{answer}"
-        raise PromptTooLongError(f"{message}; shorten the prompt or raise max_model_len")
+        raise errors.PromptTooLongError(f"{message}; shorten the prompt or raise max_model_len")
     if request.request_class not in {each.name for each in limits.classes}:
         known = ", ".join(sorted(each.name for each in limits.classes))
-        raise UnknownRequestClassError(
+        raise errors.UnknownRequestClassError(
             f"request class {request.request_class!r} is not configured; known: {known}"
         )
     _check_vocabulary(request, limits.vocab_size)
@@ -118,12 +113,12 @@ def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:
     if not cache.fits_alone(total - 1, limits.max_num_batched_tokens):
         room = limits.num_kv_blocks * limits.block_size
         message = f"prompt and answer may reach {total} tokens and the KV cache holds {room}"
-        raise RequestTooLargeError(f"{message}; lower max_tokens or give the cache more memory")
+        raise errors.RequestTooLargeError(f"{message}; lower max_tokens or give the cache more memory")
 
 
 def _check_vocabulary(request: Request, vocab_size: int) -> None:
     if not request.prompt_token_ids:
-        raise BadValueError("prompt", "must hold at least one token")
+        raise errors.BadValueError("prompt", "must hold at least one token")
     params = request.sampling
     fields = {
         "prompt": request.prompt_token_ids,

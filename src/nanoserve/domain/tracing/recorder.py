@@ -8,22 +8,9 @@ from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.scheduling.sequence_table import num_planned
 from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress
 from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports import trace
 from nanoserve.ports.driven import Clock, Tokenizer
 from nanoserve.ports.events import SequenceAdmitted
-from nanoserve.ports.trace import (
-    Admission,
-    Arrival,
-    Ending,
-    KVChange,
-    PlannedStep,
-    Preemption,
-    Repetition,
-    Snapshot,
-    TracedChunk,
-    TracedSequence,
-    Turn,
-    Words,
-)
 
 
 class Recorder:
@@ -48,16 +35,16 @@ class Recorder:
         self._clock = clock
         self._began = clock.now() if began is None else began
         self._tokenizer = tokenizer
-        self._journal: list[KVChange] = []
+        self._journal: list[trace.KVChange] = []
         scheduler.cache.journal = self._journal
-        self._turns: list[Turn] = []
-        self._arrived: list[Arrival] = []
-        self._happened: list[Admission | Preemption | Repetition | PlannedStep] = []
+        self._turns: list[trace.Turn] = []
+        self._arrived: list[trace.Arrival] = []
+        self._happened: list[trace.Admission | trace.Preemption | trace.Repetition | trace.PlannedStep] = []
         self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
         self._decoding: DecodingRows | None = None
         self._committed: int | None = None
         self._num_generated = 0
-        self._words: list[Words] = []
+        self._words: list[trace.Words] = []
         self._spelled: set[int] = set()
         self._keys = {
             (request_id, sequence.index): sequence.key
@@ -65,7 +52,7 @@ class Recorder:
             for sequence in family
         }
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> trace.Snapshot:
         """The books now, between two turns; the turns that were not taken yet lead up to it.
 
         What comes after it can be read without what came before.
@@ -75,7 +62,7 @@ class Recorder:
         self._spelled.clear()
         return read_snapshot(self._scheduler, at=self._now())
 
-    def take(self) -> list[Turn]:
+    def take(self) -> list[trace.Turn]:
         """The turns since the last time."""
         turns, self._turns = self._turns, []
         return turns
@@ -86,7 +73,7 @@ class Recorder:
             request_id = sequence.request.request_id
             self._keys[request_id, sequence.index] = sequence.key
             num_prompt, most = sequence.num_prompt_tokens, sequence.max_total_tokens
-            self._arrived.append(Arrival(sequence.key, request_id, sequence.index, num_prompt, most))
+            self._arrived.append(trace.Arrival(sequence.key, request_id, sequence.index, num_prompt, most))
             if self._tokenizer is not None:
                 self._words.append(self._spell(sequence, sequence.token_ids))
 
@@ -94,17 +81,17 @@ class Recorder:
         """A step was planned, and is on its way to the runner."""
         self._note_moves()
         chunks = tuple(
-            TracedChunk(sequence.key, chunk.start, chunk.length, chunk.samples)
+            trace.TracedChunk(sequence.key, chunk.start, chunk.length, chunk.samples)
             for sequence, chunk in flight.chunks
         )
         same = flight.decoding is self._decoding
         self._decoding = flight.decoding
         decoding = None if same else tuple([sequence.key for sequence in flight.decoding.sequences])
-        self._happened.append(PlannedStep(flight.plan.step, chunks, decoding))
+        self._happened.append(trace.PlannedStep(flight.plan.step, chunks, decoding))
 
     def note_repeated(self, sequences: Iterable[Sequence]) -> None:
         """The newest step was drawn without these."""
-        self._happened.extend(Repetition(each.key) for each in sequences)
+        self._happened.extend(trace.Repetition(each.key) for each in sequences)
 
     def note_committed(self, step: int, gained: list[Progress]) -> None:
         """A step came home."""
@@ -123,13 +110,13 @@ class Recorder:
         for notice in notices[self._num_notices :]:
             key = self._keys[notice.request_id, notice.index]
             self._happened.append(
-                Admission(key, notice.row, notice.num_cached_tokens, notice.resumed)
+                trace.Admission(key, notice.row, notice.num_cached_tokens, notice.resumed)
                 if isinstance(notice, SequenceAdmitted)
-                else Preemption(key)
+                else trace.Preemption(key)
             )
         self._num_notices = len(notices)
 
-    def _note_endings(self) -> list[Ending]:
+    def _note_endings(self) -> list[trace.Ending]:
         fresh = self._scheduler.ended[self._num_ended :]
         self._num_ended = len(self._scheduler.ended)
         for sequence in fresh:
@@ -143,7 +130,7 @@ class Recorder:
             return
         prefixes = self._scheduler.cache.statistics
         self._turns.append(
-            Turn(
+            trace.Turn(
                 at=self._now(),
                 arrived=tuple(self._arrived),
                 happened=tuple(self._happened),
@@ -163,24 +150,24 @@ class Recorder:
     def _now(self) -> float:
         return round(self._clock.now() - self._began, 6)
 
-    def _spell(self, sequence: Sequence, token_ids: list[int]) -> Words:
+    def _spell(self, sequence: Sequence, token_ids: list[int]) -> trace.Words:
         assert self._tokenizer is not None
         new = dict.fromkeys(token for token in token_ids if token not in self._spelled)
         self._spelled.update(new)
         texts = {token: self._tokenizer.decode([token]) for token in new}
-        return Words(sequence.key, tuple(token_ids), texts)
+        return trace.Words(sequence.key, tuple(token_ids), texts)
 
 
-def _ending(sequence: Sequence) -> Ending:
+def _ending(sequence: Sequence) -> trace.Ending:
     assert sequence.finish_reason is not None
-    return Ending(sequence.key, sequence.finish_reason.value, sequence.num_generated_tokens)
+    return trace.Ending(sequence.key, sequence.finish_reason.value, sequence.num_generated_tokens)
 
 
-def read_snapshot(scheduler: Scheduler, *, at: float) -> Snapshot:
+def read_snapshot(scheduler: Scheduler, *, at: float) -> trace.Snapshot:
     """The books between two turns; `at` is in seconds since the trace began."""
     alive = scheduler.table.alive
     counters, prefixes = scheduler.counters, scheduler.cache.statistics
-    return Snapshot(
+    return trace.Snapshot(
         at=at,
         step=scheduler.step,
         sequences=tuple(_traced(each, scheduler) for each in sorted(alive, key=lambda each: each.key)),
@@ -193,9 +180,9 @@ def read_snapshot(scheduler: Scheduler, *, at: float) -> Snapshot:
     )
 
 
-def _traced(sequence: Sequence, scheduler: Scheduler) -> TracedSequence:
+def _traced(sequence: Sequence, scheduler: Scheduler) -> trace.TracedSequence:
     is_running = sequence.phase is Phase.RUNNING
-    return TracedSequence(
+    return trace.TracedSequence(
         key=sequence.key,
         request_id=sequence.request.request_id,
         index=sequence.index,

@@ -8,28 +8,8 @@ from typing import Any
 
 import attrs
 
+from nanoserve.ports import trace
 from nanoserve.ports.step import SINK_BLOCK
-from nanoserve.ports.trace import (
-    Admission,
-    BlockDropped,
-    BlocksFetched,
-    BlocksLanded,
-    BlocksNamed,
-    BlocksShared,
-    KVChange,
-    PlannedStep,
-    Preemption,
-    PrefixesForgotten,
-    Repetition,
-    Snapshot,
-    StateCopied,
-    StateHeld,
-    TableGrown,
-    TablesGiven,
-    TablesReturned,
-    TracedSequence,
-    Turn,
-)
 
 
 class Replay:
@@ -45,7 +25,7 @@ class Replay:
         committed: the newest step that was brought home; 0 until there was one.
     """
 
-    def __init__(self, start: Snapshot) -> None:
+    def __init__(self, start: trace.Snapshot) -> None:
         self.at = start.at
         self.step = start.step
         self.committed = 0
@@ -64,10 +44,10 @@ class Replay:
         self.generated_tokens = start.generated_tokens
         self.prefix_queries, self.prefix_hits = start.prefix_queries, start.prefix_hits
 
-    def apply(self, turn: Turn) -> None:
+    def apply(self, turn: trace.Turn) -> None:
         """Go on by one turn."""
         for arrival in turn.arrived:
-            self.sequences[arrival.key] = TracedSequence(**attrs.asdict(arrival))
+            self.sequences[arrival.key] = trace.TracedSequence(**attrs.asdict(arrival))
         for change in turn.kv:
             self._change_cache(change)
         for event in turn.happened:
@@ -81,9 +61,9 @@ class Replay:
         self.generated_tokens += turn.num_generated
         self.prefix_queries, self.prefix_hits = turn.prefix_queries, turn.prefix_hits
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> trace.Snapshot:
         """The books now, as `read_snapshot` would have read them."""
-        return Snapshot(
+        return trace.Snapshot(
             at=self.at,
             step=self.step,
             sequences=tuple(self._up_to_date(key) for key in sorted(self.sequences)),
@@ -95,20 +75,20 @@ class Replay:
             prefix_hits=self.prefix_hits,
         )
 
-    def _move(self, event: Admission | Preemption | Repetition | PlannedStep) -> None:
+    def _move(self, event: trace.Admission | trace.Preemption | trace.Repetition | trace.PlannedStep) -> None:
         match event:
-            case Admission(key, row, num_cached, resumed):
+            case trace.Admission(key, row, num_cached, resumed):
                 first = {} if resumed else {"num_cached_tokens": num_cached}
                 self._schedule(key, num_cached, phase="running", row=row, **first)
-            case Preemption(key):
+            case trace.Preemption(key):
                 self._schedule(key, 0, phase="preempted", row=None)
                 self.preemptions += 1
-            case Repetition(key):
+            case trace.Repetition(key):
                 self._num_decoded[key] -= 1
-            case PlannedStep():
+            case trace.PlannedStep():
                 self._plan(event)
 
-    def _plan(self, planned: PlannedStep) -> None:
+    def _plan(self, planned: trace.PlannedStep) -> None:
         self.step = planned.step
         for chunk in planned.chunks:
             self._schedule(chunk.key, chunk.start + chunk.length)
@@ -118,24 +98,24 @@ class Replay:
             raise KeyError(*unknown)
         self._num_decoded.update(self.decoding)
 
-    def _change_cache(self, change: KVChange) -> None:
+    def _change_cache(self, change: trace.KVChange) -> None:
         match change:
-            case TablesGiven(key, num_shared, tables):
+            case trace.TablesGiven(key, num_shared, tables):
                 for group, table in enumerate(tables):
                     self._hold(group, table)
                     self.findable[group].difference_update(table[num_shared:])
                 self._update(key, tables=tables, num_shared_blocks=num_shared)
-            case TableGrown(key, group, blocks):
+            case trace.TableGrown(key, group, blocks):
                 self._hold(group, blocks)
                 self.findable[group].difference_update(blocks)
                 self._set_table(key, group, self.sequences[key].tables[group] + blocks)
-            case BlockDropped(key, group, index):
+            case trace.BlockDropped(key, group, index):
                 self._swap(key, group, index, SINK_BLOCK)
-            case BlocksShared():
+            case trace.BlocksShared():
                 self._share(change)
-            case StateHeld(key, group, live, kept):
+            case trace.StateHeld(key, group, live, kept):
                 self._hold_state(key, group, live, kept)
-            case TablesReturned(key):
+            case trace.TablesReturned(key):
                 for group, table in enumerate(self.sequences[key].tables):
                     self._let_go(group, table)
                 for group, live, kept in self.sequences[key].states:
@@ -145,18 +125,23 @@ class Replay:
                 self._change_findable(change)
 
     def _change_findable(
-        self, change: StateCopied | BlocksNamed | BlocksFetched | BlocksLanded | PrefixesForgotten
+        self,
+        change: trace.StateCopied
+        | trace.BlocksNamed
+        | trace.BlocksFetched
+        | trace.BlocksLanded
+        | trace.PrefixesForgotten,
     ) -> None:
         match change:
-            case StateCopied(_, group, _, target):
+            case trace.StateCopied(_, group, _, target):
                 self.findable[group].discard(target)
-            case BlocksNamed(group, blocks):
+            case trace.BlocksNamed(group, blocks):
                 self.findable[group].update(blocks)
-            case BlocksFetched(blocks):
+            case trace.BlocksFetched(blocks):
                 self.findable[0].difference_update(blocks)
-            case BlocksLanded(blocks):
+            case trace.BlocksLanded(blocks):
                 self.findable[0].update(blocks)
-            case PrefixesForgotten():
+            case trace.PrefixesForgotten():
                 for findable in self.findable:
                     findable.clear()
 
@@ -171,7 +156,7 @@ class Replay:
             self.findable[group].add(kept)
         self._update(key, states=tuple(sorted([*others, (group, live, kept)])))
 
-    def _share(self, change: BlocksShared) -> None:
+    def _share(self, change: trace.BlocksShared) -> None:
         for group, index, block in change.swapped:
             self._swap(change.key, group, index, block)
         sequence = self.sequences[change.key]
@@ -191,7 +176,7 @@ class Replay:
         tables = self.sequences[key].tables
         self._update(key, tables=(*tables[:group], table, *tables[group + 1 :]))
 
-    def _up_to_date(self, key: int) -> TracedSequence:
+    def _up_to_date(self, key: int) -> trace.TracedSequence:
         sequence = self.sequences[key]
         number = sequence.num_scheduled_tokens + self._num_decoded[key]
         return attrs.evolve(sequence, num_scheduled_tokens=number)

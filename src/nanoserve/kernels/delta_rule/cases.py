@@ -9,13 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.delta_rule import reference
-from nanoserve.kernels.delta_rule.launch import (
-    TileSpace,
-    delta_rule_chunks,
-    delta_rule_newest,
-    delta_rule_tiles,
-)
+from nanoserve.kernels.delta_rule import launch, reference
 from nanoserve.kernels.delta_rule.tuning import Advance
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
 from nanoserve.kernels.testing import Comparison, Inputs, expect
@@ -85,7 +79,7 @@ def check_delta_newest(inputs: Inputs, heads: DeltaHeads, *, invariant: bool = F
     )
     projected, wanted, shares = (torch.cat((each, each[-1:])) for each in (projected, wanted, shares))
     return inputs.compare(
-        delta_rule_newest,
+        launch.delta_rule_newest,
         str(heads),
         projected=projected,
         states=_states(before, after),
@@ -128,11 +122,11 @@ def check_delta_chunks(
         "tables": _tables(inputs, slots),
     }
     if not tiled:
-        return inputs.compare(delta_rule_chunks, str(heads), **arguments)
-    space = TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
+        return inputs.compare(launch.delta_rule_chunks, str(heads), **arguments)
+    space = launch.TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
     for each in space:
         each.fill_(torch.nan)
-    return inputs.compare(delta_rule_tiles, str(heads), **arguments, space=space, advance=advance)
+    return inputs.compare(launch.delta_rule_tiles, str(heads), **arguments, space=space, advance=advance)
 
 
 def check_delta_tiles(

@@ -9,21 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from nanoserve.kernels.delta_rule import triton_tiles, tuning
 from nanoserve.kernels.delta_rule.triton import delta_rule_kernel, keep_recent_kernel, newest_token_kernel
-from nanoserve.kernels.delta_rule.triton_tiles import (
-    advance_rows_kernel,
-    convolve_tiles_kernel,
-    norm_and_gate_kernel,
-    solve_tiles_kernel,
-)
-from nanoserve.kernels.delta_rule.tuning import (
-    CONVOLVED,
-    NEWEST_COLUMNS,
-    TILE,
-    Advance,
-    choose_advance,
-    most_tiles,
-)
 from nanoserve.kernels.device.launch import launch_options, shared_memory
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
 
@@ -55,7 +42,7 @@ class TileSpace(NamedTuple):
         value_heads = max((heads.num_value_heads for heads in nets), default=0)
         return cls(
             torch.empty(tokens * keys, dtype=dtype, device=device),
-            torch.empty(tokens * 2 * TILE * value_heads, dtype=dtype, device=device),
+            torch.empty(tokens * 2 * tuning.TILE * value_heads, dtype=dtype, device=device),
             torch.empty(tokens * value_heads, dtype=torch.float32, device=device),
         )
 
@@ -96,7 +83,7 @@ def delta_rule_newest(
         _launch_token_by_token(*what, rows=batch_rows, lengths=lengths, tables=tables, newest=True)
         return
     sizes, value = _token_sizes(heads), triton.next_power_of_2(heads.value_dim)
-    columns = min(NEWEST_COLUMNS, value)
+    columns = min(tuning.NEWEST_COLUMNS, value)
     newest_token_kernel[(len(batch_rows), heads.num_value_heads)](
         projected_ptr=projected, out_ptr=out, sums_ptr=states.sums, recent_ptr=states.recent,
         conv_ptr=weights.convolution, decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias,
@@ -140,34 +127,34 @@ def delta_rule_tiles(
     spans: Tensor,
     tables: Tensor,
     space: TileSpace,
-    advance: Advance | None = None,
+    advance: tuning.Advance | None = None,
 ) -> None:
     """As `delta_rule_chunks`, in tiles of matrix products: much faster, and the same bits only where chunks are cut at tiles.
 
     Its arguments, and the `space` for T tokens, which is overwritten; `advance` is None for the usual sizes.
     """
-    padded = {"PADDED_KEY": max(16, triton.next_power_of_2(heads.key_dim)), "TILE": TILE}
+    padded = {"PADDED_KEY": max(16, triton.next_power_of_2(heads.key_dim)), "TILE": tuning.TILE}
     padded_value = max(16, triton.next_power_of_2(heads.value_dim))
     if advance is None:
         room = shared_memory(projected.device)
-        advance = choose_advance(heads, len(spans), projected.dtype, room)
-    tiles = most_tiles(len(projected), len(spans))
+        advance = tuning.choose_advance(heads, len(spans), projected.dtype, room)
+    tiles = tuning.most_tiles(len(projected), len(spans))
     precision = "tf32x3" if projected.dtype == torch.float32 else "tf32"
-    convolve_tiles_kernel[(tiles * (TILE // CONVOLVED), 2 * heads.num_key_heads + heads.num_value_heads)](
+    triton_tiles.convolve_tiles_kernel[(tiles * (tuning.TILE // tuning.CONVOLVED), 2 * heads.num_key_heads + heads.num_value_heads)](
         projected_ptr=projected, heads_ptr=space.heads, values_ptr=out, recent_ptr=states.recent,
         conv_ptr=weights.convolution, spans_ptr=spans, tables_ptr=tables,
         num_spans=len(spans), table_stride=tables.stride(0), scale=heads.key_dim**-0.5,
-        **_sizes(heads, "VALUE_HEADS"), **padded, TAPS=heads.taps, PADDED_VALUE=padded_value, PART=CONVOLVED, num_warps=4,
+        **_sizes(heads, "VALUE_HEADS"), **padded, TAPS=heads.taps, PADDED_VALUE=padded_value, PART=tuning.CONVOLVED, num_warps=4,
     )  # fmt: skip
-    solve_tiles_kernel[(tiles, heads.num_value_heads)](
+    triton_tiles.solve_tiles_kernel[(tiles, heads.num_value_heads)](
         heads_ptr=space.heads, projected_ptr=projected, systems_ptr=space.systems, g_ptr=space.decays,
         decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias, spans_ptr=spans,
         num_spans=len(spans),
-        **_sizes(heads, "VALUE_DIM", "INNER", "CHANNELS"), **padded, LEVELS=TILE.bit_length() - 1,
+        **_sizes(heads, "VALUE_DIM", "INNER", "CHANNELS"), **padded, LEVELS=tuning.TILE.bit_length() - 1,
         PRECISION=precision, num_warps=4,
     )  # fmt: skip
     whole = advance.columns >= heads.value_dim
-    advance_rows_kernel[(len(spans), heads.num_value_heads, triton.cdiv(heads.value_dim, advance.columns))](
+    triton_tiles.advance_rows_kernel[(len(spans), heads.num_value_heads, triton.cdiv(heads.value_dim, advance.columns))](
         heads_ptr=space.heads, systems_ptr=space.systems, g_ptr=space.decays, projected_ptr=projected,
         norm_ptr=weights.norm, out_ptr=out, sums_ptr=states.sums, spans_ptr=spans, tables_ptr=tables,
         table_stride=tables.stride(0), eps=weights.eps,
@@ -176,7 +163,7 @@ def delta_rule_tiles(
     )  # fmt: skip
     if not whole:
         results = len(projected) * heads.num_value_heads
-        norm_and_gate_kernel[(triton.cdiv(results, RESULTS_PER_PROGRAM),)](
+        triton_tiles.norm_and_gate_kernel[(triton.cdiv(results, RESULTS_PER_PROGRAM),)](
             projected_ptr=projected, norm_ptr=weights.norm, out_ptr=out,
             num_tokens=len(projected), eps=weights.eps,
             VALUE_HEADS=heads.num_value_heads, VALUE_DIM=heads.value_dim, WIDTH=heads.width,

@@ -10,22 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.latent import LatentCache, padded
-from nanoserve.kernels.latent_attention import reference
-from nanoserve.kernels.latent_attention.launch import (
-    ExpandedSums,
-    expanded_attention,
-    gather_entries_into,
-    head_linear,
-    latent_decode,
-    latent_prefill,
-)
-from nanoserve.kernels.latent_attention.tuning import (
-    cut_rounds,
-    expanded_block,
-    padded_width,
-    prefill_block,
-    queries_per_tile,
-)
+from nanoserve.kernels.latent_attention import launch, reference, tuning
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect
 from nanoserve.kernels.testing_attention import Chunk, LatentHeads, Queries
 from nanoserve.kernels.tiles import BlockSizes
@@ -59,9 +44,9 @@ class Case(NamedTuple):
         self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0
     ) -> Tensor:
         """All chunks, or others instead, in tiles of at most `queries`; NaN where no tile writes."""
-        width = padded_width(self.sizes.latent_dim, self.sizes.rope_dim)
-        rows = (blocks or prefill_block(width, self.queries.tokens.dtype)).rows
-        most = queries or queries_per_tile(self.sizes.num_heads, rows)
+        width = tuning.padded_width(self.sizes.latent_dim, self.sizes.rope_dim)
+        rows = (blocks or tuning.prefill_block(width, self.queries.tokens.dtype)).rows
+        most = queries or tuning.queries_per_tile(self.sizes.num_heads, rows)
         return self._attend(self.queries.tokens, tiles=self.queries.tiles(most, chunks), blocks=blocks)
 
     def newest(self, blocks: BlockSizes | None = None) -> Tensor:
@@ -83,12 +68,12 @@ class Case(NamedTuple):
             torch.cuda.synchronize(out.device)
         step: dict[str, Any] = {"batch_rows": rows, "lengths": lengths, "scale": self.sizes.scale}
         how: dict[str, Any] = {"splits": splits, "scratch": scratch, "blocks": blocks, "pdl": pdl}
-        latent_decode(query, self.cache, out, **step, **how)
+        launch.latent_decode(query, self.cache, out, **step, **how)
         return out
 
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
         out = self._out(query)
-        latent_prefill(query, self.cache, out, scale=self.sizes.scale, **how)
+        launch.latent_prefill(query, self.cache, out, scale=self.sizes.scale, **how)
         return out
 
     def _out(self, query: Tensor) -> Tensor:
@@ -137,7 +122,7 @@ class ExpandedCase(NamedTuple):
         nope, rope, value = (
             padded(each) for each in (self.sizes.nope_dim, self.sizes.rope_dim, self.sizes.value_dim)
         )
-        return expanded_block(nope + rope, value, self.queries.tokens.dtype)
+        return tuning.expanded_block(nope + rope, value, self.queries.tokens.dtype)
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
@@ -166,22 +151,22 @@ class ExpandedCase(NamedTuple):
         ends = [(row, start + length) for row, start, length, _ in chosen]
         room = room or sum(end for _, end in ends)
         out, up = self._out(), self.up.flatten(0, 1)
-        sums = ExpandedSums(
+        sums = launch.ExpandedSums(
             *(
                 torch.full_like(each, torch.nan, dtype=torch.float32)
                 for each in (out, out[..., 0], out[..., 0])
             )
         )
-        for spans in cut_rounds(ends, room, sizes.keys):
+        for spans in tuning.cut_rounds(ends, room, sizes.keys):
             gathered = out.new_full((room, self.sizes.width), torch.nan)
             cut = torch.tensor(spans, dtype=torch.int32, device=out.device)
             longest = max(end - begin for _, begin, end, _ in spans)
-            gather_entries_into(self.cache, cut, gathered, longest=longest)
+            launch.gather_entries_into(self.cache, cut, gathered, longest=longest)
             # Row by row, each where memory is aligned: the vendor's product of other shapes may sum in another order, and
             # then it is not the kernel whose bits depend on the cuts.
             latents = [each[: self.sizes.latent_dim].clone() for each in gathered]
             expanded = torch.stack([each @ up.T for each in latents]).view(room, self.sizes.num_heads, -1)
-            expanded_attention(
+            launch.expanded_attention(
                 self.queries.tokens,
                 expanded,
                 gathered,
@@ -218,5 +203,7 @@ def check_head_linear(inputs: Inputs, sizes: LatentHeads, tokens: int) -> Iterat
     wanted[..., :latent] = reference.head_linear(query[..., :nope], up_keys)
     absorbed = expect(wanted, columns=slice(latent))
     values = expect(reference.head_linear(attended, up_values))
-    yield from inputs.compare(head_linear, str(sizes), x=query[..., :nope], weight=up_keys, out=absorbed)
-    yield from inputs.compare(head_linear, str(sizes), x=attended, weight=up_values, out=values)
+    yield from inputs.compare(
+        launch.head_linear, str(sizes), x=query[..., :nope], weight=up_keys, out=absorbed
+    )
+    yield from inputs.compare(launch.head_linear, str(sizes), x=attended, weight=up_values, out=values)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch, launch_options, shared_memory
 from nanoserve.kernels.latent import LatentCache, padded
+from nanoserve.kernels.latent_attention import tuning
 from nanoserve.kernels.latent_attention.triton import (
     add_splits,
     attend_to_rows,
@@ -17,13 +18,6 @@ from nanoserve.kernels.latent_attention.triton import (
     head_linear_kernel,
 )
 from nanoserve.kernels.latent_attention.triton_tiles import attend_expanded, gather_entries
-from nanoserve.kernels.latent_attention.tuning import (
-    decode_block,
-    expanded_block,
-    packed_heads,
-    padded_width,
-    prefill_block,
-)
 from nanoserve.kernels.tiles import BlockSizes
 
 LOG2_E = math.log2(math.e)
@@ -68,8 +62,8 @@ def latent_decode(
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
     if splits > 1 and batch * num_heads * splits > len(scratch.ms):
         raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
-    heads, tokens, warps, stages = blocks or decode_block(
-        padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
+    heads, tokens, warps, stages = blocks or tuning.decode_block(
+        tuning.padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
     )
     attend_to_rows[triton.cdiv(num_heads, heads), batch, splits](
         query_ptr=query, entries_ptr=cache.entries, out_ptr=out, accs_ptr=scratch.accs, ms_ptr=scratch.ms,
@@ -119,10 +113,10 @@ def latent_prefill(
         blocks: sizes, by default `prefill_block` for the entries and dtype.
     """
     num_heads, latent_dim, rope_dim = query.shape[1], cache.latent_dim, cache.rope_dim
-    rows, tokens, warps, stages = blocks or prefill_block(
-        padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
+    rows, tokens, warps, stages = blocks or tuning.prefill_block(
+        tuning.padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
     )
-    packed = packed_heads(num_heads, rows)
+    packed = tuning.packed_heads(num_heads, rows)
     attend_with_tiles[num_heads // packed, tiles.shape[0]](
         query_ptr=query, entries_ptr=cache.entries, out_ptr=out, tiles_ptr=tiles,
         lengths_ptr=tiles if lengths is None else lengths, tables_ptr=cache.tables,
@@ -202,7 +196,7 @@ def expanded_attention(
     (_, num_heads, query_dim), value_dim = query.shape, out.shape[2]
     nope_dim = expanded.shape[2] - value_dim
     rope_dim = query_dim - nope_dim
-    rows, keys, warps, stages = blocks or expanded_block(
+    rows, keys, warps, stages = blocks or tuning.expanded_block(
         padded(nope_dim) + padded(rope_dim), padded(value_dim), query.dtype, shared_memory(query.device)
     )
     attend_expanded[num_heads, len(tiles)](

@@ -10,15 +10,8 @@ from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import HeadTransform, PagedCache
-from nanoserve.kernels.paged_attention import reference
+from nanoserve.kernels.paged_attention import reference, tuning
 from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
-from nanoserve.kernels.paged_attention.tuning import (
-    LONG_SPLITS,
-    Tiling,
-    choose_block,
-    choose_tile,
-    queries_per_tile,
-)
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart
 from nanoserve.kernels.testing_attention import Chunk, Heads, Queries, paged_cache
 from nanoserve.kernels.tiles import BlockSizes
@@ -61,7 +54,7 @@ class DecodeCase(NamedTuple):
         """As by definition."""
         return reference.decode_attention(self.qkv, self.cache, self.transform, **self.step)
 
-    def run(self, splits: int, tiling: Tiling, *, pdl: bool = False) -> Made:
+    def run(self, splits: int, tiling: tuning.Tiling, *, pdl: bool = False) -> Made:
         """After the launch."""
         cache = self.cache._replace(keys=copy_apart(self.cache.keys), values=copy_apart(self.cache.values))
         _, kv_heads, _, head_dim = cache.keys.shape
@@ -94,8 +87,8 @@ def check_decode_attention(
     case = DecodeCase.of(inputs, heads, lengths or LENGTHS)
     wanted = case.exact()
     for batch in BATCHES:
-        for splits in (*SPLITS, LONG_SPLITS) if batch == 1 else SPLITS:
-            tiling = choose_tile(batch, heads.head_dim, inputs.dtype, splits)
+        for splits in (*SPLITS, tuning.LONG_SPLITS) if batch == 1 else SPLITS:
+            tiling = tuning.choose_tile(batch, heads.head_dim, inputs.dtype, splits)
             for pdl in inputs.launches:
                 name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
                 yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
@@ -137,8 +130,8 @@ class PrefillCase(NamedTuple):
         self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0
     ) -> Tensor:
         """All chunks, or others instead, in tiles of at most `queries`; NaN where no tile writes."""
-        sizes = blocks or choose_block(self.heads.head_dim, self.queries.tokens.dtype)
-        most = queries or queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, sizes)
+        sizes = blocks or tuning.choose_block(self.heads.head_dim, self.queries.tokens.dtype)
+        most = queries or tuning.queries_per_tile(self.heads.num_heads, self.heads.num_kv_heads, sizes)
         return self._attend(self.queries.tokens, tiles=self.queries.tiles(most, chunks), blocks=blocks)
 
     def newest(self, blocks: BlockSizes | None = None) -> Tensor:

@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.pointwise import reference
-from nanoserve.kernels.pointwise.launch import (
-    add_partials_into,
-    add_rms_norm_into,
-    gated_activation_into,
-    norm_qkv_into,
-    sigmoid_mul_into,
-)
+from nanoserve.kernels.pointwise import launch, reference
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 
@@ -41,7 +34,7 @@ def check_add_rms_norm(
         added = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
     stream_after = expect(total, stream, exact=not splits)
     return inputs.compare(
-        add_rms_norm_into, x=stream_after, weight=weight, out=expect(wanted), eps=eps, **added
+        launch.add_rms_norm_into, x=stream_after, weight=weight, out=expect(wanted), eps=eps, **added
     )
 
 
@@ -62,7 +55,7 @@ def check_add_partials(
         partials, bias, stream, weight=branch_norm, eps=eps, branch_norm=branch_norm
     )
     added = {"partials": partials, "bias": bias, "branch_norm": branch_norm}
-    return inputs.compare(add_partials_into, x=expect(total, stream), eps=eps, **added)
+    return inputs.compare(launch.add_partials_into, x=expect(total, stream), eps=eps, **added)
 
 
 def check_norm_qkv(
@@ -78,7 +71,7 @@ def check_norm_qkv(
     before = inputs.normal(rows, sizes[0] + 2 * sizes[1])
     named = {"q_norm": norms[0], "k_norm": norms[1], "eps": eps, "clip": clip, "sizes": sizes}
     qkv = expect(reference.norm_qkv(before, norms, eps, clip, sizes), before)
-    return inputs.compare(norm_qkv_into, qkv=qkv, **named)
+    return inputs.compare(launch.norm_qkv_into, qkv=qkv, **named)
 
 
 def check_gated_activation(
@@ -87,11 +80,13 @@ def check_gated_activation(
     """The product; the gate is left as it was."""
     gate_up = inputs.normal(rows, 2 * size) * 4
     out = expect(reference.gated_activation(gate_up, activation))
-    return inputs.compare(gated_activation_into, gate_up=gate_up, out=out, activation=activation)
+    return inputs.compare(launch.gated_activation_into, gate_up=gate_up, out=out, activation=activation)
 
 
 def check_sigmoid_mul(inputs: Inputs, rows: int, size: int) -> Iterator[Comparison]:
     """The product, in place; the gate is left as it was."""
     before, projected = inputs.normal(rows, size), 4 * inputs.normal(rows, 2 * size + 8)
     gate = projected[:, size : 2 * size]
-    return inputs.compare(sigmoid_mul_into, x=expect(reference.sigmoid_mul(before, gate), before), gate=gate)
+    return inputs.compare(
+        launch.sigmoid_mul_into, x=expect(reference.sigmoid_mul(before, gate), before), gate=gate
+    )

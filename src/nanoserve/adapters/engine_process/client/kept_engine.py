@@ -10,20 +10,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
 from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests
+from nanoserve.ports import engine_link
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
-from nanoserve.ports.engine_link import (
-    Command,
-    ForgetPrefixes,
-    Logged,
-    Ready,
-    Refused,
-    Report,
-    Turned,
-    Unwatch,
-    Watch,
-)
 from nanoserve.ports.errors import EngineDiedError, EngineLoadingError, NanoserveError
 from nanoserve.ports.request import Request
 
@@ -85,7 +75,7 @@ class KeptEngine(Generic[KeeperT]):
         self._stall_timeout = stall_timeout
         self._settled = asyncio.Event()
         self._why_closed: Exception = EngineDiedError("the server has stopped")
-        self._watched: tuple[Watch, WatchListener] | None = None
+        self._watched: tuple[engine_link.Watch, WatchListener] | None = None
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -134,9 +124,9 @@ class KeptEngine(Generic[KeeperT]):
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; a new engine has none."""
-        self.requests.send(ForgetPrefixes())
+        self.requests.send(engine_link.ForgetPrefixes())
 
-    def watch(self, asked: Watch, listener: WatchListener) -> None:
+    def watch(self, asked: engine_link.Watch, listener: WatchListener) -> None:
         """Have this engine and those that follow keep a step log."""
         self._watched = (asked, listener)
         self._resume_watch()
@@ -145,26 +135,26 @@ class KeptEngine(Generic[KeeperT]):
         """Keep no step log any more."""
         self._watched = None
         if self._status is EngineStatus.READY:
-            self.requests.send(Unwatch())
+            self.requests.send(engine_link.Unwatch())
 
-    def take(self, report: Report) -> None:
+    def take(self, report: engine_link.Report) -> None:
         """What the engine says."""
         self.last_report = time.monotonic()
         match report:
-            case Turned(events, state):
+            case engine_link.Turned(events, state):
                 self.requests.take(events)
                 if state is not None:
                     self.totals.take(state)
-            case Ready(facts):
+            case engine_link.Ready(facts):
                 self.facts = facts
-            case Refused():
+            case engine_link.Refused():
                 self.requests.refuse(report)
-            case Logged():
+            case engine_link.Logged():
                 self._tell(report)
             case _:
                 pass
 
-    def welcome(self, send: Callable[[Command], None]) -> None:
+    def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
         """An engine is ready and takes commands: what waits for one is its work now."""
         self.requests.engine = send
         self.move(EngineStatus.READY)
@@ -197,7 +187,7 @@ class KeptEngine(Generic[KeeperT]):
         if self._watched is not None and self._status is EngineStatus.READY:
             self.requests.send(self._watched[0])
 
-    def _tell(self, news: Logged | EngineStatus) -> None:
+    def _tell(self, news: engine_link.Logged | EngineStatus) -> None:
         if self._watched is not None:
             self._watched[1](news)
 

@@ -10,15 +10,7 @@ from typing import Any, Final, cast
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.line import Line
 from nanoserve.adapters.engine_process.client.supervisor import Supervisor
-from nanoserve.adapters.engine_process.wire.codec import (
-    WireError,
-    address,
-    decode_command,
-    decode_report,
-    encode_command,
-    encode_report,
-    framed,
-)
+from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.driving import EngineClient, EngineStatus
 from nanoserve.ports.engine_link import Abort, AbortAll, Add, Command, Follow, Moved, Opened
 from nanoserve.ports.errors import EngineDiedError
@@ -46,13 +38,13 @@ class Member:
         self._obey = obey
 
     def _take(self, body: bytes) -> None:
-        kind, _ = address(body)
+        kind, _ = codec.address(body)
         if kind == Follow.__name__:
-            self.engine = cast("Follow", decode_command(body)).engine
+            self.engine = cast("Follow", codec.decode_command(body)).engine
         elif kind == Opened.__name__:
             self.opened.set()
         else:
-            self._obey(self, kind, framed(body))
+            self._obey(self, kind, codec.framed(body))
 
 
 class Sharing:
@@ -89,7 +81,7 @@ class Sharing:
     def _obey(self, member: Member, kind: str, frame: bytes) -> None:
         """Pass a command on, unless it was for an engine that is no more: then its sender learns of that and sends it again."""
         if kind not in _PASSED_ON:
-            raise WireError(f"a member sends no {kind}")
+            raise codec.WireError(f"a member sends no {kind}")
         if member.engine == self.engine.restarts:
             self.engine.keeper.pass_on(frame)
 
@@ -104,7 +96,7 @@ class Sharing:
 
     def _news(self) -> bytes:
         engine = self.engine
-        return encode_report(Moved(engine.status.value, engine.restarts, engine.facts))
+        return codec.encode_report(Moved(engine.status.value, engine.restarts, engine.facts))
 
 
 class Membership:
@@ -138,10 +130,10 @@ class Membership:
         self._send(Opened())
 
     def _send(self, command: Command) -> None:
-        self._line.send(encode_command(command))
+        self._line.send(codec.encode_command(command))
 
     def _take(self, body: bytes) -> None:
-        report = decode_report(body)
+        report = codec.decode_report(body)
         self._engine.take(report)
         if isinstance(report, Moved) and self._engine.status is not EngineStatus.STOPPED:
             self._engine.facts, self.restarts = report.facts, report.restarts

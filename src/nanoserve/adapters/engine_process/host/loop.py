@@ -9,21 +9,9 @@ from typing import Final
 import structlog
 
 from nanoserve.adapters.engine_process.host.watching import BATCH_PERIOD, Watching
+from nanoserve.ports import engine_link
 from nanoserve.ports.driving import EngineHandle, Link
 from nanoserve.ports.engine_facts import EngineState
-from nanoserve.ports.engine_link import (
-    Abort,
-    AbortAll,
-    Add,
-    Command,
-    ForgetPrefixes,
-    Refused,
-    Stop,
-    Turned,
-    Unwatch,
-    Watch,
-    owner_of,
-)
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
@@ -54,7 +42,7 @@ class EngineLoop:
         """Work until a `Stop` comes."""
         while True:
             for command in self._link.receive(0.0 if self._engine.has_work else self._rest()):
-                if isinstance(command, Stop):
+                if isinstance(command, engine_link.Stop):
                     self._watching.finish()
                     return
                 self._obey(command)
@@ -68,35 +56,37 @@ class EngineLoop:
     def _rest(self) -> float:
         return BATCH_PERIOD if self._watching.recorder else SIGN_PERIOD
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: engine_link.Command) -> None:
         match command:
-            case Add(request):
+            case engine_link.Add(request):
                 self._add(request)
-            case Abort(request_id):
+            case engine_link.Abort(request_id):
                 self._engine.abort(request_id)
-            case AbortAll(owner):
+            case engine_link.AbortAll(owner):
                 for request_id in self._engine.request_ids():
-                    if owner_of(request_id) == owner:
+                    if engine_link.owner_of(request_id) == owner:
                         self._engine.abort(request_id)
-            case ForgetPrefixes():
+            case engine_link.ForgetPrefixes():
                 self._engine.forget_prefixes()
                 self._watching.show_everything()
-            case Watch():
+            case engine_link.Watch():
                 self._watching.start(command)
-            case Unwatch():
+            case engine_link.Unwatch():
                 self._watching.stop()
 
     def _add(self, request: Request) -> None:
-        self._has_owners = self._has_owners or bool(owner_of(request.request_id))
+        self._has_owners = self._has_owners or bool(engine_link.owner_of(request.request_id))
         try:
             self._engine.add(request)
         except NanoserveError as error:
-            self._link.send(Refused(request.request_id, type(error).__name__, str(error)))
+            self._link.send(engine_link.Refused(request.request_id, type(error).__name__, str(error)))
         except Exception as error:  # noqa: BLE001 - a bug in a check must cost its request alone
             structlog.get_logger().exception("a request could not be checked", request=request.request_id)
             self._engine.abort(request.request_id)
             self._link.send(
-                Refused(request.request_id, type(error).__name__, "the request could not be checked")
+                engine_link.Refused(
+                    request.request_id, type(error).__name__, "the request could not be checked"
+                )
             )
 
     def _turn(self) -> None:
@@ -130,7 +120,7 @@ class EngineLoop:
             return
         shares: defaultdict[str, list[EngineEvent]] = defaultdict(list)
         for event in events:
-            shares[owner_of(event.request_id)].append(event)
+            shares[engine_link.owner_of(event.request_id)].append(event)
         ours = shares.pop("", [])
         if ours or state:
             self._send("", ours, state)
@@ -139,7 +129,7 @@ class EngineLoop:
 
     def _send(self, owner: str, events: list[EngineEvent], state: EngineState | None) -> None:
         try:
-            self._link.send(Turned(tuple(events), state, owner))
+            self._link.send(engine_link.Turned(tuple(events), state, owner))
         except BadValueError:
             self._report_apart(events, state)
 
@@ -147,10 +137,12 @@ class EngineLoop:
         """Together the events cannot be sent. Each goes alone, and a request with one that still cannot is ended."""
         for event in events:
             try:
-                self._link.send(Turned((event,), owner=owner_of(event.request_id)))
+                self._link.send(engine_link.Turned((event,), owner=engine_link.owner_of(event.request_id)))
             except BadValueError as error:
                 self._engine.abort(event.request_id)
                 reason = str(error).removeprefix(f"{error.parameter}: ")
-                self._link.send(Refused(event.request_id, "RequestTooLargeError", f"its answer {reason}"))
+                self._link.send(
+                    engine_link.Refused(event.request_id, "RequestTooLargeError", f"its answer {reason}")
+                )
         if state is not None:
-            self._link.send(Turned((), state))
+            self._link.send(engine_link.Turned((), state))

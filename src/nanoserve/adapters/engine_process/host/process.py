@@ -15,13 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
-from nanoserve.adapters.engine_process.wire.codec import (
-    FrameCutter,
-    UnreadableRequestError,
-    WireError,
-    decode_command,
-    encode_report,
-)
+from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepare, Prepared, Refused, Report, Start
 from nanoserve.ports.errors import NanoserveError, StepFailedError
@@ -41,7 +35,7 @@ class SocketLink:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._frames = FrameCutter()
+        self._frames = codec.FrameCutter()
         self._unsent = bytearray()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -65,7 +59,7 @@ class SocketLink:
 
     def send(self, report: Report) -> None:
         """Hand a report over without waiting for its reader."""
-        frame = encode_report(report)
+        frame = codec.encode_report(report)
         if self._unsent:
             self._unsent += frame
             return
@@ -114,8 +108,8 @@ class SocketLink:
         commands = []
         for body in self._frames.feed(data):
             try:
-                commands.append(decode_command(body))
-            except UnreadableRequestError as error:
+                commands.append(codec.decode_command(body))
+            except codec.UnreadableRequestError as error:
                 self.send(Refused(error.request_id, "BadValueError", f"request: {error}"))
         return commands
 
@@ -162,7 +156,7 @@ def _await_start(link: SocketLink, prepare: Callable[[], None]) -> Start:
                 link.send(Began())
                 return command
             if not isinstance(command, Prepare):
-                raise WireError(f"the first command must be Start, not {type(command).__name__}")
+                raise codec.WireError(f"the first command must be Start, not {type(command).__name__}")
             prepare()
             link.send(Prepared())
 

@@ -16,18 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from nanoserve.adapters.engine_process.launching import start_program
+from nanoserve.adapters.engine_process.wire import plans
 from nanoserve.adapters.engine_process.wire.codec import bodies_from
-from nanoserve.adapters.engine_process.wire.plans import (
-    Build,
-    Draw,
-    Drawn,
-    FromRank,
-    Join,
-    Loaded,
-    RankWire,
-    ToRank,
-    Unable,
-)
 from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.errors import ModelLoadError, RunnerLostError
@@ -53,7 +43,7 @@ class Rank:
         self.number = number
         self.process = process
         self.connection = connection
-        self._wire, self._bodies = RankWire(), bodies_from(connection)
+        self._wire, self._bodies = plans.RankWire(), bodies_from(connection)
         self.complaint = ""
 
     @classmethod
@@ -79,7 +69,7 @@ class Rank:
                 raise RunnerLostError(f"rank {number} could not be started: {error}") from error
         return cls(number, process, ours)
 
-    def receive(self, timeout: float | None = None) -> FromRank | None:
+    def receive(self, timeout: float | None = None) -> plans.FromRank | None:
         """Its next message; None where it has hung up, or sends nothing for so many seconds."""
         self.connection.settimeout(timeout)
         try:
@@ -91,7 +81,7 @@ class Rank:
         if body is None:
             return None
         message: Any = self._wire.decode(body)
-        if isinstance(message, Unable):
+        if isinstance(message, plans.Unable):
             self.complaint = message.reason
         return message  # type: ignore[no-any-return]
 
@@ -110,9 +100,9 @@ class Rank:
 class Ranks:
     """All ranks but the first. They end when this object is closed or forgotten, and with the thread that launched them."""
 
-    def __init__(self, others: Sequence[Rank], joins: Sequence[Join]) -> None:
+    def __init__(self, others: Sequence[Rank], joins: Sequence[plans.Join]) -> None:
         self._others = others
-        self._wire = RankWire()
+        self._wire = plans.RankWire()
         self._poll = select.poll()
         for each in self._others:
             self._poll.register(each.connection, 0)  # hang-ups are reported without being asked for
@@ -125,16 +115,16 @@ class Ranks:
         free = []
         for each in self._others:
             message = each.receive()
-            if not isinstance(message, Loaded):
+            if not isinstance(message, plans.Loaded):
                 raise ModelLoadError(f"rank {each.number} could not load its part: {each.last_words()}")
             free.append(message.available)
         return free
 
     def build(self, sizes: EngineSizes, port: int) -> None:
         """Let the ranks make their runners, and meet at that port."""
-        self.send(Build(sizes, port))
+        self.send(plans.Build(sizes, port))
 
-    def send(self, message: ToRank) -> None:
+    def send(self, message: plans.ToRank) -> None:
         """Send a message to all. Raises `RunnerLostError`."""
         self._send(self._wire.encode(message))
 
@@ -157,7 +147,7 @@ class Ranks:
         """Raise `RunnerLostError` where another rank has drawn other tokens in a step."""
         for each in self._others:
             message = each.receive()
-            if not isinstance(message, Drawn):
+            if not isinstance(message, plans.Drawn):
                 self.lose()
             if (message.step, message.token_ids) != (step, token_ids):
                 raise RunnerLostError(f"rank {each.number} drew other tokens than rank 0 in step {step}")
@@ -262,7 +252,7 @@ class LeadingRunner(Generic[TicketT]):
 
     def draw(self, ticket: TicketT, masks: Masks, /) -> None:
         """As in `LateDrawing`, on all ranks."""
-        self._ranks.send(Draw({row: bytearray(mask) for row, mask in masks.items()}))
+        self._ranks.send(plans.Draw({row: bytearray(mask) for row, mask in masks.items()}))
         try:
             self._drawer.draw(ticket, masks)
         except Exception as error:  # noqa: BLE001 - as above

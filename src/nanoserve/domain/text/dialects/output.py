@@ -9,16 +9,7 @@ from typing import Final
 
 from nanoserve.domain.text.dialects.dialect import CallIds
 from nanoserve.domain.text.dialects.lenient_json import LenientJson
-from nanoserve.ports.tool_calls import (
-    AnswerEvent,
-    ArgumentsDelta,
-    CallBegun,
-    CallEnded,
-    InputDelta,
-    ReasoningDelta,
-    TextDelta,
-    Tool,
-)
+from nanoserve.ports import tool_calls
 
 _HEAD: Final = '{"input":"'
 _BLANK_BEFORE: Final = frozenset({0, 1, 8, 9})
@@ -109,11 +100,11 @@ class Output:
         reasons: whether a region of reasoning is open.
     """
 
-    def __init__(self, tools: Sequence[Tool], ids: CallIds, id_seed: str) -> None:
+    def __init__(self, tools: Sequence[tool_calls.Tool], ids: CallIds, id_seed: str) -> None:
         self.tools = {tool.name: tool for tool in tools}
         self.num_calls = 0
         self._ids, self._id_seed = ids, id_seed
-        self._events: list[AnswerEvent] = []
+        self._events: list[tool_calls.AnswerEvent] = []
         self._skips_blank = False
         self._has_arguments = self._has_text = False
         self._gap = ""
@@ -125,7 +116,7 @@ class Output:
         """True while the call that began last has not ended."""
         return self._arguments is not None
 
-    def pop(self) -> list[AnswerEvent]:
+    def pop(self) -> list[tool_calls.AnswerEvent]:
         """The events since the last time."""
         events, self._events = self._events, []
         return events
@@ -134,13 +125,13 @@ class Output:
         """More text; white space behind a mark is left out."""
         if text := self._shown(text):
             self._has_text = True
-            self._events.append(TextDelta(self._gap + text))
+            self._events.append(tool_calls.TextDelta(self._gap + text))
             self._gap = ""
 
     def reasoning(self, text: str) -> None:
         """More reasoning, likewise."""
         if text := self._shown(text):
-            self._events.append(ReasoningDelta(text))
+            self._events.append(tool_calls.ReasoningDelta(text))
 
     def mark(self, *, parts: bool = False) -> None:
         """A mark was read; where it `parts` texts that follow each other, an empty line takes its place."""
@@ -153,7 +144,7 @@ class Output:
         call_id = call_id or self._new_id(name)
         is_custom = name in self.tools and self.tools[name].is_custom
         self._arguments = InputText() if is_custom else LenientJson()
-        self._events.append(CallBegun(self.num_calls, call_id, name, is_custom))
+        self._events.append(tool_calls.CallBegun(self.num_calls, call_id, name, is_custom))
         self.num_calls += 1
         self._has_arguments = self._has_text = False
         self._gap = ""
@@ -167,7 +158,7 @@ class Output:
         if not text:
             return
         self._has_arguments = True
-        kind = InputDelta if isinstance(self._arguments, InputText) else ArgumentsDelta
+        kind = tool_calls.InputDelta if isinstance(self._arguments, InputText) else tool_calls.ArgumentsDelta
         self._events.append(kind(self.num_calls - 1, text))
 
     def end_call(self) -> None:
@@ -178,7 +169,7 @@ class Output:
         if not self._has_arguments and isinstance(self._arguments, LenientJson):
             self._add_arguments("{}")
         self._arguments = None
-        self._events.append(CallEnded(self.num_calls - 1))
+        self._events.append(tool_calls.CallEnded(self.num_calls - 1))
         self.mark()
 
     def _shown(self, text: str) -> str:

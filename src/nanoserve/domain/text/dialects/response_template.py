@@ -10,15 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nanoserve.domain.text.dialects.dialect import (
-    Calls,
-    Dialect,
-    JsonArguments,
-    KeyedCall,
-    NamedCall,
-    Region,
-    XmlArguments,
-)
+from nanoserve.domain.text.dialects import dialect
 from nanoserve.domain.text.dialects.families import FAMILIES
 from nanoserve.ports.errors import ModelLoadError
 
@@ -29,7 +21,7 @@ _GROUP: Final = re.compile(r"\(\?P<(\w+)>(?:[^()\\]|\\.)*\)")
 _PLAIN: Final = re.compile(r"\\([^A-Za-z0-9])|([^\\^$.|?*+()\[\]{}])")
 
 
-def read_response_template(template: Mapping[str, Any]) -> Dialect:
+def read_response_template(template: Mapping[str, Any]) -> dialect.Dialect:
     """The dialect that a template describes; raises `ModelLoadError` for what no dialect can say.
 
     Where a family of the table has the same marks and the same form of calls, it is that family: the table knows the white
@@ -43,22 +35,22 @@ def read_response_template(template: Mapping[str, Any]) -> Dialect:
         if not isinstance(field, Mapping):
             raise _unreadable(f"fields.{name}", field)
         if name in _REASONING:
-            reasoning = Region(_literal(name, field, "open"), _literal(name, field, "close"))
+            reasoning = dialect.Region(_literal(name, field, "open"), _literal(name, field, "close"))
         elif name == "tool_calls":
             calls = _calls(field)
         elif "open" in field or "open_pattern" in field:
             raise _unreadable(f"fields.{name}", "a region of its own")
-    read = Dialect(name=NAME, reasoning=reasoning, calls=calls)
+    read = dialect.Dialect(name=NAME, reasoning=reasoning, calls=calls)
     return next((each.dialect for each in FAMILIES if _is_same(each.dialect, read)), read)
 
 
-def _is_same(known: Dialect, read: Dialect) -> bool:
+def _is_same(known: dialect.Dialect, read: dialect.Dialect) -> bool:
     if known.calls is None or read.calls is None:
         return known.calls is read.calls and known.marks == read.marks
     return known.marks == read.marks and type(known.calls.form) is type(read.calls.form)
 
 
-def _calls(field: Mapping[str, Any]) -> Calls:
+def _calls(field: Mapping[str, Any]) -> dialect.Calls:
     opening = _parts("tool_calls", field, "open")
     close = _parts("tool_calls", field, "close")
     content = field.get("content", "text")
@@ -66,12 +58,12 @@ def _calls(field: Mapping[str, Any]) -> Calls:
     function = function.get("function", function) if isinstance(function, Mapping) else function
     if opening[1:2] == ["name"] and len(opening) == 3 and isinstance(function, Mapping):
         marks = [part for part in opening[0].split("\0") if part]
-        section = Region(marks[0], close[-1].split("\0")[-1]) if len(marks) == 2 else None
+        section = dialect.Region(marks[0], close[-1].split("\0")[-1]) if len(marks) == 2 else None
         if content not in {"json", "xml-inline"}:
             raise _unreadable("tool_calls.content", content)
-        arguments = JsonArguments() if content == "json" else _elements(field.get("content_args"))
-        return Calls(
-            form=NamedCall(after=opening[2].strip("\0"), arguments=arguments),
+        arguments = dialect.JsonArguments() if content == "json" else _elements(field.get("content_args"))
+        return dialect.Calls(
+            form=dialect.NamedCall(after=opening[2].strip("\0"), arguments=arguments),
             section=section,
             one_each=section is not None,
             loose=section is not None,
@@ -83,11 +75,11 @@ def _calls(field: Mapping[str, Any]) -> Calls:
         if function != "{content}" and not isinstance(function, Mapping):
             raise _unreadable("tool_calls.transform", function)
         end = close[0].strip("\0") if close else ""
-        return Calls(form=KeyedCall(listed=listed), open=opening[0].strip("\0"), close=end)
+        return dialect.Calls(form=dialect.KeyedCall(listed=listed), open=opening[0].strip("\0"), close=end)
     raise _unreadable("tool_calls", content)
 
 
-def _elements(arguments: Any) -> XmlArguments:
+def _elements(arguments: Any) -> dialect.XmlArguments:
     pattern = arguments.get("tag_pattern") if isinstance(arguments, Mapping) else None
     if not isinstance(pattern, str) or len(parts := _split("tag_pattern", pattern)) != 5:
         raise _unreadable("tool_calls.content_args.tag_pattern", pattern)
@@ -95,7 +87,7 @@ def _elements(arguments: Any) -> XmlArguments:
     if (first, second) != ("key", "value"):
         raise _unreadable("tool_calls.content_args.tag_pattern", pattern)
     key_close, *value_open = [part for part in between.split("\0") if part]
-    return XmlArguments(
+    return dialect.XmlArguments(
         key_open=key_open.strip("\0"),
         key_close=key_close,
         value_open="".join(value_open),

@@ -45,6 +45,7 @@ from nanoserve.ports.events import (
     TokensGenerated,
 )
 from nanoserve.ports.grammar import Constraint, ReasoningLimit
+from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -79,6 +80,8 @@ FULL_REQUEST = Request(
     stream=False,
     client="one",
     constraint=Constraint("regex", "[ab]+", reasoning=ReasoningLimit(9, (7, "so"), ("end",))),
+    lora="an adapter",
+    pooling=Pooling(kind=PoolingKind.MEAN, token_ids=(4,)),
 )
 COMMANDS: list[Command] = [
     Start(
