@@ -9,14 +9,19 @@ each step adds one token to the rows that sample.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, StepPlan, TableUpdate
+
+Pages = Sequence[tuple[Tensor, ...]]
+"""The tensors that every layer keeps, [pages + 1, *shape] each."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,6 +36,10 @@ class GroupInputs:
 
     block_tables: Tensor
     slot_mapping: Tensor
+
+    def places(self, block_size: int) -> tuple[Tensor, Tensor]:
+        """Block, and offset in it, where each token is written: int64 [T] each."""
+        return torch.div(self.slot_mapping, block_size, rounding_mode="floor"), self.slot_mapping % block_size
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -68,6 +77,28 @@ class StepInputs:
             groups=(GroupInputs(block_tables=blocks[None], slot_mapping=positions + block_size),)
             * num_groups,
         )
+
+
+@attrs.frozen(eq=False)
+class CpuStep:
+    """One step on a CPU. Fulfils `Step`.
+
+    Attributes:
+        pages: what layers keep.
+        rotations: of the step's positions, cosines and sines, see `kernels.rope_and_cache.rotation`.
+        invariant: whether each token gets the same bits in any company.
+        by_layer: how each layer mixes.
+    """
+
+    inputs: StepInputs
+    pages: Pages
+    rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
+    invariant: bool
+    by_layer: dict[int, Callable[..., Tensor]] = attrs.field(factory=dict)
+
+    def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
+        """See `Step`."""
+        return self.by_layer[part.layer](part, *projected)
 
 
 @attrs.frozen(eq=False)

@@ -17,9 +17,6 @@ from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
-from nanoserve.kernels.experts import choose, feed, invariant_feed
-from nanoserve.kernels.pointwise import gated_activation, invariant_gated_activation
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -132,54 +129,3 @@ class Part(Stored):
 
     def make_invariant(self) -> None:
         """From now on, on a CPU, let other tokens change no bit of a token's; products with `Linear`s do so by themselves."""
-
-
-class TorchLinearOps:
-    """LinearOps by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
-
-    `stream` is the residual stream, replaced by each sum and never written into; `invariant` products have bits that depend on
-    no other token, which `Linear`s and mixtures see to by themselves; `low_rank` is of steps with adapters.
-    """
-
-    def __init__(
-        self,
-        stream: Tensor,
-        *,
-        ranks: Communicator = ALONE,
-        invariant: bool = False,
-        low_rank: LowRank | None = None,
-    ) -> None:
-        self.stream = stream
-        self._ranks, self._low_rank = ranks, low_rank
-        self._gated = invariant_gated_activation if invariant else gated_activation
-
-    def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
-        """See `LinearOps`."""
-        return self._product(self.stream if norm is None else norm(self.stream), linear)
-
-    def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
-        """See `LinearOps`."""
-        return self._gated(self.project_in(norm, gate_up), activation)
-
-    def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """See `LinearOps`."""
-        return self._product(norm(entered), linear)
-
-    def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
-        """See `LinearOps`."""
-        product = self._ranks.all_reduce(self._product(inner, linear))
-        self.stream = self.stream + (product if norm is None else norm(product))
-
-    def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
-        """See `LinearOps`."""
-        x = norm(self.stream)
-        logits = mixture.router(x.float() if mixture.exact else x).float()
-        chosen = choose(logits, mixture.routing, mixture.correction)
-        compute = invariant_feed if mixture.invariant else feed
-        self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))
-
-    def _product(self, x: Tensor, linear: Linear) -> Tensor:
-        product: Tensor = linear(x)
-        if self._low_rank is not None:
-            self._low_rank.add(x, linear, product)
-        return product

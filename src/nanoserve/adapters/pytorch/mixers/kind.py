@@ -1,4 +1,4 @@
-"""The questions that the engine asks of a kind of mixer, each answered in its own folder, and the steps that mixers compute."""
+"""The questions that the engine asks of a kind of mixer, each answered in its own folder, and its steps on a GPU."""
 
 from __future__ import annotations
 
@@ -10,24 +10,15 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kernel_checks import Check
-from nanoserve.adapters.pytorch.layers.rotary import Rotary
-from nanoserve.adapters.pytorch.step_inputs import GroupInputs, StepInputs
+from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs, Pages
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import Mixer, Rotation
 from nanoserve.ports.model_spec import CacheGroup
 
 Page = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of what a layer keeps of a block of tokens, or of a row's whole past."""
-Pages = Sequence[tuple[Tensor, ...]]
-"""The tensors that every layer keeps, [pages + 1, *shape] each."""
 ChunkSpan = tuple[int, int, int, int]
 """A chunk: its row, its first position, its number of tokens, and the index of the first one in the step."""
-
-
-def places_of(where: GroupInputs, block_size: int) -> tuple[Tensor, Tensor]:
-    """Block, and offset in it, where each token's part of the cache is written: int64 [T] each."""
-    slots = where.slot_mapping
-    return torch.div(slots, block_size, rounding_mode="floor"), slots % block_size
 
 
 class MixerKind(Protocol):
@@ -47,41 +38,6 @@ class MixerKind(Protocol):
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
         """The class that computes it on a GPU."""
-
-
-Groups = Sequence[tuple[CacheGroup, MixerKind]]
-
-
-@attrs.frozen(eq=False)
-class CpuStep:
-    """One step on a CPU. Fulfils `Step`.
-
-    Attributes:
-        rotations: of the step's positions, cosines and sines, see `kernels.rope_and_cache.rotation`.
-        invariant: whether each token gets the same bits in any company.
-        by_layer: how each layer mixes.
-    """
-
-    inputs: StepInputs
-    pages: Pages
-    rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
-    invariant: bool
-    by_layer: dict[int, Callable[..., Tensor]] = attrs.field(factory=dict)
-
-    def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
-        """See `Step`."""
-        return self.by_layer[part.layer](part, *projected)
-
-
-def prepare_step(
-    groups: Groups, rotaries: Mapping[Rotation, Rotary], inputs: StepInputs, pages: Pages, *, invariant: bool
-) -> CpuStep:
-    """A step on a CPU, with what the layers of each cache group share."""
-    rotations = {rotation: rotary(inputs.positions) for rotation, rotary in rotaries.items()}
-    step = CpuStep(inputs, pages, rotations, invariant)
-    for (group, kind), where in zip(groups, inputs.groups, strict=True):
-        step.by_layer.update(dict.fromkeys(group.layers, kind.prepare(group, where, step)))
-    return step
 
 
 @attrs.frozen

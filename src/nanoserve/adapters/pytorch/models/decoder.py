@@ -17,14 +17,16 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product, TorchLinearOps
+from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
-from nanoserve.adapters.pytorch.mixers.kind import prepare_step
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import share
-from nanoserve.adapters.pytorch.step_inputs import StepInputs
+from nanoserve.adapters.pytorch.step_inputs import CpuStep, StepInputs
+from nanoserve.kernels.experts import choose, feed, invariant_feed
+from nanoserve.kernels.pointwise import gated_activation, invariant_gated_activation
+from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -99,7 +101,7 @@ class DecoderModel(nn.Module):
         Returns:
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
-        step = prepare_step(self._groups, self._rotaries, inputs, kv.layers, invariant=self.is_invariant)
+        step = self._prepare(inputs, kv)
         ops = TorchLinearOps(
             self.embedding(inputs.token_ids),
             ranks=self._ranks,
@@ -120,6 +122,14 @@ class DecoderModel(nn.Module):
         if observe is not None:
             observe("norm", hidden)
         return hidden
+
+    def _prepare(self, inputs: StepInputs, kv: KVStore) -> CpuStep:
+        """A step, with what the layers of each cache group share."""
+        rotations = {rotation: rotary(inputs.positions) for rotation, rotary in self._rotaries.items()}
+        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant)
+        for (group, kind), where in zip(self._groups, inputs.groups, strict=True):
+            step.by_layer.update(dict.fromkeys(group.layers, kind.prepare(group, where, step)))
+        return step
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
@@ -227,3 +237,54 @@ class DecoderModel(nn.Module):
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""
         self._rotaries = make_rotaries(self.spec, device)
+
+
+class TorchLinearOps:
+    """LinearOps by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
+
+    `stream` is the residual stream, replaced by each sum and never written into; `invariant` products have bits that depend on
+    no other token, which `Linear`s and mixtures see to by themselves; `low_rank` is of steps with adapters.
+    """
+
+    def __init__(
+        self,
+        stream: Tensor,
+        *,
+        ranks: Communicator = ALONE,
+        invariant: bool = False,
+        low_rank: LowRank | None = None,
+    ) -> None:
+        self.stream = stream
+        self._ranks, self._low_rank = ranks, low_rank
+        self._gated = invariant_gated_activation if invariant else gated_activation
+
+    def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
+        """See `LinearOps`."""
+        return self._product(self.stream if norm is None else norm(self.stream), linear)
+
+    def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
+        """See `LinearOps`."""
+        return self._gated(self.project_in(norm, gate_up), activation)
+
+    def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
+        """See `LinearOps`."""
+        return self._product(norm(entered), linear)
+
+    def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
+        """See `LinearOps`."""
+        product = self._ranks.all_reduce(self._product(inner, linear))
+        self.stream = self.stream + (product if norm is None else norm(product))
+
+    def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
+        """See `LinearOps`."""
+        x = norm(self.stream)
+        logits = mixture.router(x.float() if mixture.exact else x).float()
+        chosen = choose(logits, mixture.routing, mixture.correction)
+        compute = invariant_feed if mixture.invariant else feed
+        self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))
+
+    def _product(self, x: Tensor, linear: Linear) -> Tensor:
+        product: Tensor = linear(x)
+        if self._low_rank is not None:
+            self._low_rank.add(x, linear, product)
+        return product

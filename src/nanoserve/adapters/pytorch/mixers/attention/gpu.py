@@ -9,7 +9,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.attention.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, Pages, StepArena
+from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, StepArena
+from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention import tuning

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.mixers.kind import CpuStep, GpuMixer, Page, places_of
-from nanoserve.adapters.pytorch.step_inputs import GroupInputs
+from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
+from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import paged_attention as kernels
 from nanoserve.kernels.pointwise import invariant_sigmoid_mul, norm_qkv, sigmoid_mul
 from nanoserve.kernels.rope_and_cache import apply_rotation
@@ -48,7 +48,7 @@ class AttentionKind:
         """See `MixerKind`."""
         attend = self._attend(group, where, step)
         gate = invariant_sigmoid_mul if step.invariant else sigmoid_mul
-        places = places_of(where, step.pages[group.layers[0]][0].shape[3])
+        places = where.places(step.pages[group.layers[0]][0].shape[3])
 
         def mix(part: Attention, projected: Tensor) -> Tensor:
             keys, values = step.pages[part.layer][0].unbind(1)

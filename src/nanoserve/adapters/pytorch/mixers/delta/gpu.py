@@ -9,7 +9,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet, heads_of
-from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, Pages, StepArena
+from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, StepArena
+from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.delta_rule import launch
 from nanoserve.kernels.delta_rule.tuning import TILE
 from nanoserve.kernels.recurrent import DeltaStates

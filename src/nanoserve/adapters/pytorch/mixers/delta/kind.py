@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
-from nanoserve.adapters.pytorch.mixers.kind import CpuStep, GpuMixer, Page
-from nanoserve.adapters.pytorch.step_inputs import GroupInputs
+from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
+from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
 from nanoserve.kernels.recurrent import DeltaStates
 from nanoserve.ports.layer_spec import DeltaSpec

@@ -9,9 +9,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.mixers.kind import CpuStep, GpuMixer, Page, places_of
+from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
-from nanoserve.adapters.pytorch.step_inputs import GroupInputs
+from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import latent_attention as kernels
 from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.layer_spec import LatentSpec
@@ -51,7 +51,7 @@ class LatentKind:
             by_head = kernels.head_linear
             plan = kernels.plan_latent_attention(*rows, block_size=block_size)
             attend = functools.partial(kernels.latent_attention, plan=plan)
-        places = places_of(where, block_size)
+        places = where.places(block_size)
 
         def mix(part: LatentAttention, queries: Tensor, projected: Tensor) -> Tensor:
             (entries,), latent_dim = step.pages[part.layer], part.latent_dim
