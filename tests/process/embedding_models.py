@@ -76,3 +76,33 @@ def make_embedding_model(
     )
     made.save(str(folder / "model"))
     return made
+
+
+def make_classifier(folder: pathlib.Path, **config: Any) -> tuple[Any, Any]:
+    """Write a classifier to the folder; the tokenizer and the model, to compare with."""
+    tokenizer = make_tokenizer(folder)
+    classifier: Any = transformers.Qwen3ForSequenceClassification
+    model: Any = classifier(qwen3_config(tokenizer, **config))
+    enlarge(model.eval().float())
+    model.save_pretrained(folder)
+    model.config.pad_token_id = None  # the end of a sequence pads as well, and is no padding here
+    return tokenizer, model
+
+
+CHAT = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def make_writer(folder: pathlib.Path) -> tuple[Any, Any, tuple[int, int]]:
+    """Write a model that writes text to the folder, with a chat template; what reads texts, the model, the ids of no and yes."""
+    tokenizer = make_tokenizer(folder)
+    tokenizer.chat_template = CHAT
+    tokenizer.add_tokens(["no"])
+    tokenizer.save_pretrained(folder)
+    words = tuple(tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes"))
+    model: Any = transformers.Qwen3ForCausalLM(qwen3_config(tokenizer))
+    enlarge(model.eval().float())
+    model.save_pretrained(folder)
+    return make_tokenizer(folder.parent / "plain"), model, words  # in texts the word is none of its own

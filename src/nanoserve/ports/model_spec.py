@@ -167,6 +167,7 @@ class ModelSpec:
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
         stored: the form of these; `packing`, how integers are packed.
         eos_token_ids: the ids that end a sequence.
+        num_labels: classes of its classifier; None where it has none.
     """
 
     architecture: str
@@ -186,6 +187,7 @@ class ModelSpec:
     stored: Stored | None = None
     packing: Packing | None = None
     eos_token_ids: tuple[int, ...] = ()
+    num_labels: int | None = None
 
     @property
     def usual_length(self) -> int:

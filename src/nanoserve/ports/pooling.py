@@ -29,10 +29,12 @@ class Pooling:
     """One vector of a prompt's hidden states behind the last norm: one of them, or their mean.
 
     Attributes:
+        classify: report what the model's classifier makes of the vector, in its place.
         token_ids: report the logits of these tokens behind it, in its place.
     """
 
     kind: PoolingKind = PoolingKind.LAST
+    classify: bool = False
     token_ids: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
 
     @property
@@ -45,6 +47,16 @@ class Task(enum.Enum):
     """The uses of a model that writes no text."""
 
     EMBED = "embed"
+    CLASSIFY = "classify"
+    RERANK = "rerank"
+
+
+class Activation(enum.Enum):
+    """The function that makes scores of a classifier's numbers."""
+
+    NONE = "none"
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +68,8 @@ class PoolerSpec:
         normalized: whether vectors have the length 1.
         prompts: what is put before a text, by the name of what the text is.
         default_prompt: the name of the one that is taken where none is named.
+        labels: the classes of a classifier, in the order of its numbers.
+        activation: what makes scores of these.
     """
 
     task: Task
@@ -64,6 +78,8 @@ class PoolerSpec:
     normalized: bool = False
     prompts: Mapping[str, str] = attrs.field(factory=dict)
     default_prompt: str | None = None
+    labels: tuple[str, ...] = ()
+    activation: Activation = Activation.SOFTMAX
 
     def prompt(self, name: str | None) -> str:
         """The words that stand before a text; raises `BadValueError` for a name that the model does not know."""
@@ -88,3 +104,17 @@ class PoolerSpec:
         cut = list(pooled[:dimensions])
         length = math.hypot(*cut) if self.normalized else 1.0
         return [each / length for each in cut] if length > 0.0 else cut
+
+    def scores(self, pooled: Sequence[float]) -> list[float]:
+        """The score of each class by a classifier, of no and yes by a reranker."""
+        if self.activation is Activation.NONE:
+            return list(pooled)
+        if self.activation is Activation.SIGMOID:
+            return [_softmax([0.0, each])[1] for each in pooled]
+        return _softmax(pooled)
+
+
+def _softmax(numbers: Sequence[float]) -> list[float]:
+    largest = max(numbers)
+    weights = [math.exp(each - largest) for each in numbers]
+    return [each / math.fsum(weights) for each in weights]

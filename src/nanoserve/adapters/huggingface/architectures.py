@@ -73,13 +73,14 @@ class Architecture:
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     """The architecture that config.json names. Raises `ModelLoadError` where it is not a known one.
 
-    Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head.
+    Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head or with a classifier.
     """
     names, key = raw.get("architectures"), raw.get("model_type")
     named = names if isinstance(names, list) else []
     for each in ARCHITECTURES:
-        without_head = each.name.removesuffix("ForCausalLM") + "Model"
-        if each.key == key and (not named or each.name in named or without_head in named):
+        stem = each.name.removesuffix("ForCausalLM")
+        names = {each.name, f"{stem}Model", f"{stem}ForSequenceClassification"}
+        if each.key == key and (not named or not names.isdisjoint(named)):
             return each
     wanted = f"architecture {named[0] if named else None!r} (model_type {key!r})"
     known = ", ".join(f"{each.name} ({each.key})" for each in ARCHITECTURES)

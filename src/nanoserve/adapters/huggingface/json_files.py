@@ -19,7 +19,7 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """What a JSON file holds. Raises `ModelLoadError` where it is missing or unreadable."""
+    """The value in a JSON file. Raises `ModelLoadError` where it is missing or unreadable."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for someone to write
             raise ModelLoadError(f"{path}: cannot be read (it is no regular file)")

@@ -1,4 +1,4 @@
-"""What a model folder in the form of sentence-transformers says of the vectors that its model makes."""
+"""Poolers of model folders, as config.json and the files of sentence-transformers say."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.adapters.huggingface.json_files import read_json, read_json_object
+from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.pooling import PoolerSpec, Pooling, PoolingKind, Task
+from nanoserve.ports.pooling import Activation, PoolerSpec, Pooling, PoolingKind, Task
 
 MODULES: Final = "modules.json"
 LATER: Final = "config_sentence_transformers.json"
@@ -27,29 +28,40 @@ _SWITCHES: Final = {
 
 
 _BARE: Final = PoolerSpec(task=Task.EMBED, normalized=True)
-"""Of a model about which nothing is said."""
+"""The pooler of a model about which nothing is said."""
 
 
-def choose_pooler(task: str, folder: str, width: int) -> PoolerSpec | None:
-    """What the model in a folder makes of texts, or None if it writes text: as a task says, or for `auto` the folder.
+def choose_pooler(task: str, tokenizer: HFTokenizer, width: int) -> PoolerSpec | None:
+    """The pooler of the tokenizer's model, or None if it writes text: as a task says, or for `auto` its folder.
 
-    Its vectors have `width` numbers.
-
-    Raises `ModelLoadError`.
+    Its hidden states have `width` numbers. Raises `ModelLoadError`.
     """
     if task == "generate":
         return None
-    found = read_pooler(folder) or (_BARE if task == "embed" else None)
+    found = read_pooler(tokenizer.folder)
+    if found is None and task == "embed":
+        found = _BARE
+    if found is None and task == "rerank":
+        ids = [tokenizer.encode(word, add_special_tokens=False) for word in ("no", "yes")]
+        if any(len(each) != 1 for each in ids):
+            raise ModelLoadError(f"{tokenizer.folder}: `no` and `yes` must be tokens of a model that reranks")
+        found = PoolerSpec(task=Task.RERANK, pooling=Pooling(token_ids=[each[0] for each in ids]))
+    if task != "auto" and (found is None or found.task.value != task):
+        does = "is not made for that" if found is None else f"is made to {found.task.value} texts"
+        raise ModelLoadError(f"{tokenizer.folder}: --task {task} is asked for, and the model {does}")
     return found and attrs.evolve(found, width=width)
 
 
 def read_pooler(folder: str) -> PoolerSpec | None:
-    """What the folder's files say; None where they say nothing. Raises `ModelLoadError`."""
+    """The pooler that the folder's files describe, or None. Raises `ModelLoadError`."""
     root = pathlib.Path(folder)
+    config = read_json_object(root / "config.json")
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    if name.endswith("ForSequenceClassification"):
+        return _classifier(root, config)
     if not (root / MODULES).exists():
-        names = read_json_object(root / "config.json").get("architectures")
-        has_head = not isinstance(names, list) or not str(names[:1]).endswith("Model']")
-        return None if has_head else _BARE
+        return _BARE if name.endswith("Model") else None
     modules = _modules(root / MODULES)
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -66,6 +78,26 @@ def read_pooler(folder: str) -> PoolerSpec | None:
         normalized="Normalize" in kinds,
         prompts=prompts,
         default_prompt=default,
+    )
+
+
+def _classifier(root: pathlib.Path, config: Mapping[str, Any]) -> PoolerSpec:
+    labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    if not isinstance(labels, dict) or list(labels) != [str(place) for place in range(len(labels))]:
+        raise ModelLoadError(f"{root / 'config.json'}: id2label must name the classes 0, 1, ... in order")
+    if (root / MODULES).exists() and [kind for kind, _ in _modules(root / MODULES)] != ["Transformer"]:
+        raise ModelLoadError(f"{root / MODULES}: a classifier must be the only module")
+    problem = config.get("problem_type")
+    activation = Activation.SOFTMAX
+    if problem == "regression":
+        activation = Activation.NONE
+    elif problem == "multi_label_classification" or len(labels) == 1:
+        activation = Activation.SIGMOID
+    return PoolerSpec(
+        task=Task.CLASSIFY,
+        pooling=Pooling(classify=True),
+        labels=tuple(map(str, labels.values())),
+        activation=activation,
     )
 
 

@@ -78,10 +78,12 @@ def read_spec(folder: str) -> ModelSpec:
         if architecture.text_key is not None:
             raw = _text_config(raw, architecture.text_key)
         config = _complete(architecture, raw)
-        if read_pooler(folder) is not None:
+        pooler = read_pooler(folder)
+        if pooler is not None:
             config["tie_word_embeddings"] = True  # it may have no head, and needs none
         spec = _spec(architecture, config, read_eos_ids(folder, raw, config))
-        return attrs.evolve(spec, stored=stored, packing=packing)
+        num_labels = (len(pooler.labels) or None) if pooler is not None else None
+        return attrs.evolve(spec, stored=stored, packing=packing, num_labels=num_labels)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
 

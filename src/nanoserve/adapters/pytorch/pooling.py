@@ -42,8 +42,8 @@ def add_pooled(result: StepResult, pooled: Sequence[Pooled]) -> StepResult:
 class RowPooling:
     """Vectors of the rows that `asked`, and how."""
 
-    def __init__(self, logits: Logits) -> None:
-        self._logits = logits
+    def __init__(self, logits: Logits, classifier: Tensor | None) -> None:
+        self._logits, self._classifier = logits, classifier
         self.asked: dict[int, Pooling] = {}
         self._parts: dict[int, dict[int, Tensor]] = {}
 
@@ -94,6 +94,9 @@ class RowPooling:
         if pooling.kind is PoolingKind.MEAN:
             lengths = [chunk.start + chunk.length for chunk, _ in members]
             vectors /= torch.tensor(lengths, device=hidden.device)[:, None]
+        if pooling.classify:
+            assert self._classifier is not None
+            vectors = (vectors.to(self._classifier.dtype) @ self._classifier.t()).float()
         if pooling.token_ids:
             vectors = self._scores(vectors.to(hidden.dtype), [*pooling.token_ids])
         return Pooled(rows, vectors)

@@ -76,7 +76,7 @@ class TorchRunner:
         vocab_size = model.spec.vocab_size
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()
-        self._pooling = RowPooling(model.logits)
+        self._pooling = RowPooling(model.logits, model.classifier)
         self._logprobs: dict[int, int] = {}
         self.loras = HostLoras.for_sizes(model, sizes)
         self._row_loras: RowLoras | None = None

@@ -15,6 +15,7 @@ from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.pooling import Task
 
 
 def run_embedding(
@@ -24,19 +25,20 @@ def run_embedding(
     assembly = assemble(configuration.engine)
     log_model(assembly)
     with contextlib.closing(Session(assembly)) as session:
-        session.pooler.check_dimensions(dimensions)
-        jobs = []
+        pooler = session.pooler(Task.EMBED)
+        pooler.check_dimensions(dimensions)
+        before = pooler.prompt(prompt_name)
+        prompts = []
         for source in sources:
             try:
-                jobs.append(session.embedding_job(session.read_text(source.prompt, prompt_name)))
+                prompts.append(session.read_text(source.prompt, before))
             except BadValueError as error:
                 raise placed(source, error) from error
         try:
-            for _ in session.run(jobs, progress=len(jobs) > 1):
-                pass
+            found = session.pool(prompts, pooler, progress=len(prompts) > 1)
         except PromptRefusedError as error:
             raise placed(sources[error.index], error) from error
-        for job, source in zip(jobs, sources, strict=True):
-            output = session.embedding(job, dimensions)
-            shown = {"embedding": output.embedding, "prompt_tokens": len(output.prompt_token_ids)}
-            click.echo(json.dumps({"id": source.id, **shown}))
+        for source, (job, pooled) in zip(sources, found, strict=True):
+            vector = pooler.vector(pooled, dimensions)
+            shown = {"id": source.id, "embedding": vector, "prompt_tokens": len(job.prompt.token_ids)}
+            click.echo(json.dumps(shown))

@@ -123,7 +123,7 @@ def assemble_text(folder: str, dialect: str | None = None, task: str = "auto") -
         eos_token_ids=spec.eos_token_ids,
         defaults=read_sampling_defaults(folder),
         dialect=choose_dialect(tokenizer.dialect_facts, dialect),
-        pooler=choose_pooler(task, folder, spec.hidden_size),
+        pooler=choose_pooler(task, tokenizer, spec.hidden_size),
     )
 
 

@@ -233,7 +233,7 @@ def _assemble(
         defaults=read_sampling_defaults(tokenizer.folder),
         facts=facts,
         dialect_facts=tokenizer.dialect_facts,
-        pooler=choose_pooler(settings.task, tokenizer.folder, loaded.found.spec.hidden_size),
+        pooler=choose_pooler(settings.task, tokenizer, loaded.found.spec.hidden_size),
     )
 
 

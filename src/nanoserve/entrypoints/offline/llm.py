@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -9,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
+from nanoserve.entrypoints.app.vectors import make_pairs, pair_score
 from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import argument_settings, merge_sampling
@@ -19,6 +21,7 @@ from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.driven import Message, Tokenizer
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.sampling import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -167,14 +170,63 @@ class LLM:
 
         Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.
         """
+        session = self._open_session
+        pooler = session.pooler(Task.EMBED)
+        pooler.check_dimensions(dimensions)
+        found = self._pool(prompts, pooler, pooler.prompt(prompt_name), use_tqdm=use_tqdm)
+        return [outputs.embedding_output(job, pooler.vector(pooled, dimensions)) for job, pooled in found]
+
+    def classify(
+        self, prompts: outputs.PromptForm | Sequence[outputs.PromptForm], *, use_tqdm: bool = True
+    ) -> list[outputs.ClassificationOutput]:
+        """The classes of each text, in their order, by a classifier; otherwise as `embed`."""
+        pooler = self._open_session.pooler(Task.CLASSIFY)
+        found = self._pool(prompts, pooler, use_tqdm=use_tqdm)
+        scores = [(job, pooler.scores(pooled)) for job, pooled in found]
+        return [
+            outputs.ClassificationOutput(
+                job.request.request_id,
+                list(job.prompt.token_ids),
+                pooler.labels[each.index(max(each))],
+                dict(zip(pooler.labels, each, strict=True)),
+            )
+            for job, each in scores
+        ]
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """Scores of how well each document answers the query, or its own query where there are as many.
+
+        By a model that reranks it is a probability, by one that makes vectors their cosine. `instruction` says what makes a document an answer.
+        Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.
+        """
+        session = self._open_session
+        pooler = session.pooler(Task.RERANK, Task.EMBED)
+        pairs = make_pairs(query, documents)
+        read = [session.read_pair(pooler, *pair, instruction) for pair in pairs]
+        found = session.pool(list(itertools.chain(*read)), pooler, progress=use_tqdm)
+        vectors = iter([pooled for _, pooled in found])
+        return [pair_score(pooler, list(itertools.islice(vectors, len(each)))) for each in read]
+
+    def _pool(
+        self,
+        prompts: outputs.PromptForm | Sequence[outputs.PromptForm],
+        pooler: PoolerSpec,
+        before: str = "",
+        *,
+        use_tqdm: bool,
+    ) -> list[tuple[outputs.Job, tuple[float, ...]]]:
         forms = [prompts] if outputs.is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
-        session.pooler.check_dimensions(dimensions)
-        texts = _each(forms, lambda form: session.read_text(form, prompt_name))
-        jobs = [session.embedding_job(each) for each in texts]
-        for _ in session.run(jobs, progress=use_tqdm):
-            pass
-        return [session.embedding(job, dimensions) for job in jobs]
+        return session.pool(
+            _each(forms, lambda form: session.read_text(form, before)), pooler, progress=use_tqdm
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own recommendations in `generation_config.json`."""

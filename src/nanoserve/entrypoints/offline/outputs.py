@@ -163,6 +163,28 @@ class EmbeddingOutput:
     num_cached_tokens: int = 0
 
 
+def embedding_output(job: Job, embedding: list[float]) -> EmbeddingOutput:
+    """A job's vector with what else is known of it."""
+    output = job.output()
+    return EmbeddingOutput(
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        embedding=embedding,
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+@attrs.frozen
+class ClassificationOutput:
+    """The likeliest class of a text, and a number for each by its name."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    label: str
+    scores: Mapping[str, float]
+
+
 class Job:
     """A request with the prompt it came from; its events go in, its output so far comes out.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
@@ -14,17 +15,17 @@ from nanoserve.entrypoints.app.generation import Reading
 from nanoserve.entrypoints.app.orders import RequestBuilder
 from nanoserve.entrypoints.app.text_service import encode_bad_words
 from nanoserve.entrypoints.app.traces.writer import Recording
-from nanoserve.entrypoints.app.vectors import check_text, check_vectors
+from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_prompts
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
-from nanoserve.entrypoints.offline.outputs import EmbeddingOutput, Job, Prompt, read_conversation, read_prompt
+from nanoserve.entrypoints.offline.outputs import Job, Prompt, read_conversation, read_prompt
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.grammar import Constraint
-from nanoserve.ports.pooling import PoolerSpec
+from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 
@@ -53,35 +54,39 @@ class Session:
         """A conversation, rendered and tokenized; raises `BadValueError`."""
         return read_conversation(messages, self.assembly.template, self.assembly.tokenizer)
 
-    @property
-    def pooler(self) -> PoolerSpec:
-        """What the model makes of texts; raises `BadValueError` for one that writes text."""
-        return check_vectors(self.assembly.pooler)
+    def pooler(self, *tasks: Task) -> PoolerSpec:
+        """The pooler of a model that is for one of these tasks; raises `BadValueError` for any other."""
+        return check_task(self.assembly.pooler, *tasks)
 
-    def read_text(self, form: object, prompt_name: str | None = None) -> Prompt:
-        """A text that is to be made into a vector; what is put before texts of that name stands before it."""
-        before = self.pooler.prompt(prompt_name)
+    def read_text(self, form: object, before: str = "") -> Prompt:
+        """A text that is to be pooled, behind another one; raises `BadValueError`."""
         if isinstance(form, Mapping) and "prompt_token_ids" not in form:
             form = form.get("prompt", form)
         return self.read_prompt(before + form if isinstance(form, str) else form)
 
-    def embedding_job(self, prompt: Prompt) -> Job:
-        """A request for a vector."""
-        sampling, pooling = SamplingParams(max_tokens=1, detokenize=False), self.pooler.pooling
-        request = self._builder.build(prompt.token_ids, sampling, (), pooling=pooling)
-        return Job(prompt, request, self.assembly.tokenizer)
+    def read_pair(
+        self, pooler: PoolerSpec, query: str, document: str, instruction: str | None
+    ) -> list[Prompt]:
+        """The prompts that are pooled to judge a document by a query; raises `BadValueError`."""
+        prompts = []
+        for each in pair_prompts(pooler, query, document, instruction):
+            if isinstance(each, str):
+                prompts.append(self.read_prompt(each))
+            else:
+                ids = self.assembly.template.render(each.messages, options=each.options)
+                prompts.append(Prompt(text=None, token_ids=tuple(ids)))
+        return prompts
 
-    def embedding(self, job: Job, dimensions: int | None = None) -> EmbeddingOutput:
-        """What a job has come to."""
-        output = job.output()
-        assert job.pooled is not None
-        return EmbeddingOutput(
-            request_id=output.request_id,
-            prompt=output.prompt,
-            prompt_token_ids=output.prompt_token_ids,
-            embedding=self.pooler.vector(job.pooled, dimensions),
-            num_cached_tokens=output.num_cached_tokens,
-        )
+    def pool(
+        self, prompts: Sequence[Prompt], pooler: PoolerSpec, *, progress: bool
+    ) -> list[tuple[Job, tuple[float, ...]]]:
+        """The finished job of each prompt, and its vector; raises as `run` does."""
+        sampling, tokenizer = SamplingParams(max_tokens=1, detokenize=False), self.assembly.tokenizer
+        build = functools.partial(self._builder.build, pooling=pooler.pooling)
+        jobs = [Job(each, build(each.token_ids, sampling, ()), tokenizer) for each in prompts]
+        for _ in self.run(jobs, progress=progress):
+            pass
+        return [(job, job.pooled) for job in jobs if job.pooled is not None]
 
     def job(
         self,

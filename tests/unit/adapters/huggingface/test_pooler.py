@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
+import types
 from typing import Any
 
 import pytest
 
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.ports.errors import BadValueError, ModelLoadError
-from nanoserve.ports.pooling import PoolerSpec, Pooling, PoolingKind, Task
+from nanoserve.ports.pooling import Activation, PoolerSpec, Pooling, PoolingKind, Task
 
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -29,18 +31,27 @@ def write(folder: pathlib.Path, **changed: Any) -> str:
     for name, value in (FILES | changed).items():
         if value is not None:
             path = folder / name
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(value if isinstance(value, str) else json.dumps(value))
     return str(folder)
+
+
+def choose(task: str, folder: str, width: int, **words: list[int]) -> PoolerSpec | None:
+    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return words[text]
+
+    tokenizer: Any = types.SimpleNamespace(folder=folder, encode=encode)
+    return choose_pooler(task, tokenizer, width)
 
 
 def test_an_older_folder_is_read(tmp_path: pathlib.Path) -> None:
     config: dict[str, Any] = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": "query"}
     folder = write(tmp_path, **{"config_sentence_transformers.json": config})
-    assert choose_pooler("auto", folder, 9) == PoolerSpec(
+    assert choose("auto", folder, 9) == PoolerSpec(
         task=Task.EMBED, width=9, normalized=True, prompts=config["prompts"], default_prompt="query"
     )
-    assert choose_pooler("generate", folder, 9) is None
+    assert choose("generate", folder, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,7 @@ def test_an_older_folder_is_read(tmp_path: pathlib.Path) -> None:
 )
 def test_how_states_are_pooled(tmp_path: pathlib.Path, config: dict[str, Any], kind: PoolingKind) -> None:
     folder = write(tmp_path, **{"1_Pooling/config.json": config, "modules.json": MODULES[:2]})
-    found = choose_pooler("auto", folder, 9)
+    found = choose("auto", folder, 9)
     assert found is not None
     assert (found.pooling, found.normalized) == (Pooling(kind=kind), False)
 
@@ -65,10 +76,10 @@ def test_how_states_are_pooled(tmp_path: pathlib.Path, config: dict[str, Any], k
 def test_a_folder_that_says_nothing_writes_text_unless_it_has_no_head(tmp_path: pathlib.Path) -> None:
     bare = PoolerSpec(task=Task.EMBED, normalized=True, width=5)
     folder = write(tmp_path, **{"modules.json": None})
-    assert choose_pooler("auto", folder, 5) is None
-    assert choose_pooler("embed", folder, 5) == bare
+    assert choose("auto", folder, 5) is None
+    assert choose("embed", folder, 5) == bare
     write(tmp_path, **{"modules.json": None, "config.json": {"architectures": ["Qwen3Model"]}})
-    assert choose_pooler("auto", folder, 5) == bare
+    assert choose("auto", folder, 5) == bare
 
 
 @pytest.mark.parametrize(
@@ -97,10 +108,10 @@ def test_what_cannot_be_kept_is_refused_by_file_and_name(
 ) -> None:
     folder = write(tmp_path, **{name: value})
     if complaint is None:
-        assert choose_pooler("auto", folder, 9) is not None
+        assert choose("auto", folder, 9) is not None
         return
     with pytest.raises(ModelLoadError) as caught:
-        choose_pooler("auto", folder, 9)
+        choose("auto", folder, 9)
     assert str(tmp_path / name) in str(caught.value)
     assert complaint in str(caught.value)
 
@@ -109,7 +120,7 @@ def test_prompts_that_do_not_count_are_refused(tmp_path: pathlib.Path) -> None:
     config = {"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}
     later = {"config_sentence_transformers.json": {"prompts": {"query": "Q: "}}}
     with pytest.raises(ModelLoadError, match="include_prompt must be true"):
-        choose_pooler("auto", write(tmp_path, **config, **later), 9)
+        choose("auto", write(tmp_path, **config, **later), 9)
 
 
 def test_a_vector_is_cut_before_it_is_normalized() -> None:
@@ -120,3 +131,58 @@ def test_a_vector_is_cut_before_it_is_normalized() -> None:
     for wrong in (0, 4, True, 1.5):
         with pytest.raises(BadValueError, match="dimensions"):
             spec.check_dimensions(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "labels", "activation"),
+    [
+        ({}, ("LABEL_0", "LABEL_1"), Activation.SOFTMAX),
+        ({"id2label": {"0": "bad", "1": "good", "2": "odd"}}, ("bad", "good", "odd"), Activation.SOFTMAX),
+        ({"id2label": {"0": "score"}}, ("score",), Activation.SIGMOID),
+        ({"problem_type": "multi_label_classification"}, ("LABEL_0", "LABEL_1"), Activation.SIGMOID),
+        ({"id2label": {"0": "score"}, "problem_type": "regression"}, ("score",), Activation.NONE),
+    ],
+)
+def test_a_classifier_has_the_classes_of_its_config(
+    tmp_path: pathlib.Path, more: dict[str, Any], labels: tuple[str, ...], activation: Activation
+) -> None:
+    config = {"architectures": ["LlamaForSequenceClassification"], **more}
+    folder = write(tmp_path, **{"modules.json": None, "config.json": config})
+    expected = PoolerSpec(
+        task=Task.CLASSIFY, width=9, pooling=Pooling(classify=True), labels=labels, activation=activation
+    )
+    assert choose("auto", folder, 9) == choose("classify", folder, 9) == expected
+
+
+def test_classes_without_order_are_refused(tmp_path: pathlib.Path) -> None:
+    config = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"1": "a", "0": "b"}}
+    with pytest.raises(ModelLoadError, match="id2label must name the classes"):
+        choose("auto", write(tmp_path, **{"modules.json": None, "config.json": config}), 9)
+
+
+def test_any_writer_of_text_reranks_if_its_words_are_tokens(tmp_path: pathlib.Path) -> None:
+    folder = write(tmp_path, **{"modules.json": None})
+    found = choose("rerank", folder, 9, yes=[7], no=[3])
+    assert found == PoolerSpec(task=Task.RERANK, width=9, pooling=Pooling(token_ids=[3, 7]))
+    with pytest.raises(ModelLoadError, match="`no` and `yes` must be tokens"):
+        choose("rerank", folder, 9, yes=[7], no=[3, 4])
+
+
+def test_a_model_is_not_made_for_what_its_files_contradict(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(
+        ModelLoadError, match="--task rerank is asked for, and the model is made to embed texts"
+    ):
+        choose("rerank", write(tmp_path), 9, yes=[7], no=[3])
+    with pytest.raises(
+        ModelLoadError, match="--task classify is asked for, and the model is not made for that"
+    ):
+        choose("classify", write(tmp_path / "plain", **{"modules.json": None}), 9)
+
+
+def test_scores_are_those_of_the_activation() -> None:
+    softmax = PoolerSpec(task=Task.CLASSIFY)
+    assert softmax.scores((1000.0, 1000.0)) == [0.5, 0.5]
+    assert softmax.scores((0.0, math.log(3))) == pytest.approx([0.25, 0.75])
+    sigmoid = PoolerSpec(task=Task.CLASSIFY, activation=Activation.SIGMOID)
+    assert sigmoid.scores((0.0, -1000.0, math.log(3))) == pytest.approx([0.5, 0.0, 0.75])
+    assert PoolerSpec(task=Task.CLASSIFY, activation=Activation.NONE).scores((5.0, -3.0)) == [5.0, -3.0]

@@ -39,6 +39,7 @@ class ForwardLauncher:
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
         self._layers = model.kinds() if brief else model.layers
+        self.classifier = model.classifier
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self.mixers = arena, space, mixers

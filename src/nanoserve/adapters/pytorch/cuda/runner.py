@@ -81,7 +81,7 @@ class CudaRunner:
         self._sampler = sampler
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
-        self._pooling = RowPooling(launcher.logits)
+        self._pooling = RowPooling(launcher.logits, launcher.classifier)
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, graphs=graphs, pdl=pdl)

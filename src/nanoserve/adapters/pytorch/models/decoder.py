@@ -61,6 +61,7 @@ class DecoderModel(nn.Module):
     Attributes:
         spec: of what this rank computes; with other ranks, its heads and feeds are parts of the model's.
         layers: for each layer its parts, in the order in which they run.
+        classifier: [labels, hidden], of a model that has one; every rank has all of it.
         head: compares with the rank's share of the vocabulary.
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
@@ -81,6 +82,10 @@ class DecoderModel(nn.Module):
         self.head = Linear(spec.hidden_size, self._own.stop - self._own.start)
         if spec.tied_embeddings:
             self.head.weight = self.embedding.weight
+        self.classifier: nn.Parameter | None = None
+        if spec.num_labels is not None:
+            empty = torch.empty(spec.num_labels, spec.hidden_size)
+            self.classifier = nn.Parameter(empty, requires_grad=False)
         self.is_invariant = False
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
         self._groups = [(each, kind_of(spec.layers[each.layers[0]].mixer)) for each in spec.cache_groups]
@@ -183,6 +188,8 @@ class DecoderModel(nn.Module):
         tensors |= prefixed("model.norm", self.norm.checkpoint_tensors())
         if not self.spec.tied_embeddings:
             tensors |= prefixed("lm_head", self.head.checkpoint_tensors())
+        if self.classifier is not None:
+            tensors["score.weight"] = self.classifier
         return tensors
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:

@@ -34,8 +34,8 @@ class EngineSettings:
     )
     task: str = setting(
         "auto",
-        one_of("auto", "generate", "embed"),
-        "Write text, or make vectors of texts; auto does what the model's files say.",
+        one_of("auto", "generate", "embed", "classify", "rerank"),
+        "Write text, or make vectors or classes of texts, or judge documents by queries; auto does what the model's files say.",
     )
     dtype: str = setting(
         "auto",

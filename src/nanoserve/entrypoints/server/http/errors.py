@@ -28,8 +28,7 @@ _ROUTING_MESSAGES: Final = {
     413: "The body is larger than this server accepts.",
 }
 _MISSING: Final = {
-    "reranking": "/v1/rerank /v2/rerank /v1/score /rerank /score /pooling",
-    "classification": "/v1/moderations /classify",
+    "moderation": "/v1/moderations",
     "audio": "/v1/audio /v1/realtime",
     "images": "/v1/images /v1/videos",
     "files": "/v1/files /v1/vector_stores",

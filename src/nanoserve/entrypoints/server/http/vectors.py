@@ -1,8 +1,9 @@
-"""Vectors of texts, which protocols ask for and write each in its own form."""
+"""Vectors and scores of texts, which protocols ask for and write each in its own form."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,12 +11,13 @@ import attrs
 import msgspec
 
 from nanoserve.entrypoints.app.answer import ended
-from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.orders import Client, Conversation
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.app.vectors import check_vectors
+from nanoserve.entrypoints.app.vectors import check_task, pair_prompts, pair_score
 from nanoserve.entrypoints.server.http.field_support import renamed
 from nanoserve.entrypoints.server.http.fields import make_order
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.sampling import SamplingParams
 
 _NOTHING: Final = SamplingParams(max_tokens=1, detokenize=False)
@@ -23,48 +25,73 @@ _NOTHING: Final = SamplingParams(max_tokens=1, detokenize=False)
 
 @attrs.frozen
 class Vectors:
-    """The vectors of a request's texts, in their order, and the tokens of all of these."""
+    """The vectors of a request's texts as they were pooled, in their order, and the tokens of all of these."""
 
-    all: list[list[float]]
+    all: list[tuple[float, ...]]
     num_prompt_tokens: int
 
 
-async def read_vectors(
-    body: msgspec.Struct,
-    service: TextService,
-    client: Client,
-    texts: Sequence[str | tuple[int, ...]],
-    name: str,
-    *,
-    dimensions: int | None = None,
-    prompt_name: str | None = None,
-) -> Vectors:
-    """Compute the vectors of texts or token ids, which are called `name`; raises `BadValueError`.
+@attrs.frozen
+class Pooler:
+    """Has texts pooled for one request; `name` is what that calls them."""
 
-    `prompt_name` says what the texts are.
-    """
-    pooler = check_vectors(service.settings.pooler)
-    pooler.check_dimensions(dimensions)
-    before = pooler.prompt(prompt_name)
-    try:
-        service.check_count(len(texts))
-    except BadValueError as error:
-        raise renamed(error, name) from None
-    orders = [
-        make_order(
-            body,
-            prompt=before + text if isinstance(text, str) else text,
-            prompt_name=name,
-            sampling=_NOTHING,
-            client=client,
-            pooling=pooler.pooling,
-        )
-        for text in texts
-    ]
-    if not orders:
-        return Vectors([], 0)
-    answer = await ended(functools.partial(service.open_all, orders))
-    pooled = [each.pooled for each in answer.generations]
-    vectors = [pooler.vector(each, dimensions) for each in pooled if each is not None]
-    assert len(vectors) == len(orders)
-    return Vectors(vectors, answer.num_prompt_tokens)
+    body: msgspec.Struct
+    service: TextService
+    client: Client
+    name: str
+
+    def spec(self, *tasks: Task) -> PoolerSpec:
+        """The pooler of a model that is for one of these tasks; raises `BadValueError` for any other."""
+        return check_task(self.service.settings.pooler, *tasks)
+
+    async def pool(
+        self, spec: PoolerSpec, prompts: Sequence[str | tuple[int, ...] | Conversation]
+    ) -> Vectors:
+        """Compute the vectors of all prompts, or of none; raises `BadValueError`."""
+        if not prompts:
+            return Vectors([], 0)
+        try:
+            self.service.check_count(len(prompts))
+        except BadValueError as error:
+            raise renamed(error, self.name) from None
+        orders = [
+            make_order(
+                self.body,
+                prompt=prompt,
+                prompt_name=self.name,
+                sampling=_NOTHING,
+                client=self.client,
+                stream=False,
+                pooling=spec.pooling,
+                is_turn=False,
+            )
+            for prompt in prompts
+        ]
+        answer = await ended(functools.partial(self.service.open_all, orders))
+        pooled = [each.pooled for each in answer.generations if each.pooled is not None]
+        assert len(pooled) == len(prompts)
+        return Vectors(pooled, answer.num_prompt_tokens)
+
+    async def embed(
+        self, texts: Sequence[str | tuple[int, ...]], dimensions: int | None, prompt_name: str | None = None
+    ) -> tuple[list[list[float]], int]:
+        """The vectors of texts or token ids as clients get them, and the tokens of all; `prompt_name` says what they are."""
+        spec = self.spec(Task.EMBED)
+        spec.check_dimensions(dimensions)
+        before = spec.prompt(prompt_name)
+        found = await self.pool(spec, [before + text if isinstance(text, str) else text for text in texts])
+        return [spec.vector(each, dimensions) for each in found.all], found.num_prompt_tokens
+
+    async def score(
+        self, pairs: Sequence[tuple[str, str]], instruction: str | None
+    ) -> tuple[list[float], int]:
+        """How well the second text of each pair answers the first, and the tokens of all; equal prompts are computed once."""
+        spec = self.spec(Task.RERANK, Task.EMBED)
+        asked = [pair_prompts(spec, *pair, instruction) for pair in pairs]
+        if spec.task is Task.RERANK:
+            found = await self.pool(spec, list(itertools.chain(*asked)))
+            return [pair_score(spec, [each]) for each in found.all], found.num_prompt_tokens
+        texts = {text: place for place, text in enumerate(dict.fromkeys(itertools.chain(*asked)))}
+        found = await self.pool(spec, list(texts))
+        scores = [pair_score(spec, [found.all[texts[text]] for text in pair]) for pair in asked]
+        return scores, found.num_prompt_tokens

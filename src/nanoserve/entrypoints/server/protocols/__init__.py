@@ -11,7 +11,7 @@ from nanoserve.entrypoints.server.protocols.anthropic import wire as anthropic_a
 from nanoserve.entrypoints.server.protocols.anthropic.threads import is_of_thread
 from nanoserve.entrypoints.server.protocols.ollama import routes as ollama
 from nanoserve.entrypoints.server.protocols.ollama import wire as ollama_answer
-from nanoserve.entrypoints.server.protocols.openai import tokenization
+from nanoserve.entrypoints.server.protocols.openai import scoring, tokenization
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_completions
 from nanoserve.entrypoints.server.protocols.openai.completions import completions
 from nanoserve.entrypoints.server.protocols.openai.embeddings import embeddings
@@ -19,6 +19,7 @@ from nanoserve.entrypoints.server.protocols.responses import routes as responses
 
 ROUTES: Final = (
     *(completions, chat_completions, embeddings),
+    *scoring.ROUTES,
     *(*tokenization.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
 )
 MEMBER_PATHS: Final = frozenset(
@@ -26,6 +27,7 @@ MEMBER_PATHS: Final = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens"),
         *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/v1/embeddings"),
+        *(path for each in scoring.ROUTES for path in each.paths),
     }
 )
 """What takes a processor's time and remembers nothing between two requests: of several processes each answers these, but threads."""

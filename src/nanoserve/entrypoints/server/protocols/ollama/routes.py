@@ -21,7 +21,7 @@ from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.field_support import renamed, support
 from nanoserve.entrypoints.server.http.sse import respond, unless_left
-from nanoserve.entrypoints.server.http.vectors import read_vectors
+from nanoserve.entrypoints.server.http.vectors import Pooler
 from nanoserve.entrypoints.server.protocols.ollama import wire
 from nanoserve.entrypoints.server.protocols.ollama.wire import (
     EarlierCall,
@@ -81,11 +81,10 @@ async def embed(
     model = known_name(body.model, service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     started = time.perf_counter()
-    vectors = await unless_left(
-        request, read_vectors(body, service, client, texts, "input", dimensions=body.dimensions)
-    )
+    work = Pooler(body, service, client, "input").embed(texts, body.dimensions)
+    vectors, count = await unless_left(request, work)
     took = int((time.perf_counter() - started) * 1e9)
-    return wire.Embedded(model, vectors.all, took, 0, vectors.num_prompt_tokens)
+    return wire.Embedded(model, vectors, took, 0, count)
 
 
 @post("/api/embeddings", status_code=200, **documented(EmbeddingsBody))
@@ -95,8 +94,9 @@ async def embeddings(
     """The vector of a text, in the form that `/api/embed` replaces."""
     body = await read_body(request, EmbeddingsBody, any_type=True)
     known_name(body.model, service)
-    vectors = await unless_left(request, read_vectors(body, service, client, [body.prompt], "prompt"))
-    return wire.OneEmbedded(vectors.all[0])
+    work = Pooler(body, service, client, "prompt").embed([body.prompt], None)
+    vectors, _ = await unless_left(request, work)
+    return wire.OneEmbedded(vectors[0])
 
 
 async def _answered(

@@ -14,7 +14,7 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.sse import unless_left
-from nanoserve.entrypoints.server.http.vectors import read_vectors
+from nanoserve.entrypoints.server.http.vectors import Pooler
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.completions import read_prompts
 
@@ -26,23 +26,14 @@ async def embeddings(
     """The vector of each text."""
     body = await read_body(request, wire.EmbeddingBody)
     model = service.check_model(body.model)
-    vectors = await unless_left(
-        request,
-        read_vectors(
-            body,
-            service,
-            client,
-            read_prompts(body.input, "input"),
-            "input",
-            dimensions=body.dimensions,
-            prompt_name=body.prompt_name,
-        ),
-    )
+    pooler = Pooler(body, service, client, "input")
+    texts = read_prompts(body.input, "input")
+    vectors, count = await unless_left(request, pooler.embed(texts, body.dimensions, body.prompt_name))
     shown = packed if body.encoding_format == "base64" else list
     return wire.EmbeddingList(
-        data=[wire.Embedding(index=place, embedding=shown(each)) for place, each in enumerate(vectors.all)],
+        data=[wire.Embedding(index=place, embedding=shown(each)) for place, each in enumerate(vectors)],
         model=model,
-        usage=wire.EmbeddingUsage(vectors.num_prompt_tokens, vectors.num_prompt_tokens),
+        usage=wire.EmbeddingUsage(count, count),
     )
 
 

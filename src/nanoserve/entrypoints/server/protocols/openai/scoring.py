@@ -1,0 +1,214 @@
+"""Scores of texts: documents in the order in which they answer a query (Jina's and Cohere's form), pairs, classes, raw vectors."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final, Literal
+
+import msgspec
+from litestar import Request, post
+from litestar.di import NamedDependency
+from msgspec import UNSET, UnsetType
+
+from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.app.vectors import make_pairs
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.field_support import refusing
+from nanoserve.entrypoints.server.http.sse import unless_left
+from nanoserve.entrypoints.server.http.vectors import Pooler
+from nanoserve.entrypoints.server.protocols.openai.completions import read_prompts
+from nanoserve.entrypoints.server.protocols.openai.wire import EmbeddingUsage
+from nanoserve.ports.checks import check_integer
+from nanoserve.ports.pooling import Task
+
+
+class _Scored(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class DocumentText(msgspec.Struct):
+    """A document as an object."""
+
+    text: str
+
+
+@refusing
+class RerankBody(_Scored, kw_only=True):
+    """The body of `POST /v1/rerank`; `instruction` says what makes a document an answer."""
+
+    query: str
+    documents: list[str | DocumentText]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+
+@refusing
+class ScoreBody(_Scored, kw_only=True):
+    """The body of `POST /v1/score`: one text and several, or as many as these."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    instruction: str | None = None
+
+
+@refusing
+class PoolingBody(_Scored, kw_only=True):
+    """The body of `POST /classify` and `POST /pooling`; `input` is as for embeddings."""
+
+    input: str | list[str | int | list[int]]
+    add_special_tokens: bool | None = None
+
+
+class RankedDocument(msgspec.Struct):
+    """A document by its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: DocumentText | UnsetType = UNSET
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    """The documents, the most relevant first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
+class Score(msgspec.Struct, kw_only=True):
+    """How well the second text of a pair answers the first."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class Classes(msgspec.Struct, kw_only=True):
+    """The classes of a text: the likeliest one, and a number for each."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class PooledText(msgspec.Struct, kw_only=True):
+    """The vector of a text as it was pooled, or its classes' numbers."""
+
+    index: int
+    data: list[float]
+    object: Literal["pooling"] = "pooling"
+
+
+class _Listed(msgspec.Struct, kw_only=True):
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class ScoreList(_Listed, kw_only=True):
+    """The score of each pair, in their order."""
+
+    data: list[Score]
+
+
+class ClassList(_Listed, kw_only=True):
+    """The classes of each text, in their order."""
+
+    data: list[Classes]
+
+
+class PooledList(_Listed, kw_only=True):
+    """The vector of each text, in their order."""
+
+    data: list[PooledText]
+
+
+@post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200, **documented(RerankBody))
+async def rerank(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> Ranking:
+    """Order documents by how well they answer a query."""
+    body = await read_body(request, RerankBody)
+    model = service.check_model(body.model)
+    if body.top_n is not None:
+        check_integer("top_n", body.top_n, 1)
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    work = Pooler(body, service, client, "documents").score(
+        [(body.query, text) for text in texts], body.instruction
+    )
+    scores, count = await unless_left(request, work)
+    order = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
+    shows = body.return_documents is not False
+    return Ranking(
+        id=_name("rerank"),
+        model=model,
+        results=[
+            RankedDocument(place, scores[place], DocumentText(texts[place]) if shows else UNSET)
+            for place in order
+        ],
+        usage=EmbeddingUsage(count, count),
+    )
+
+
+@post(["/v1/score", "/score"], status_code=200, **documented(ScoreBody))
+async def score(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> ScoreList:
+    """Score pairs of texts."""
+    body = await read_body(request, ScoreBody)
+    model = service.check_model(body.model)
+    pairs = make_pairs(body.text_1, body.text_2)
+    work = Pooler(body, service, client, "text_2").score(pairs, body.instruction)
+    scores, count = await unless_left(request, work)
+    found = [Score(index=place, score=each) for place, each in enumerate(scores)]
+    return ScoreList(id=_name("score"), model=model, data=found, usage=EmbeddingUsage(count, count))
+
+
+@post("/classify", status_code=200, **documented(PoolingBody))
+async def classify(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> ClassList:
+    """Classify texts."""
+    body = await read_body(request, PoolingBody)
+    model = service.check_model(body.model)
+    pooler = Pooler(body, service, client, "input")
+    spec = pooler.spec(Task.CLASSIFY)
+    found = await unless_left(request, pooler.pool(spec, read_prompts(body.input, "input")))
+    scores = [spec.scores(each) for each in found.all]
+    classes = [
+        Classes(
+            index=place, label=spec.labels[each.index(max(each))], probs=each, num_classes=len(spec.labels)
+        )
+        for place, each in enumerate(scores)
+    ]
+    usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
+    return ClassList(id=_name("classify"), model=model, data=classes, usage=usage)
+
+
+@post("/pooling", status_code=200, **documented(PoolingBody))
+async def pooling(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> PooledList:
+    """The vectors of texts as they were pooled, neither normalized nor turned into scores."""
+    body = await read_body(request, PoolingBody)
+    model = service.check_model(body.model)
+    pooler = Pooler(body, service, client, "input")
+    spec = pooler.spec(Task.EMBED, Task.CLASSIFY)
+    found = await unless_left(request, pooler.pool(spec, read_prompts(body.input, "input")))
+    data = [PooledText(index=place, data=list(each)) for place, each in enumerate(found.all)]
+    usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
+    return PooledList(id=_name("pool"), model=model, data=data, usage=usage)
+
+
+def _name(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+ROUTES: Final = (rerank, score, classify, pooling)

@@ -1,0 +1,83 @@
+"""Classes and scores of texts equal those of transformers."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.entrypoints.app.vectors import INSTRUCTION
+from nanoserve.entrypoints.offline import LLM
+from nanoserve.ports.errors import BadValueError
+from tests.process.embedding_models import make_classifier, make_embedding_model, make_writer
+
+TEXTS = ["One fox.", "The river is long, and the fox is old. " * 6, "An", "Once upon a time"]
+SETTINGS: dict[str, Any] = {"dtype": "float32", "threads": 1, "device": "cpu"}
+QUERY = "Who lives in the wood?"
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"id2label": {0: "bad", 1: "good", 2: "odd"}, "label2id": {"bad": 0, "good": 1, "odd": 2}},
+        {"num_labels": 2, "problem_type": "multi_label_classification"},
+        {"num_labels": 1, "problem_type": "regression"},
+    ],
+)
+def test_classes_are_those_of_transformers(tmp_path: pathlib.Path, config: dict[str, Any]) -> None:
+    tokenizer, model = make_classifier(tmp_path, **config)
+    with torch.inference_mode():
+        logits = [model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0] for text in TEXTS]
+    problem = config.get("problem_type")
+    if problem is None:
+        logits = [each.softmax(0) for each in logits]
+    elif problem != "regression":
+        logits = [each.sigmoid() for each in logits]
+    with LLM(tmp_path, **SETTINGS, max_num_batched_tokens=24, max_num_seqs=3) as llm:
+        for _ in range(2):
+            outputs = llm.classify(TEXTS, use_tqdm=False)
+            for output, expected in zip(outputs, logits, strict=True):
+                assert list(output.scores.values()) == pytest.approx(expected.tolist(), abs=1e-4)
+                assert output.label == model.config.id2label[int(expected.argmax())]
+        for refused in (llm.generate, llm.embed):
+            with pytest.raises(BadValueError, match="model: classifies texts and writes none"):
+                refused("One")
+        with pytest.raises(BadValueError, match="model: classifies texts and writes none"):
+            llm.score("One", "two")
+
+
+def test_a_reranker_is_asked_in_its_template(tmp_path: pathlib.Path) -> None:
+    tokenizer, model, words = make_writer(tmp_path / "model")
+    expected = []
+    for instruction, text in [*((INSTRUCTION, text) for text in TEXTS), ("Say so", TEXTS[0])]:
+        prompt = (
+            f"<|system|>\n{JUDGE}<|end|>\n"
+            f"<|user|>\n<Instruct>: {instruction}\n<Query>: {QUERY}\n<Document>: {text}<|end|>\n"
+            "<|assistant|>\n<think></think>"
+        )
+        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        expected.append(float(logits[[*words]].softmax(0)[1]))
+    with LLM(tmp_path / "model", **SETTINGS, task="rerank") as llm:
+        found = [*llm.score(QUERY, TEXTS), *llm.score([QUERY], TEXTS[0], instruction="Say so")]
+        assert found == pytest.approx(expected, abs=1e-4)
+        with pytest.raises(BadValueError, match="model: judges documents by queries"):
+            llm.embed("One")
+        with pytest.raises(BadValueError, match=r"must hold as many texts as there are first ones \(2\)"):
+            llm.score(["a", "b"], TEXTS)
+
+
+def test_a_model_that_makes_vectors_scores_by_their_cosine(tmp_path: pathlib.Path) -> None:
+    reference = make_embedding_model(tmp_path, "mean", normalized=False)
+    expected = reference.similarity(reference.encode_query([QUERY]), reference.encode_document(TEXTS))[0]
+    with LLM(tmp_path / "model", **SETTINGS) as llm:
+        assert llm.score(QUERY, TEXTS) == pytest.approx(expected.tolist(), abs=1e-5)
+        with pytest.raises(BadValueError, match="instruction: is for models that rerank"):
+            llm.score(QUERY, TEXTS, instruction="Say so")
