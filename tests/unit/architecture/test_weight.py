@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3282,
     "domain": 7871,
-    "kernels": 11484,
+    "kernels": 11533,
     "adapters/pytorch": 10445,
     "adapters": 9794,
     "entrypoints/server": 9136,
