@@ -24,8 +24,14 @@ from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.kernels.forms import FORMS, StoredWeight
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear import launch
-from nanoserve.kernels.linear.launch import LinearWorkspace, row_linear, skinny_linear, split_linear
-from nanoserve.kernels.linear.tuning import RowTile, SkinnyTile, skinny_tile, split_count
+from nanoserve.kernels.linear.launch import (
+    LinearWorkspace,
+    row_linear,
+    skinny_linear,
+    slice_count,
+    split_linear,
+)
+from nanoserve.kernels.linear.tuning import RowTile, SkinnyTile, skinny_tile
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -124,7 +130,7 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
             skinny_linear(x, weight, out, workspace=space, gate=gate, pdl=True)
 
     if rows > 1:
-        partials = torch.empty(split_count(rows, n, k), rows, n, device="cuda")
+        partials = torch.empty(slice_count(rows, weights[0]), rows, n, device="cuda")
         space = LinearWorkspace.create([(n, k)], max_m=64, dtype=BF16, device=torch.device("cuda"))
     return [functools.partial(launch_one, weight) for weight in weights]
 

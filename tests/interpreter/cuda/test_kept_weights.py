@@ -17,6 +17,8 @@ from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.ports.step import Chunk
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
+from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
+from tests.unit.adapters.pytorch.test_integer_weights import pack as pack_integers
 from tests.unit.adapters.pytorch.test_kept_weights import pack, store
 from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, LATENT, make_prompt, make_tiny_model
 
@@ -28,17 +30,21 @@ MODELS: Final[dict[str, tuple[str, Any, dict[str, Any]]]] = {
     "dense": ("llama", "fp8", {"hidden_size": 144, "intermediate_size": 200, "num_hidden_layers": 1}),
     "experts": ("minimax_m2", "fp8", {}),
     "latents and a shared expert": ("deepseek_v3", "fp8", {**LATENT, "moe_intermediate_size": 128}),
+    "integers": ("llama", "int4", {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1}),
     "mxfp4": ("gpt_oss", "mxfp4", {**PACKED, "layer_types": ["sliding_attention", "full_attention"]}),
 }
 
 
 EVERY = list(itertools.product(MODELS, (False, True)))
+ALWAYS = [("dense", False), ("integers", True)]
 
 
 def checkpoint(folder: Path, name: str) -> None:
     architecture, form, config = MODELS[name]
-    make_tiny_model(folder, architecture, **config)
-    if form == "mxfp4":
+    tiny = make_tiny_model(folder, architecture, **config)
+    if form == "int4":
+        pack_integers(tiny, LAYOUTS["awq"])
+    elif form == "mxfp4":
         pack(folder)
     else:
         store(folder, "blocks")
@@ -70,9 +76,7 @@ def answers(model: DecoderModel, *, deterministic: bool) -> tuple[list[int], lis
     return driver.of(0), driver.of(1)
 
 
-@cases(
-    ("name", "deterministic"), [("dense", False)], also=[each for each in EVERY if each != ("dense", False)]
-)
+@cases(("name", "deterministic"), ALWAYS, also=[each for each in EVERY if each not in ALWAYS])
 def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool) -> None:
     checkpoint(tmp_path, name)
     kept, plain = (

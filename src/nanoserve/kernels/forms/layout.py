@@ -20,7 +20,6 @@ class Form:
         per_word: how many numbers a word has that kernels load.
         unit: how many numbers one thread of the kernels of one row loads at once.
         multiple: K has to be one of it.
-        longest: the most numbers of a row in one step of the kernels of a few rows.
     """
 
     group: int
@@ -30,7 +29,6 @@ class Form:
     per_word: ClassVar[int] = 1
     unit: ClassVar[int] = 16
     multiple: ClassVar[int] = 1
-    longest: ClassVar[int] = 128
 
     def stored_width(self, width: int) -> int:
         """Elements of `dtype` that a row of so many numbers takes."""

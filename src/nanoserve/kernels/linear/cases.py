@@ -16,10 +16,10 @@ from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
     skinny_linear,
+    slice_count,
     split_linear,
     widen_into,
 )
-from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)
@@ -126,7 +126,7 @@ def check_split_linear(
     n, k = product.weight.shape
     for rows in batches or SKINNY_ROWS:
         x = inputs.normal(rows, k)
-        partials = inputs.poisoned(split_count(rows, n, k), rows, n, dtype=torch.float32)
+        partials = inputs.poisoned(slice_count(rows, product.weight), rows, n, dtype=torch.float32)
         inputs.settle()
         split_linear(x, product.weight, partials, pdl=inputs.pdl)
         yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
@@ -52,10 +53,11 @@ class LinearWorkspace(NamedTuple):
         """
         num_partials, num_counters = 1, 1
         for n, k in products:
-            for bm in (16, 32, 64, 128):
+            for bm, per_word in itertools.product((8, 16, 32, 64, 128), (0, 1, 8)):
                 if bm > padded(min(max_m, MAX_SKINNY_M)):
                     break
-                tile = skinny_tile(bm, n, k, dtype.itemsize, gate=False, splits=None, room=_room(device))
+                more: dict[str, Any] = {"splits": None, "room": _room(device), "per_word": per_word}
+                tile = skinny_tile(bm, n, k, dtype.itemsize, gate=False, **more)
                 if tile.splits > 1:
                     tiles = triton.cdiv(n, tile.bn)
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
@@ -145,23 +147,26 @@ def skinny_linear(
     )  # fmt: skip
 
 
+def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
+    """The slices into which `split_linear` cuts K for m rows of x."""
+    return split_count(m, *weight.shape, stored=isinstance(weight, StoredWeight))
+
+
 def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, pdl: bool = False) -> None:
     """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, which their reader adds up.
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
         weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
-        partials: float32 [S, M, N], contiguous, with S = split_count(M, N, K).
+        partials: float32 [S, M, N], contiguous, with S = slice_count(M, weight).
         pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
 
     Raises:
         ValueError: M is above 128, or `partials` has another S.
     """
     m, (n, k) = len(x), weight.shape
-    if len(partials) != split_count(m, n, k):
-        raise ValueError(
-            f"{m} rows times a weight of {n} x {k} are {split_count(m, n, k)} slices, not {len(partials)}"
-        )
+    if len(partials) != (count := slice_count(m, weight)):
+        raise ValueError(f"{m} rows times a weight of {n} x {k} are {count} slices, not {len(partials)}")
     tile = _tile(m, n, k, x.element_size(), weight, gate=False, splits=len(partials))
     _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, pdl=pdl)
 
@@ -210,9 +215,9 @@ def _tile(
 ) -> SkinnyTile:
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
-    longest = weight.form.longest if isinstance(weight, StoredWeight) else None
+    per_word = weight.form.per_word if isinstance(weight, StoredWeight) else 0
     room = _room(weight.device)
-    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=room, longest=longest)
+    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=room, per_word=per_word)
 
 
 def _room(device: torch.device) -> int:

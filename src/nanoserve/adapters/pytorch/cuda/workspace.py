@@ -17,7 +17,7 @@ from nanoserve.kernels.linear.launch import LinearWorkspace
 from nanoserve.kernels.sampling.launch import DrawScratch
 
 MOST_SLICES = 8
-"""See `kernels.linear.tuning.split_count`."""
+"""See `kernels.linear.launch.slice_count`."""
 MOST_SKINNY_ROWS = 64
 """Batches up to this size use `skinny_linear`, larger ones the vendor's library."""
 

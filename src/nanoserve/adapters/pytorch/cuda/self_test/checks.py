@@ -13,7 +13,7 @@ from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.linear import cases as linear
-from nanoserve.kernels.linear.tuning import split_count
+from nanoserve.kernels.linear.launch import slice_count
 from nanoserve.kernels.logits import cases as logits
 from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
@@ -61,7 +61,7 @@ def _check_norms(bench: Bench) -> Iterator[Comparison]:
             for dtype in (torch.float32, bench.inputs.dtype):
                 yield from pointwise.check_add_partials(bench.inputs, branch_norm, eps, rows, dtype=dtype)
         for product in bench.added():
-            splits = split_count(rows, *product.weight.shape)
+            splits = slice_count(rows, product.weight)
             yield from pointwise.check_add_rms_norm(
                 bench.inputs, weight, eps, rows, splits=splits, bias=product.bias, branch_norm=branch_norm
             )
@@ -71,7 +71,7 @@ def _check_slots(bench: Bench) -> Iterator[Comparison]:
     """What slices of products and experts leave for other ranks."""
     size = bench.spec.hidden_size
     for product in bench.added():
-        slices = split_count(ROWS[1], *product.weight.shape)
+        slices = slice_count(ROWS[1], product.weight)
         yield from rank_sums.check_add_slots(bench.inputs, slices, ROWS[1], size, product.bias)
     for each in bench.model.mixtures():
         yield from rank_sums.check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size)
