@@ -9,9 +9,10 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing, Stored
 
 READABLE: Final = (
-    "fp8 (e4m3 in blocks of 128 x 128), mxfp4 (gpt_oss), awq, gptq and compressed-tensors (8-bit floats by row or by tensor, packed "
-    "integers of 4 or 8 bits)"
+    "fp8 (e4m3 in blocks of 128 x 128, or by tensor), mxfp4 (gpt_oss), awq, gptq and compressed-tensors (8-bit floats by tensor, row or "
+    "blocks of 128 x 128, packed integers of 4 or 8 bits)"
 )
+BLOCKS: Final = [128, 128]
 Config = Mapping[str, Any]
 Read = tuple[Stored | None, Packing | None]
 
@@ -51,7 +52,8 @@ def _unknown(*_: object) -> Read:
 
 
 def _fp8(config: Config, _: Config) -> Read:
-    _only(config, "weight_block_size", [128, 128])
+    _only(config, "weight_block_size", BLOCKS, None)
+    _only(config, "activation_scheme", "dynamic", "static", default="dynamic")
     _only(config, "fmt", "e4m3", default="e4m3")
     return "fp8", None
 
@@ -98,7 +100,9 @@ def _compressed_group(name: str, group: object, usual: object) -> Stored:
     if not isinstance(group, dict) or not isinstance(weights, dict):
         raise _Unreadable(f"has no weights in {name}")
     kind, bits, strategy = found = tuple(weights.get(key) for key in ("type", "num_bits", "strategy"))
-    if found in (("float", 8, "channel"), ("float", 8, "tensor")):
+    if found in (("float", 8, "channel"), ("float", 8, "tensor"), ("float", 8, "block")):
+        if strategy == "block":
+            _only(weights, "block_structure", BLOCKS)
         return "fp8"
     if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "group"):
         raise _Unreadable(f"has weights of type {kind!r} with {bits!r} bits by {strategy!r} in {name}")

@@ -13,6 +13,7 @@ from nanoserve.ports.model_spec import Packing
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FLOATS = {"type": "float", "num_bits": 8}
 INTEGERS = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}
 
 
@@ -31,6 +32,10 @@ def compressed(weights: Any = INTEGERS, **more: Any) -> dict[str, Any]:
     [
         (None, (None, None)),
         (BLOCKS, ("fp8", None)),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+            ("fp8", None),
+        ),
         (AWQ, ("int4", Packing("awq", 4, 128))),
         ({**AWQ, "modules_to_not_convert": ["visual"]}, ("int4", Packing("awq", 4, 128))),
         (GPTQ, ("int4", Packing("gptq", 4, 128))),
@@ -39,6 +44,7 @@ def compressed(weights: Any = INTEGERS, **more: Any) -> dict[str, Any]:
         (compressed(ignore=["lm_head"]), ("int4", None)),
         (compressed({**INTEGERS, "num_bits": 8, "strategy": "channel"}), ("int8", None)),
         (compressed({"type": "float", "num_bits": 8, "strategy": "channel"}), ("fp8", None)),
+        (compressed({**FLOATS, "strategy": "block", "block_structure": [128, 128]}), ("fp8", None)),
     ],
 )
 def test_readable(config: Any, wanted: Any) -> None:
@@ -52,6 +58,8 @@ def test_readable(config: Any, wanted: Any) -> None:
         ({"quant_method": ["awq"]}, "is not supported"),
         ({"quant_method": "mxfp4"}, "gpt_oss only"),
         ({**BLOCKS, "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
+        ({**BLOCKS, "activation_scheme": "shifted"}, "activation_scheme 'shifted'"),
+        (compressed({**FLOATS, "strategy": "block", "block_structure": [64, 64]}), "block_structure"),
         ({**AWQ, "bits": 3}, "has bits 3"),
         ({**AWQ, "bits": True}, "has bits True"),
         ({**AWQ, "version": "gemv"}, "has version 'gemv'"),

@@ -38,7 +38,7 @@ def store(folder: Path, form: str, of: Callable[[str], bool] = is_projection) ->
     """Write the projections of the checkpoint in a folder as 8-bit floats."""
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if of(name) and name.endswith("weight")]:
-        tensors[name], scale, _ = quantized(tensors[name], form)
+        tensors[name], scale, _ = quantized(tensors[name], form.removeprefix("named "))
         tensors[f"{name}_scale_inv" if form == "blocks" else f"{name}_scale"] = scale
     save_file(tensors, folder / "model.safetensors")
 
@@ -83,7 +83,7 @@ def assert_same(kept: DecoderModel, plain: DecoderModel) -> int:
     return sum(isinstance(each, StoredWeight) for each in weights(kept).values())
 
 
-@pytest.mark.parametrize("form", ["blocks", "rows", "tensor"])
+@pytest.mark.parametrize("form", ["blocks", "named blocks", "rows", "tensor"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_8_bit_floats(tmp_path: Path, family: str, form: str) -> None:
     make_tiny_model(tmp_path, family, **FAMILIES[family])

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -53,6 +55,30 @@ def test_a_weight_is_multiplied_with_its_scales_even_at_cut_edges(
     assert torch.equal(filled["b.weight"], weight.to(dtype))
 
 
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+def test_8_bit_floats_as_compressed_tensors_writes_them(tmp_path: Path, strategy: str) -> None:
+    blocks = {"block_structure": [128, 128]} if strategy == "block" else {}
+    arguments = QuantizationArgs(num_bits=8, type="float", strategy=strategy, symmetric=True, **blocks)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(1))
+    whole = weight.abs().amax() if strategy == "tensor" else weight.abs().amax(1, keepdim=True)
+    if strategy == "block":
+        whole = weight.view(2, 128, 3, 128).abs().amax((1, 3))
+    state = {
+        "weight": weight,
+        "weight_scale": whole.reshape(-1) / 448 if strategy == "tensor" else whole / 448,
+    }
+    written = FloatQuantizationCompressor.compress(state, scheme)
+    exact = FloatQuantizationCompressor.decompress(written, scheme)["weight"]
+    save_file(
+        {f"a.{name}": tensor.contiguous() for name, tensor in written.items()}, tmp_path / "model.safetensors"
+    )
+    filled = torch.empty(weight.shape)
+    load_checkpoint(str(tmp_path), {"a.weight": filled}, tied_head=False)
+    assert (filled - weight).abs().max() < 0.2
+    assert torch.equal(filled, exact.float())
+
+
 def test_a_model_of_8_bit_blocks_computes_what_its_weights_stand_for(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path, hidden_size=144, intermediate_size=200)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -81,6 +107,7 @@ STORED = torch.ones(130, 3).to(EIGHT_BITS)
             r"needs \[\] or \[1\] or \[130\] or \[130, 1\]",
         ),
         ({"a.weight": torch.ones(130, 3), "a.weight_scale": torch.ones(130)}, "scales no weight"),
+        ({"a.weight": STORED, "a.weight_scale": torch.ones(3, 1)}, r"or \[2, 1\]"),
     ],
 )
 def test_scales_that_are_missing_or_do_not_fit_are_named_before_anything_is_read(
@@ -91,3 +118,13 @@ def test_scales_that_are_missing_or_do_not_fit_are_named_before_anything_is_read
     with pytest.raises(ModelLoadError, match=named):
         load_checkpoint(str(tmp_path), {"a.weight": destination}, tied_head=False)
     assert destination.isnan().all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])
+def test_scales_that_are_no_numbers_are_named(tmp_path: Path, suffix: str, bad: float) -> None:
+    scale = torch.ones(130, 1) if suffix == "_scale" else torch.ones(2, 1)
+    scale[-1] = bad
+    save_file({"a.weight": STORED, f"a.weight{suffix}": scale}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"'a.weight{suffix}' has scales that are no finite numbers"):
+        load_checkpoint(str(tmp_path), {"a.weight": torch.empty(130, 3)}, tied_head=False)

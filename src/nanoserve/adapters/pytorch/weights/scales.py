@@ -1,8 +1,8 @@
 """Checkpoints of 8-bit floats: a weight is kept as it is beside its scales, or multiplied with them where it lies.
 
-Two forms are read: blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI
-2024), and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors). Scales of activations are
-not needed, because activations are not quantized here.
+Read are blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI 2024) or
+`weight_scale`, and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors; `fp8` without blocks). Scales of
+activations are not needed: those stay as they are, where the checkpoint would have them rounded, by a scale of its own or by one made for each token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nanoserve.ports.errors import ModelLoadError
 EIGHT_BITS: Final = torch.float8_e4m3fn
 _BLOCK_SCALE: Final = "_scale_inv"
 _ROW_SCALE: Final = "_scale"
-ACTIVATION_SCALES: Final = (".input_scale", ".output_scale", ".k_scale", ".v_scale")
+ACTIVATION_SCALES: Final = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 
 
 def scaled_name(name: str) -> str | None:
@@ -65,21 +65,33 @@ class Scales:
 
     def apply(self, targets: Mapping[str, Tensor]) -> None:
         """Multiply every weight with its scales, in float32, rounded once; or put them into its target, if it has one."""
-        for name, (_, destination) in self._wanted.items():
+        for name, (stored, destination) in self._wanted.items():
+            found = self._found[name]
+            if not found.data.isfinite().all():
+                raise ModelLoadError(
+                    f"{found.file}: {found.name!r} has scales that are no finite numbers: is the file damaged?"
+                )
+            scale = found.data.to(device=destination.device, dtype=torch.float32)
+            if not _in_blocks(stored, found):
+                scale = scale.reshape(-1, 1)
+            else:
+                scale = scale.repeat_interleave(BLOCK, 0)[: stored.shape[0]]
             if name in targets:
-                targets[name].copy_(_by_row(self._found[name].data, self._found[name].name, targets[name]))
+                targets[name].copy_(scale.expand_as(targets[name]))
                 continue
-            scale = self._found[name].data.to(device=destination.device, dtype=torch.float32)
-            destination.copy_(destination.float() * _spread(scale, destination, self._found[name].name))
+            if scale.shape[1] > 1:
+                scale = scale.repeat_interleave(BLOCK, 1)[:, : stored.shape[1]]
+            destination.copy_(destination.float() * scale)
 
 
 def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
     if len(weight.shape) != 2:
         raise ModelLoadError(f"{weight.file}: {weight.name!r} holds 8-bit floats and is no matrix")
     rows, columns = weight.shape
-    allowed: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1))
+    blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
+    allowed: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1), blocks)
     if scale.name.endswith(_BLOCK_SCALE):
-        allowed = ((-(-rows // BLOCK), -(-columns // BLOCK)),)
+        allowed = (blocks,)
     if tuple(scale.shape) not in allowed:
         found, wanted = list(scale.shape), " or ".join(str(list(each)) for each in allowed)
         raise ModelLoadError(
@@ -87,16 +99,6 @@ def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
         )
 
 
-def _by_row(scale: Tensor, name: str, target: Tensor) -> Tensor:
-    """The scales of each row, [rows, blocks of columns]."""
-    if name.endswith(_BLOCK_SCALE):
-        return scale.float().repeat_interleave(BLOCK, 0)[: len(target)]
-    return scale.float().view(-1, 1).expand_as(target)
-
-
-def _spread(scale: Tensor, weight: Tensor, name: str) -> Tensor:
-    """One factor for each element, or what torch broadcasts to that; the last blocks of rows and columns may be cut short."""
-    if not name.endswith(_BLOCK_SCALE):
-        return scale.view(-1, 1)
-    rows, columns = weight.shape
-    return scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+def _in_blocks(weight: StoredTensor, scale: StoredTensor) -> bool:
+    """True where a scale belongs to a block; one of rows has their number."""
+    return scale.data.dim() == 2 and scale.shape[0] == -(-weight.shape[0] // BLOCK)
