@@ -1,7 +1,8 @@
 """Nothing of a request keeps the interpreter's lock for long, for then the loop stands still that every client is served by.
 
-Judged is processor time of the thread itself, as the least of many tries. Measured on two cores of 2024: bodies of 4 MiB keep it for 1
-to 16 ms, constraints at the door and in the engine for at most 7 ms, prompts of 4 MiB for at most 10 ms, and as conversations for 8 ms.
+Judged is processor time of the thread itself, as the least of many tries. Measured on two cores of 2024: bodies of 4 MiB keep it for at
+most 16 ms, constraints at the door and in the engine for 7 ms, prompts of 4 MiB that are too long for 4 ms, and as conversations for 8 ms. The list
+of a million ids that would be refused would be 22 ms, and that of three millions 36.
 """
 
 from __future__ import annotations
@@ -174,5 +175,4 @@ def test_as_many_stop_strings_as_may_be() -> None:
 
 
 def test_what_keeps_the_lock_is_seen() -> None:
-    """In one try at least: a watcher that waits for a processor sees less."""
-    assert any(longest_hold(lambda: sum(range(30 * MILLION))) > MOST_SECONDS for _ in range(TRIES))
+    assert longest_hold(lambda: sum(range(30 * MILLION)), 3) > MOST_SECONDS
