@@ -72,9 +72,7 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
     """Decide where a model is computed, and in which numbers. Raises `BadValueError` or `ModelLoadError`."""
     if folder is not None:
         check_embedding(folder, spec.vocab_size, spec.hidden_size)
-    device = choices.choose_device(
-        settings, lambda: devices.why_no_gpu() or choices.gpu_obstacle(spec), devices.count_gpus
-    )
+    device = choices.choose_device(settings, devices.why_no_gpu, devices.count_gpus)
     return Survey(spec=spec, folder=folder, device=device, dtype=choices.choose_dtype(settings, spec, device))
 
 

@@ -12,8 +12,7 @@ from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import ModelSpec, Recurrent
 from nanoserve.ports.request import DEFAULT_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
@@ -55,17 +54,6 @@ def choose_device(
     return device
 
 
-GPU_MIXERS: Final = (AttentionSpec, DeltaSpec, LatentSpec)
-"""The mixers that have GPU kernels."""
-
-
-def gpu_obstacle(spec: ModelSpec) -> str | None:
-    """Why a model cannot be computed on a GPU; None where it can."""
-    if all(isinstance(layer.mixer, GPU_MIXERS) for layer in spec.layers):
-        return None
-    return f"{spec.architecture} has layers for which there are no GPU kernels yet; it runs on a CPU"
-
-
 def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory: int = 0) -> EngineSizes:
     """What the settings ask for; where they are silent the defaults of a device with `memory` bytes, bent to fit what was asked for.
 
@@ -77,7 +65,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
     if (
         device == "cuda"
         and memory >= _LARGE
-        and not any(isinstance(each.mixer, DeltaSpec) for each in spec.layers)
+        and not any(isinstance(each.kind, Recurrent) for each in spec.cache_groups)
     ):
         most_rows = _CROWD
     rows, tokens = settings.max_num_seqs, settings.max_num_batched_tokens

@@ -10,7 +10,6 @@ import attrs
 from nanoserve.adapters.gguf.conversion import GGUF_ARCHITECTURES
 from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, Architecture
 from nanoserve.adapters.huggingface.spec import spec_of
-from nanoserve.entrypoints.compose.choices import gpu_obstacle
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec
 from nanoserve.ports.model_spec import CacheKind, Full, Latent, ModelSpec, Recurrent, Window
@@ -63,7 +62,7 @@ def _family(architecture: Architecture) -> ModelFamily:
         cache=", ".join(CACHES[kind][0] for kind in kinds),
         reuse=", ".join(dict.fromkeys(CACHES[kind][1] for kind in kinds)),
         feed=" and ".join(_feeds(specs)),
-        devices="CPU" if any(map(gpu_obstacle, specs)) else "CPU, GPU",
+        devices="CPU, GPU",
         quantized=", ".join(_quantized(architecture, specs)),
         shapes=tuple(shapes),
     )
