@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3282,
     "domain": 7871,
-    "kernels": 11533,
-    "adapters/pytorch": 10445,
+    "kernels": 11829,
+    "adapters/pytorch": 10746,
     "adapters": 9794,
     "entrypoints/server": 9136,
     "entrypoints": 10964,
