@@ -20,7 +20,7 @@ from nanoserve.ports.step import LoraLoad
 
 @attrs.define
 class _Slot:
-    """What a slot holds.
+    """One slot and its contents.
 
     Attributes:
         loaded: the step that fills it; rows of later steps may use it.
@@ -57,7 +57,7 @@ class Loras:
 
     @property
     def slots(self) -> Mapping[int, bytes]:
-        """What each slot holds that holds something."""
+        """The digests in slots, by slot; empty ones are left out."""
         return {each.number: each.digest for each in self._slots if each.digest}
 
     def name(self, name: str, facts: LoraFacts) -> None:
@@ -133,7 +133,7 @@ class Loras:
             slot.digest, slot.last_step = b"", 0
 
     def audit(self, running: Iterable[Sequence], alive: Iterable[Sequence]) -> str:
-        """What is wrong; empty where nothing is."""
+        """The first fault of the books; empty where there is none."""
         rows = Counter(each.lora_slot for each in running if each.lora)
         if any(slot.rows != rows[slot.number] for slot in self._slots) or rows[0]:
             return "rows and slots of adapters disagree"

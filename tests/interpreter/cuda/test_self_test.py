@@ -22,6 +22,7 @@ from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logits import cases as logits
+from nanoserve.kernels.low_rank import cases as low_rank
 from nanoserve.kernels.paged_attention import cases as paged_attention
 from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
@@ -67,6 +68,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "skinny_linear": (linear, ("out",)),
     "split_linear": (linear, ("partials",)),
     "invariant_linear": (linear, ("out",)),
+    "add_low_rank": (low_rank, ("out",)),
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
     "feed_lists": (experts, ("partials",)),
@@ -135,8 +137,17 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, fewer)
 
 
-def run(model: DecoderModel, *, deterministic: bool = False, block_size: int = 16, ranks: int = 1) -> None:
-    bench = Bench(model=model, block_size=block_size, deterministic=deterministic, ranks=ranks)
+def run(
+    model: DecoderModel,
+    *,
+    deterministic: bool = False,
+    block_size: int = 16,
+    ranks: int = 1,
+    lora_rank: int = 0,
+) -> None:
+    bench = Bench(
+        model=model, block_size=block_size, deterministic=deterministic, ranks=ranks, lora_rank=lora_rank
+    )
     check_kernels(bench)
 
 
@@ -154,9 +165,10 @@ def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
     return models[next((name for name, kernels in SPECIAL.items() if kernel in kernels), "llama")]
 
 
-def ranks_with(kernel: str) -> int:
-    """As many as launch it."""
-    return 2 if OUTPUTS[kernel][0] is rank_sums else 1
+def settings_with(kernel: str) -> dict[str, int]:
+    """Of a bench whose serving launches it."""
+    module = OUTPUTS[kernel][0]
+    return {"ranks": 2 if module is rank_sums else 1, "lora_rank": 32 if module is low_rank else 0}
 
 
 def function_of(kernel: str) -> str:
@@ -269,7 +281,7 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
     deterministic = only(monkeypatch, kernel)
     replace(monkeypatch, kernel, broken)
     with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else") as refusal:
-        run(model_with(kernel, models), deterministic=deterministic, ranks=ranks_with(kernel))
+        run(model_with(kernel, models), deterministic=deterministic, **settings_with(kernel))
     assert "--device cpu" in str(refusal.value)
     assert "torch.float32" in str(refusal.value)
 
@@ -384,7 +396,7 @@ def test_a_kernel_that_does_not_run_is_refused_by_name(
     replace(monkeypatch, kernel, broken)
     message = rf"kernel {kernel} does not compile or run: RuntimeError: ptxas did not like it"
     with pytest.raises(ModelLoadError, match=message) as refusal:
-        run(model_with(kernel, models), deterministic=deterministic, ranks=ranks_with(kernel))
+        run(model_with(kernel, models), deterministic=deterministic, **settings_with(kernel))
     assert isinstance(refusal.value.__cause__, RuntimeError)
 
 

@@ -32,6 +32,7 @@ class Bench:
         deterministic: whether serving uses the kernels whose results do not depend on the batch.
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
         ranks: how many GPUs compute the model together.
+        lora_rank: the largest rank of an adapter, a multiple of 16; 0 where there are none.
     """
 
     model: Any
@@ -39,6 +40,7 @@ class Bench:
     deterministic: bool = False
     pdl: bool = False
     ranks: int = 1
+    lora_rank: int = 0
     inputs: Inputs = attrs.field(init=False)
     products: tuple[linear.LinearCase, ...] = attrs.field(init=False)
 

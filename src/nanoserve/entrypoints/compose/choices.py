@@ -79,12 +79,12 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         vocab_size=spec.vocab_size,
         block_size=settings.block_size,
         prefix_caching=settings.enable_prefix_caching,
-        max_loras=choose_loras(settings, device),
+        max_loras=choose_loras(settings),
         max_lora_rank=settings.max_lora_rank,
     )
 
 
-def choose_loras(settings: EngineSettings, device: str) -> int:
+def choose_loras(settings: EngineSettings) -> int:
     """Slots for adapters. Raises `BadValueError` where there may be none."""
     named = len(named_loras(settings.lora))
     slots = named if settings.max_loras is None else settings.max_loras
@@ -93,11 +93,6 @@ def choose_loras(settings: EngineSettings, device: str) -> int:
     if slots and settings.tensor_parallel_size > 1:
         message = "adapters cannot be split over ranks yet; leave tensor_parallel_size at 1"
         raise BadValueError("max_loras" if settings.max_loras else "lora", message)
-    if slots and device == "cuda":
-        raise BadValueError(
-            "max_loras" if settings.max_loras else "lora",
-            "adapters have no GPU kernels yet; ask for device=cpu",
-        )
     return slots
 
 

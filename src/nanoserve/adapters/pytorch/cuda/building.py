@@ -15,6 +15,7 @@ import torch
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
@@ -22,6 +23,7 @@ from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
+from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
 from nanoserve.adapters.pytorch.mixers.kind import GpuFacts
 from nanoserve.adapters.pytorch.models import DecoderModel
@@ -132,6 +134,7 @@ def build_runner(
                 deterministic=deterministic,
                 pdl=site.pdl,
                 ranks=1 if partners is None else partners.ranks.size,
+                lora_rank=0 if site.loras is None else site.loras.rank,
             )
             runner.rehearse()
             rehearse_checks(bench)
@@ -184,7 +187,12 @@ class _Site:
         self.pdl = supports_pdl(self._device) and not enforce_eager
         self._graphs = self._on_gpu and not enforce_eager
         groups = [group.layers for group in spec.cache_groups]
-        self._arena = Arena(sizes, groups, self._mixers.sections, Uploads(self._device))
+        sections = {**self._mixers.sections, **lora_sections(sizes)}
+        self._arena = Arena(sizes, groups, sections, Uploads(self._device))
+        host = HostLoras.for_sizes(model, sizes)
+        self.loras: DeviceLoras | None = None
+        if host is not None:
+            self.loras = DeviceLoras(host, self._arena, dtype=self._dtype, invariant=deterministic)
 
     def _make_exchange(self, partners: Partners) -> Exchange:
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
@@ -250,6 +258,7 @@ class _Site:
         space, arena, mixers = self._space, self._arena, self._mixers
         mixers.attach(arena, kv, make_rotaries(spec, device))
         how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
+        how["loras"] = self.loras
         make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
         return self._runner_type()(
             launcher=make_launcher(),

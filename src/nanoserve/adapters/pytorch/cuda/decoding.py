@@ -11,7 +11,7 @@ import contextlib
 import functools
 import gc
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,23 @@ TYPICAL_LENGTH = 512
 LENGTH_STEP = 64
 """Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
 
-Key = tuple[int, int, bool]
-"""Places of the batch, parts that attention cuts caches into, and whether the step samples inside the graph."""
+
+class Key(NamedTuple):
+    """How a step is launched.
+
+    Attributes:
+        places: of the batch.
+        splits: parts that attention cuts caches into.
+        samples: whether the step samples inside the graph.
+        adapted: whether some of its rows have adapters.
+    """
+
+    places: int
+    splits: int
+    samples: bool
+    adapted: bool = False
+
+
 DRAW_ALONE = 0
 """In a key, instead of parts: no forward pass, but the draw of the logits that it left, with masks on them."""
 
@@ -62,14 +77,14 @@ class Decoding:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def key(self, count: int, longest: int, *, special: bool) -> Key:
+    def key(self, count: int, longest: int, *, special: bool, adapted: bool = False) -> Key:
         """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it."""
         bucket = bucket_of(count, self._most)
-        return bucket, self.splits(bucket, longest), not special
+        return Key(bucket, self.splits(bucket, longest), not special, adapted)
 
     def draw_key(self, count: int) -> Key:
         """What the draw of a step of `count` rows, some of which have masks, is launched as."""
-        return bucket_of(count, self._most), DRAW_ALONE, True
+        return Key(bucket_of(count, self._most), DRAW_ALONE, samples=True)
 
     def splits(self, bucket: int, longest: int) -> int:
         """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
@@ -90,14 +105,17 @@ class Decoding:
     def rehearse(self, key: Key) -> None:
         """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""
         self._step(self._rehearsal, self.sink_places, key)
-        if key[2]:
+        if key.samples:
             self._drawing.note_draw()
 
     def capture_first(self) -> None:
         """Capture the first graphs. The largest comes first: later ones fit into the memory that it took."""
         if self._graphs is not None:
+            ways = (False,) if self._launcher.loras is None else (False, True)
             for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
-                self._capture(self._graphs, self.key(bucket, TYPICAL_LENGTH, special=False))
+                for adapted in ways:
+                    key = self.key(bucket, TYPICAL_LENGTH, special=False, adapted=adapted)
+                    self._capture(self._graphs, key)
 
     def drop_graphs(self) -> None:
         """Destroy all graphs, which gives their memory back; they are captured again when needed."""
@@ -127,11 +145,11 @@ class Decoding:
         return graph
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
-        bucket, splits, samples = key
+        bucket, splits, samples, adapted = key
         if splits == DRAW_ALONE:
             self._drawing.draw_masked(places[:bucket], pdl=self._pdl)
             return
-        logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl)
+        logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl, adapted=adapted)
         if samples:
             self._drawing.draw(logits, places[:bucket], pdl=self._pdl)
 

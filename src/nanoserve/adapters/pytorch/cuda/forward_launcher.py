@@ -11,6 +11,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda import linear_ops as linear
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
+from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, Workspace
@@ -36,8 +37,10 @@ class ForwardLauncher:
         invariant: bool,
         brief: bool = False,
         sums: Sums | None = None,
+        loras: DeviceLoras | None = None,
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
+        self.loras = loras
         self._layers = model.kinds() if brief else model.layers
         self.classifier = model.classifier
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
@@ -45,12 +48,12 @@ class ForwardLauncher:
         self._arena, self._space, self.mixers = arena, space, mixers
         self._sums, self._many = sums or Sums(), linear.Invariant() if invariant else linear.Wide()
 
-    def decode(self, places: Tensor, *, splits: int, pdl: bool) -> Tensor:
-        """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step."""
+    def decode(self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False) -> Tensor:
+        """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step. Where some are `adapted`, the arena says how."""
         self._sums.begin()
         stream = self._space.stream[: len(places)]
         self._embed_newest(places, stream, pdl=pdl)
-        ops = self._decode_ops(stream, pdl=pdl)
+        ops = self._decode_ops(stream, pdl=pdl, adapted=adapted)
         outs = Views(self._space.inner, len(places))
         step = GpuStep(mixers=self.mixers.by_layer, outs=outs, places=places, splits=splits, pdl=pdl)
         for parts in self._layers:
@@ -70,21 +73,28 @@ class ForwardLauncher:
             logits.div_(self._logit_divisor)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _decode_ops(self, stream: Tensor, *, pdl: bool) -> linear.LinearOps:
+    def _decode_ops(self, stream: Tensor, *, pdl: bool, adapted: bool) -> linear.LinearOps:
         policy: linear.Row | linear.Skinny | linear.Wide = self._many
         if self._many.invariant:
             pdl = False
         elif len(stream) <= MOST_SKINNY_ROWS:
-            policy = linear.Row() if len(stream) == 1 else linear.Skinny()
-        return linear.LinearOps(policy, self._sums, stream, self._space, pdl=pdl)
+            policy = linear.Row() if len(stream) == 1 and not adapted else linear.Skinny()
+        low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
+        return linear.LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
 
     def mixed(
-        self, chunks: ChunkStep, num_decoding: int, *, splits: int, num_chosen: int | None = None
+        self,
+        chunks: ChunkStep,
+        num_decoding: int,
+        *,
+        splits: int,
+        num_chosen: int | None = None,
+        lora_groups: int = 0,
     ) -> Tensor:
         """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden].
 
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
-        computes nothing for the others but their keys and values.
+        computes nothing for the others but their keys and values. It goes without `lora_groups`, of tokens that have adapters.
         """
         self._sums.begin()
         arena, num_tokens = self._arena, chunks.num_tokens
@@ -94,7 +104,8 @@ class ForwardLauncher:
         embed_tokens(arena.tokens, rows, positions, weight, stream[:num_tokens], scale=scale)
         if num_decoding:
             self._embed_newest(places, stream[num_tokens:], pdl=False)
-        ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False)
+        low_rank = self.loras.of_chunks(lora_groups) if self.loras and lora_groups else None
+        ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False, low_rank=low_rank)
         step = last = GpuStep(
             mixers=self.mixers.by_layer,
             outs=Views(self._space.inner, len(stream)),

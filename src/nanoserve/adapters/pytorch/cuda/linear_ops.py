@@ -1,4 +1,4 @@
-"""How a step multiplies by weights on a GPU: `LinearOps` has the residual stream, and three collaborators.
+"""How a step multiplies by weights on a GPU: `LinearOps` has the residual stream, and four collaborators.
 
 The *policy* says what is fused around a product; the number of rows decides (`docs/performance.md` has the crossovers):
 
@@ -8,7 +8,8 @@ The *policy* says what is fused around a product; the number of rows decides (`d
 - `Wide`, more rows and prompt chunks: the vendor's products with small kernels between them.
 - `Invariant`: the same with products of one fixed order of summation, so that results do not depend on the batch.
 
-The *sums* say who else adds to the stream: nobody (`sums.Sums`), or other ranks (`ranks.exchange.Exchange`). The *form* of a weight is its
+*Adapters* (`low_rank.StepLoras`), in steps whose rows have some, add to each product what they make of its input; a single row then takes the
+policy of a few, since `Row` has no normed input for them. The *sums* say who else adds to the stream: nobody (`sums.Sums`), or other ranks (`ranks.exchange.Exchange`). The *form* of a weight is its
 own (`Linear.matrix`), and kernels ask it what to load. Nothing here allocates or waits, so that a step can be captured in a graph.
 """
 
@@ -23,6 +24,7 @@ from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.part import LowRank
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
@@ -49,8 +51,18 @@ class LinearOps:
     Between a `project_out` and the next norm the stream lacks what is `pending`.
     """
 
-    def __init__(self, policy: Policy, sums: Sums, stream: Tensor, space: Workspace, *, pdl: bool) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        sums: Sums,
+        stream: Tensor,
+        space: Workspace,
+        *,
+        pdl: bool,
+        low_rank: LowRank | None = None,
+    ) -> None:
         self.policy, self.sums, self.space, self.pdl = policy, sums, space, pdl
+        self.low_rank = low_rank
         self.pending: Pending | None = None
         self._chosen: Tensor | None = None
         self._compute_for(stream)
@@ -79,7 +91,9 @@ class LinearOps:
         if len(out) and self.policy.norms:
             self.policy.multiply(self, columns, linear, out, norm)
         elif len(out):
-            self.policy.multiply(self, self._normed_columns(columns, norm), linear, out)
+            x = self._normed_columns(columns, norm)
+            self.policy.multiply(self, x, linear, out)
+            self.adapt(x, linear, out)
         return out
 
     def project_out(self, inner: Tensor, linear: Linear, norm: Norm = None, /) -> None:
@@ -109,9 +123,24 @@ class LinearOps:
         x = self.stream
         if self.pending is not None or not self.policy.norms:
             x, norm = self.complete(norm), None
-        if len(out):
+        if len(out) and self.low_rank is not None:
+            self._multiply_adapted(x, linear, out, gate)
+        elif len(out):
             self.policy.multiply(self, x, linear, out, norm, gate=gate)
         return out
+
+    def _multiply_adapted(self, x: Tensor, linear: Linear, out: Tensor, gate: Gate) -> None:
+        """As the policy does, but for the gate, which comes behind what the adapters add."""
+        whole = out if gate is None else self.entered[linear.out_features]
+        self.policy.multiply(self, x, linear, whole)
+        self.adapt(x, linear, whole)
+        if gate is not None:
+            gated_activation_into(whole, out, activation=gate, pdl=self.pdl)
+
+    def adapt(self, x: Tensor, linear: Linear, product: Tensor) -> None:
+        """Add to a product, or to the first of the slices that its sum is left in, what adapters make of x."""
+        if self.low_rank is not None:
+            self.low_rank.add(x, linear, product)
 
     def leave(self, slices: Tensor, bias: Tensor | None = None, norm: Norm = None) -> None:
         """Let the next norm add the sum of slices [S, rows, hidden] to the stream."""
@@ -212,6 +241,7 @@ class Skinny:
             return
         slices = ops.slices(slice_count(rows, linear.matrix))
         split_linear(inner, linear.matrix, slices, pdl=ops.pdl)
+        ops.adapt(inner, linear, slices[0])
         ops.leave(slices, linear.bias, norm)
 
     def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
@@ -259,9 +289,11 @@ class Wide:
         part = ops.sums.part(len(inner))
         if part is None and norm is None:
             self.accumulate(inner, ops.widened(linear), linear.bias, ops.stream)
+            ops.adapt(inner, linear, ops.stream)
             return
         out = ops.normed if part is None else part
         self.multiply(ops, inner, linear, out)
+        ops.adapt(inner, linear, out)
         ops.pending = Pending(out[None], norm=norm)
         if part is None:  # before the next norm is written where it lies
             ops.complete(None)

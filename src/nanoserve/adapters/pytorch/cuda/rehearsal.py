@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import bucket_of, buckets
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
-from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, Decoding
+from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, Decoding, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.ports.step import Chunk
@@ -35,7 +35,9 @@ class Rehearsal:
         """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes."""
         for size, every_splits in self._batches():
             for splits in every_splits:
-                self._decoding.rehearse((size, splits, True))
+                self._decoding.rehearse(Key(size, splits, samples=True))
+            if self._launcher.loras is not None:
+                self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
         self._chunks()
         self._beside_a_chunk()
 
@@ -56,6 +58,8 @@ class Rehearsal:
         for way in range(1, self._launcher.mixers.ways):
             self._run_chunks([self._chunk_tokens()], way)
         self._run_chunks([1] * min(sizes.max_num_seqs, sizes.max_num_batched_tokens))
+        if self._launcher.loras is not None:
+            self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_groups=1)
         for count in self._token_counts:
             whole, rest = divmod(count, sizes.max_model_len)
             self._run_chunks([sizes.max_model_len] * whole + [rest] * (rest > 0))

@@ -39,7 +39,6 @@ from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
@@ -91,7 +90,8 @@ class CudaRunner:
         host_slots = arena.sizes.host_slots
         self._offload = Offload(kv, host_slots) if host_slots else None
         self.host = self._offload and self._offload.slots
-        self.loras: HostLoras | None = None
+        self._loras = launcher.loras
+        self.loras = None if self._loras is None else self._loras.host
         self._compiles = CompileCounter()
         self.start_phases: Mapping[str, float] = {}
         self.graph_steps = {"graph": 0, "eager": 0}
@@ -131,6 +131,8 @@ class CudaRunner:
         self._in_doubt, tickets_before = True, self._drawing.num_tickets
         if self._offload is not None:
             self._offload.start(plan)
+        if self._loras is not None:
+            self._loras.await_slots()
         try:
             ticket = self._attempt(plan)
         except torch.OutOfMemoryError as error:
@@ -166,6 +168,8 @@ class CudaRunner:
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:
+        if self._loras is not None:
+            self._loras.apply(plan)
         self._row_updates.apply(plan)
         if plan.copies:
             self._copy(plan.copies)
@@ -188,9 +192,11 @@ class CudaRunner:
 
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
+        adapted = self._loras is not None and self._loras.adapts(batch)
         self._arena.flush()
         special = self._sampler.special(batch.places)
-        key = self._decoding.key(len(batch.places), longest, special=special or bool(plan.masked))
+        drawn_later = special or bool(plan.masked)
+        key = self._decoding.key(len(batch.places), longest, special=drawn_later, adapted=adapted)
         self.graph_steps[self._decoding.run(key)] += 1
         self._batches.advance()
         if special:
@@ -218,17 +224,20 @@ class CudaRunner:
         if plan.decoding:
             batch, longest = self._batches.of(plan.decoding)
         step = describe(self._arena, self._launcher.mixers, plan.chunks, batch)
+        lora_groups = 0 if self._loras is None else self._loras.describe(plan.chunks, step.batch)
         self._arena.flush()
         self.graph_steps["eager"] += 1
         num_decoding = len(step.batch.places)
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         bucket = bucket_of(max(num_decoding, 1), self._arena.sizes.max_num_seqs)
         scored, pooled = self._prompt_scoring.asks(plan.chunks), bool(self._pooling.asked)
+        whole = scored or pooled or lora_groups > 0
         hidden = self._launcher.mixed(
             step,
             num_decoding,
             splits=self._decoding.splits(bucket, longest),
-            num_chosen=None if scored or pooled else len(step.sampling),
+            num_chosen=None if whole else len(step.sampling),
+            lora_groups=lora_groups,
         )
         scores: list[PromptScores] = []
         vectors = self._pooling.pool(plan.chunks, hidden) if pooled else []
@@ -237,7 +246,7 @@ class CudaRunner:
             scores = self._prompt_scoring.score(
                 plan.chunks, hidden, self._arena.tokens, self._launcher.logits
             )
-        if scored or pooled:
+        if whole:
             hidden = self._launcher.choose(hidden, len(step.sampling))
         if batch is not None:
             self._batches.advance()

@@ -44,7 +44,7 @@ class LinearOps(Protocol):
 
 
 class LowRank(Protocol):
-    """What adapters add to the products of one step's T tokens."""
+    """Deltas that adapters add to the products of one step's T tokens."""
 
     def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
         """Add to `product` [T, out_features] of x [T, in_features] and a linear layer what the tokens' adapters make of x."""

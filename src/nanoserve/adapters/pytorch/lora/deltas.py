@@ -1,4 +1,4 @@
-"""What adapters add to the products of one step on a CPU."""
+"""Deltas that adapters add to the products of one step on a CPU."""
 
 from __future__ import annotations
 

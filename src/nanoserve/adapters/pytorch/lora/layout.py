@@ -20,6 +20,11 @@ RANKS = (16, 32, 64, 128)
 """Ranks that adapters are padded to: what tensor cores multiply."""
 
 
+def padded_rank(rank: int) -> int:
+    """The rank that is computed for one."""
+    return next(each for each in RANKS if each >= rank)
+
+
 @attrs.frozen(eq=False)
 class Site:
     """One product of a model, and where an adapter has its factors.
@@ -90,7 +95,7 @@ class Layout:
         self, factors: Mapping[str, Factors], dtype: torch.dtype, *, pinned: bool = False
     ) -> LoraWeights:
         """An adapter's factors as numbers of this layout, their scales in B."""
-        rank = next(each for each in RANKS if each >= max(factor.rank for factor in factors.values()))
+        rank = padded_rank(max(factor.rank for factor in factors.values()))
         weights = LoraWeights(rank, torch.zeros(rank * self.size, dtype=dtype, pin_memory=pinned))
         for name, factor in factors.items():
             place = self.places[name]

@@ -8,13 +8,16 @@ from typing import Final
 
 import torch
 
+from nanoserve.adapters.pytorch.cuda.low_rank import splits_of, tile_of
 from nanoserve.adapters.pytorch.kernel_checks import ROWS, Bench, Check, fastest, invariant, of_each
+from nanoserve.adapters.pytorch.lora.layout import Layout
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.launch import slice_count
 from nanoserve.kernels.logits import cases as logits
+from nanoserve.kernels.low_rank import cases as low_rank
 from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
 from nanoserve.kernels.sampling import cases as sampling
@@ -67,6 +70,22 @@ def _check_norms(bench: Bench) -> Iterator[Comparison]:
             )
 
 
+def _check_low_rank(bench: Bench) -> Iterator[Comparison]:
+    """Deltas of each shape of product, of few tokens and of many."""
+    sites = Layout.of(bench.model).sites.values()
+    for site in {(each.runs, each.in_features): each for each in sites}.values():
+        for many in (False, True):
+            yield from low_rank.check_add_low_rank(
+                bench.inputs,
+                site.runs,
+                site.in_features,
+                [token % 3 for token in range(ROWS[1])],
+                ranks=(16, bench.lora_rank),
+                tile=tile_of(many=many, invariant=bench.deterministic),
+                splits=splits_of(site, many=many, invariant=bench.deterministic),
+            )
+
+
 def _check_slots(bench: Bench) -> Iterator[Comparison]:
     """What slices of products and experts leave for other ranks."""
     size = bench.spec.hidden_size
@@ -112,6 +131,7 @@ CHECKS: Final = (
         of_each(linear.check_invariant_linear, lambda bench: bench.products),
         invariant,
     ),
+    Check("add_low_rank", _check_low_rank, lambda bench: bench.lora_rank > 0),
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
     Check("feed_lists", _check_lists_of_experts, has_experts),
