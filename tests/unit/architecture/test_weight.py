@@ -19,7 +19,7 @@ ROOMS = {
     "adapters/pytorch": 10746,
     "adapters": 9794,
     "entrypoints/server": 9136,
-    "entrypoints": 10964,
+    "entrypoints": 11182,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
