@@ -1,0 +1,153 @@
+"""Batches against a server that answers, refuses, is full, fails and hangs up: each line is answered once."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.server
+import json
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nanoserve.entrypoints.client.batch import Tally, read_lines, run_batch
+from nanoserve.entrypoints.client.server import read_address
+from nanoserve.ports.errors import BadValueError
+
+Answer = Callable[[dict[str, Any], int], int]
+"""The status for a body that has been sent so many times before; 0 hangs up."""
+
+
+@contextlib.contextmanager
+def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """A server's address, and the texts that were sent to it, in order."""
+    sent: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            before = sent.count(body["input"])
+            sent.append(body["input"])
+            status = answer(body, before)
+            if not status:
+                self.close_connection = True
+                return
+            said = json.dumps({"path": self.path, **body}).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(said)))
+            self.send_header("retry-after", "0")
+            self.send_header("x-request-id", "r-1")
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", sent
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def requests(folder: pathlib.Path, texts: list[str]) -> str:
+    path = folder / "requests.jsonl"
+    lines = [
+        {"custom_id": f"c-{text}", "method": "POST", "url": "/v1/embeddings", "body": {"input": text}}
+        for text in texts
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def run(file: str, output: pathlib.Path, url: str, **more: Any) -> Tally:
+    return run_batch(file, str(output), read_address(url), **{"concurrency": 3, "priority": None, **more})
+
+
+def answers(path: pathlib.Path) -> dict[str, Any]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {each["custom_id"]: each["response"] for each in found}
+    assert len(by_id) == len(found), "a line is answered twice"
+    return by_id
+
+
+def test_each_line_is_answered_with_what_the_server_says(tmp_path: pathlib.Path) -> None:
+    out, texts = tmp_path / "out", [str(number) for number in range(10)]
+    with serving(lambda body, _: 400 if body["input"] == "3" else 200) as (url, sent):
+        assert run(requests(tmp_path, texts), out, url, priority=7) == Tally(completed=9, failed=1)
+        assert sorted(sent) == texts
+        assert run(requests(tmp_path, [*texts, "new"]), out, url) == Tally(completed=1, before=10)
+        assert sent[10:] == ["new"]
+    found = answers(out)
+    assert found["c-3"]["status_code"] == 400
+    said = {"path": "/v1/embeddings", "input": "4", "priority": 7}
+    assert found["c-4"] == {"status_code": 200, "request_id": "r-1", "body": said}
+
+
+def test_a_server_that_is_full_away_or_failing_is_asked_again(tmp_path: pathlib.Path) -> None:
+    story = {"full": [503, 429, 200], "away": [0, 0, 200], "failing": [500, 500, 500], "once": [500, 200]}
+    with serving(lambda body, before: story[body["input"]][before]) as (url, sent):
+        assert run(requests(tmp_path, list(story)), tmp_path / "out", url) == Tally(completed=3, failed=1)
+        assert {text: sent.count(text) for text in story} == {text: len(each) for text, each in story.items()}
+    statuses = {name: each["status_code"] for name, each in answers(tmp_path / "out").items()}
+    assert statuses == {"c-full": 200, "c-away": 200, "c-failing": 500, "c-once": 200}
+
+
+def test_half_a_line_that_a_kill_has_left_is_answered_again(tmp_path: pathlib.Path) -> None:
+    out, file = tmp_path / "out", requests(tmp_path, ["a", "b"])
+    with serving(lambda *_: 200) as (url, sent):
+        run(file, out, url, concurrency=1)
+        whole = out.read_bytes()
+        out.write_bytes(whole[:-9])
+        assert run(file, out, url) == Tally(completed=1, before=1)
+        assert sent == ["a", "b", "b"]
+    assert set(answers(out)) == {"c-a", "c-b"}
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: pathlib.Path) -> None:
+    file = requests(tmp_path, ["a"])
+    with (tmp_path / "out").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BadValueError, match=r"output: .* is being written by another run"):
+            run(file, tmp_path / "out", "http://127.0.0.1:1")
+    with pytest.raises(BadValueError, match="output: must be another file"):
+        run(file, pathlib.Path(file), "http://127.0.0.1:1")
+    (tmp_path / "else").write_text("words\n")
+    with pytest.raises(BadValueError, match="holds something else than answers"):
+        run(file, tmp_path / "else", "http://127.0.0.1:1")
+    with pytest.raises(BadValueError, match="output: cannot write"):
+        run(file, tmp_path / "no" / "out", "http://127.0.0.1:1")
+
+
+GOOD = {"custom_id": "a", "url": "/v1/embeddings", "body": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no request"),
+        ("{", "line 1 is not JSON"),
+        ("[]", "line 1 needs `custom_id`"),
+        (json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "body": 1}), "line 3 needs `custom_id`"),
+        (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2: custom_id 'a' stands twice"),
+        (json.dumps({**GOOD, "method": "GET"}), "line 1: only POST"),
+        (json.dumps({**GOOD, "url": "http://else/v1/"}), "line 1: only POST"),
+        (json.dumps({**GOOD, "body": {"stream": True}}), "line 1: `stream` must be false"),
+    ],
+)
+def test_a_file_that_cannot_be_asked_is_refused_before_anything_is_sent(
+    tmp_path: pathlib.Path, text: str, complaint: str
+) -> None:
+    path = tmp_path / "requests"
+    path.write_text(text)
+    with pytest.raises(BadValueError) as caught:
+        read_lines(path)
+    assert complaint in str(caught.value)
+    with pytest.raises(BadValueError, match="cannot read"):
+        read_lines(tmp_path / "missing")
