@@ -46,11 +46,12 @@ def choose_device(
             f"{wanted} needs as many GPUs, and there are {count}; ask for fewer, or compute with device cpu"
         )
         raise BadValueError("tensor_parallel_size", message)
-    if device == "cuda" and settings.quantization is not None:
-        message = (
-            f"{settings.quantization} is not available on a GPU; leave it out, or compute with device cpu"
+    asked = settings.quantization
+    if asked is not None and (asked == "fp8") != (device == "cuda"):
+        where, instead = ("a GPU", "take fp8") if device == "cuda" else ("a CPU", "take int8 or int4")
+        raise BadValueError(
+            "quantization", f"{asked} is not available on {where}; leave it out, or {instead}"
         )
-        raise BadValueError("quantization", message)
     return device
 
 

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.kernels.forms import StoredWeight
-from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
 from tests.unit.adapters.pytorch.test_weight_scales import quantized
 from tests.unit.adapters.pytorch.tiny_models import CPU, GPT_OSS, LATENT, make_tiny_model
@@ -139,3 +139,28 @@ def test_random_weights_are_about_as_large_as_plain_ones(tmp_path: Path, family:
     kept = [each for each in weights(model).values() if isinstance(each, StoredWeight)]
     assert len(kept) >= 2 * len(model.layers)
     assert all(0.015 < each.float().std() < 0.03 for each in kept)
+
+
+def test_8_bit_floats_are_made_of_plain_weights_as_they_arrive(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, **FAMILIES["llama"])
+    how: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
+    made = build_model(tiny.spec, str(tmp_path), **how, quantization="fp8", keep=True)
+    plain = weights(build_model(tiny.spec, str(tmp_path), **how))
+    kept = {name: each for name, each in weights(made).items() if isinstance(each, StoredWeight)}
+    assert len(kept) == 4 * len(made.layers)
+    for name, each in kept.items():
+        wanted = plain[name]
+        assert isinstance(wanted, Tensor)
+        assert torch.equal(each.float(), StoredWeight(each.form, *each.form.quantize(wanted)).float())
+        assert (each.float() - wanted).abs().max() < 0.04 * wanted.abs().max()
+
+
+def test_what_8_bit_floats_cannot_be_made_of_is_refused(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path)
+    how: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantization": "fp8"}
+    with pytest.raises(BadValueError, match="fp8 is for one GPU"):
+        build_model(tiny.spec, str(tmp_path), **how)
+    with pytest.raises(BadValueError, match=r"stored quantized \(int4\)"):
+        build_model(attrs.evolve(tiny.spec, stored="int4"), str(tmp_path), **how, keep=True)
+    with pytest.raises(BadValueError, match="no kernels for a mixture of experts"):
+        build_model(make_tiny_model(tmp_path, "qwen3_moe").spec, str(tmp_path), **how, keep=True)

@@ -58,6 +58,7 @@ def test_the_dtype_follows_checkpoint_and_device(
         (EngineSettings(device="cpu"), None, "cpu"),
         (EngineSettings(device="cuda", deterministic=True), None, "cuda"),
         (EngineSettings(quantization="int8"), "no GPU", "cpu"),
+        (EngineSettings(quantization="fp8"), None, "cuda"),
     ],
 )
 def test_the_gpu_is_taken_where_there_is_one(
@@ -70,7 +71,12 @@ def test_the_gpu_is_taken_where_there_is_one(
     ("settings", "obstacle", "message"),
     [
         (EngineSettings(device="cuda"), "no GPU", "device: cuda cannot be used: no GPU"),
-        (EngineSettings(quantization="int8"), None, "quantization: int8 is not available on a GPU"),
+        (
+            EngineSettings(quantization="int8"),
+            None,
+            "quantization: int8 is not available on a GPU; leave it out, or take fp8",
+        ),
+        (EngineSettings(quantization="fp8"), "no GPU", "quantization: fp8 is not available on a CPU"),
         (
             EngineSettings(tensor_parallel_size=2),
             None,

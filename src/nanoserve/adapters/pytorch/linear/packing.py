@@ -16,7 +16,10 @@ from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.adapters.pytorch.linear.plain import Linear
 from nanoserve.ports.errors import BadValueError
 
-QUANTIZATIONS: Final = ("int8", "int4")
+PACKED: Final = ("int8", "int4")
+"""The quantizations that a CPU computes with."""
+QUANTIZATIONS: Final = (*PACKED, "fp8")
+"""All of them; `fp8` is a form of stored weights, for a GPU."""
 
 
 def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
@@ -31,8 +34,8 @@ def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
     Raises:
         BadValueError: an unknown quantization.
     """
-    if quantization not in (None, *QUANTIZATIONS):
-        known = ", ".join(QUANTIZATIONS)
+    if quantization not in (None, *PACKED):
+        known = ", ".join(PACKED)
         raise BadValueError("quantization", f"must be one of {known}, or none; got {quantization!r}")
     replace_linears(model, functools.partial(_pack, quantization=quantization))
 

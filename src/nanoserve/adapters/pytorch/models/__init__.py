@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -30,6 +31,7 @@ from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
 from nanoserve.adapters.pytorch.weights.checkpoint import has_own_head, load_checkpoint
+from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
     keep_as_stored,
@@ -38,6 +40,7 @@ from nanoserve.adapters.pytorch.weights.keeping import (
     stored_forms,
 )
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
+from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, Mixer
 from nanoserve.ports.model_spec import ModelSpec
@@ -84,7 +87,8 @@ def build_model(
 ) -> DecoderModel:
     """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
-    Weights are converted to `dtype`, and to `quantization` ("int8" or "int4", weights only) where asked. Those that kernels compute
+    Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8", made of each tensor as
+    it arrives. Those that kernels compute
     with as they are stored are kept so with `keep`, or where this is None on a GPU.
 
     A spec with a tied head is taken as one with a head of its own where the checkpoint has another one, as in transformers.
@@ -94,22 +98,29 @@ def build_model(
         BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
     _page(spec)  # known before a file is opened
+    made = _made_form(spec, quantization, keeps=_keeps(keep, device, ranks))
     _check_quantization(spec, quantization, ranks)
+    if made is not None and is_gguf(Path(folder)):
+        raise BadValueError("quantization", "fp8 cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks)
-    if spec.stored is not None and _keeps(keep, device, ranks):
+    if made is not None:
+        keep_as_stored(model, dict.fromkeys(model.checkpoint_tensors(), made))
+    elif spec.stored is not None and _keeps(keep, device, ranks):
         keep_as_stored(model, stored_forms(folder, spec.packing))
-    _load(spec, folder, model, ranks, read=False)
+    _load(spec, folder, model, ranks, made, read=False)
     _settle(model, device)
-    _load(spec, folder, model, ranks, read=True)
+    _load(spec, folder, model, ranks, made, read=True)
     with torch.inference_mode():
         model.arrange()
-    pack_linears(model, quantization)
+    pack_linears(model, quantization if made is None else None)
     return model
 
 
-def _load(spec: ModelSpec, folder: str, model: DecoderModel, ranks: Communicator, *, read: bool) -> None:
+def _load(
+    spec: ModelSpec, folder: str, model: DecoderModel, ranks: Communicator, made: Form | None, *, read: bool
+) -> None:
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
@@ -119,6 +130,7 @@ def _load(spec: ModelSpec, folder: str, model: DecoderModel, ranks: Communicator
         scale_targets=scale_targets(model),
         slices=_slices(spec, model, ranks),
         packing=spec.packing,
+        made=made,
         read=read,
     )
 
@@ -134,9 +146,12 @@ def build_random_model(
     ranks: Communicator = ALONE,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
+    made = _made_form(spec, quantization, keeps=_keeps(keep, device, ranks))
     _check_quantization(spec, quantization, ranks)
     model = _shaped(spec, dtype, ranks)
-    if spec.stored is not None and _keeps(keep, device, ranks):
+    if made is not None:
+        keep_as_stored(model, dict.fromkeys(model.checkpoint_tensors(), made))
+    elif spec.stored is not None and _keeps(keep, device, ranks):
         keep_as_stored(model, all_forms(model, spec.stored))
     _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
@@ -145,7 +160,7 @@ def build_random_model(
     with torch.inference_mode():
         model.fill_plainly()
         model.arrange()
-    pack_linears(model, quantization)
+    pack_linears(model, quantization if made is None else None)
     return model
 
 
@@ -184,6 +199,18 @@ def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
     if count % size:
         raise BadValueError(SETTING, f"must divide the {count} {what} of {spec.architecture}, got {size}")
     return count // size
+
+
+def _made_form(spec: ModelSpec, quantization: str | None, *, keeps: bool) -> Form | None:
+    """The form that plain weights are put into as they arrive; raises `BadValueError` where that cannot be."""
+    if quantization != "fp8":
+        return None
+    if not keeps:
+        raise BadValueError("quantization", "fp8 is for one GPU; leave it out, or take int8 or int4 on a CPU")
+    if spec.stored is not None:
+        message = f"fp8 cannot be made of a checkpoint that is stored quantized ({spec.stored}); leave it out"
+        raise BadValueError("quantization", message)
+    return FORMS["fp8"]
 
 
 def _check_quantization(spec: ModelSpec, quantization: str | None, ranks: Communicator) -> None:

@@ -19,6 +19,7 @@ from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import ACTIVATION_SCALES, EIGHT_BITS, Scales
 from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
+from nanoserve.kernels.forms import Form
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
 
@@ -43,6 +44,7 @@ def load_checkpoint(
     lanes: Sequence[Lane] | None = None,
     slices: Slices | None = None,
     packing: Packing | None = None,
+    made: Form | None = None,
     read: bool = True,
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
@@ -54,6 +56,7 @@ def load_checkpoint(
     dequantized on the host, piece by piece, and 8-bit floats, MXFP4 and integers where they are when they have arrived
     (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
     embedding is missing: then it is that, too, as in transformers. With `slices`, only these are read, of tensors that are stored as plain numbers.
+    With `made`, plain tensors that have a scale target are put into that form one at a time, so that no two are there in both.
     Without `read` nothing is: names and shapes are checked against destinations that need no memory.
 
     Raises:
@@ -94,14 +97,26 @@ def load_checkpoint(
     scales.check()
     if not read:
         return
-    if lanes:
-        transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
-    else:
-        for stored, destination in matches:
-            destination.copy_(stored.data)
+    targets = {} if made is None else scale_targets
+    _fill([match for match in matches if match[0].name not in targets], lanes)
+    for stored, destination in matches:
+        if made is not None and stored.name in targets:
+            arrived = torch.empty(stored.shape, dtype=stored.dtype, device=destination.device)
+            _fill([(stored, arrived)], lanes)
+            numbers, factors = made.quantize(arrived.float())
+            destination.copy_(numbers)
+            targets[stored.name].copy_(factors)
     scales.apply(scale_targets)
     packed_stacks.apply(destinations, scale_targets)
     integers.apply(destinations, scale_targets)
+
+
+def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:
+    if lanes:
+        transfer([piece for match in matches for piece in pieces_of(*match)], lanes)
+        return
+    for stored, destination in matches:
+        destination.copy_(stored.data)
 
 
 def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) -> StoredTensor:

@@ -46,7 +46,9 @@ class EngineSettings:
         "auto", one_of("auto", "cpu", "cuda"), "Where to compute; auto takes the GPU if there is one."
     )
     quantization: str | None = setting(
-        None, or_none(one_of("none", "int8", "int4"), "none"), "Compress the weights while loading."
+        None,
+        or_none(one_of("none", "int8", "int4", "fp8"), "none"),
+        "Compress the weights while loading: int8 and int4 are for a CPU, fp8 for a GPU.",
     )
     lora: str | None = setting(
         None,
