@@ -38,6 +38,7 @@ from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
+from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.laws import pool_needs
@@ -267,15 +268,16 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         threads=loaded.threads,
         depth=choices.choose_depth(settings, found.device),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
-        memory=_shares(built.memory) if found.device == "cuda" else {},
+        memory=_shares(built.memory, kept_bytes(loaded.model)) if found.device == "cuda" else {},
     )
     return built.runner, facts
 
 
-def _shares(memory: MemoryBudget) -> dict[str, int]:
-    """A GPU's memory by what it is for."""
+def _shares(memory: MemoryBudget, kept: dict[str, int]) -> dict[str, int]:
+    """A GPU's memory by what it is for; `kept` are the weights that stay as stored, by form."""
     return {
-        "weights": memory.weights,
+        **{f"weights in {form}": size for form, size in kept.items()},
+        "other weights" if kept else "weights": memory.weights - sum(kept.values()),
         "workspace": memory.workspace,
         "sampler": memory.sampler,
         "reserve": memory.reserve,

@@ -16,6 +16,7 @@ from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
+from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
@@ -148,6 +149,9 @@ def test_8_bit_floats_are_made_of_plain_weights_as_they_arrive(tmp_path: Path) -
     plain = weights(build_model(tiny.spec, str(tmp_path), **how))
     kept = {name: each for name, each in weights(made).items() if isinstance(each, StoredWeight)}
     assert len(kept) == 4 * len(made.layers)
+    assert kept_bytes(made) == {
+        "fp8": sum(each.numbers.numel() + 4 * each.scales.numel() for each in kept.values())
+    }
     for name, each in kept.items():
         wanted = plain[name]
         assert isinstance(wanted, Tensor)

@@ -92,6 +92,16 @@ def kept_scales(model: Model) -> Iterator[tuple[Form, Tensor]]:
     return ((form, scales) for form, _, scales in _kept(model))
 
 
+def kept_bytes(model: Model) -> dict[str, int]:
+    """The memory of weights that are kept as stored, scales included, by the name of their form."""
+    found: dict[str, int] = {}
+    for form, *tensors in _kept(model):
+        found[form.name] = found.get(form.name, 0) + sum(
+            each.numel() * each.element_size() for each in tensors
+        )
+    return found
+
+
 def _kept(model: Model) -> Iterator[tuple[Form, Tensor, Tensor]]:
     for module, name in (each for group in _storables(model) for each in group):
         form = getattr(module, name + FORM)
