@@ -26,7 +26,12 @@ from nanoserve_cluster.entrypoints.simulate.model_cost import (
     weight_elements,
 )
 
-KEPT_BYTES: Final[Mapping[Stored, float]] = {"fp8": 1 + 4 / 128, "mxfp4": 17 / 32}
+KEPT_BYTES: Final[Mapping[Stored, float]] = {
+    "fp8": 1 + 4 / 128,
+    "mxfp4": 17 / 32,
+    "int4": 1 / 2 + 4 / 128,
+    "int8": 1 + 4 / 128,
+}
 """Bytes of one number and its share of a scale, by the form in which weights are kept."""
 
 
@@ -116,7 +121,7 @@ def _kept_elements(spec: ModelSpec, rows: float, stored: Stored) -> int:
     for layer in spec.layers:
         if isinstance(layer.feed, ExpertsSpec):
             count += expert_elements(layer.feed, hidden, rows)
-        if stored == "fp8":
+        if stored != "mxfp4":
             feed, mixer = layer.feed, layer.mixer
             count += 3 * hidden * (feed.size if isinstance(feed, DenseSpec) else feed.shared_size)
             count += 0 if isinstance(mixer, DeltaSpec) else mixer_elements(mixer, hidden)
