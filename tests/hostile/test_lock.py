@@ -18,7 +18,7 @@ from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance import reading
 from nanoserve.domain.text.stream import find_stop, held_back
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.bodies import decode_body
 from nanoserve.entrypoints.server.protocols.openai.wire import ChatBody, CompletionBody

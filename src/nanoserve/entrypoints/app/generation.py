@@ -16,8 +16,7 @@ import structlog
 from nanoserve.domain.text.dialects.parser import AnswerParser
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect, choose_dialect
 from nanoserve.entrypoints.app.measurements import Meter
-from nanoserve.entrypoints.app.orders import CURRENT
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import CURRENT, ServiceSettings
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import DialectFacts
 from nanoserve.ports.driving import Reply

@@ -18,8 +18,7 @@ from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDiale
 from nanoserve.domain.text.stream import Detokenizer
 from nanoserve.entrypoints.app.generation import Generation, Reading, Reservation, Reservations
 from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.app.orders import Conversation, EdgeChecks, Order, RequestBuilder
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import Conversation, EdgeChecks, Order, RequestBuilder, ServiceSettings
 from nanoserve.entrypoints.app.structured_outputs import AnswerConstraints
 from nanoserve.entrypoints.app.vectors import check_text
 from nanoserve.ports.checks import check_vocabulary, shown

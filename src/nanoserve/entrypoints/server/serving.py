@@ -18,7 +18,7 @@ import structlog
 import uvicorn
 
 from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import TextParts
 from nanoserve.entrypoints.compose.bootstrap import begin_check, clock, trace_format

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.app.generation import Reservations
-from nanoserve.entrypoints.app.orders import EdgeChecks, Order
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import EdgeChecks, Order, ServiceSettings
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams

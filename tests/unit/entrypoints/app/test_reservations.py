@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.entrypoints.app.generation import Reservation, Reservations
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.ports.errors import BadValueError, DrainingError, OverloadedError
 
 SETTINGS = ServiceSettings(model_names=("m",), max_waiting_requests=2, max_waiting_tokens=100)

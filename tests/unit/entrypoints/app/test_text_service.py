@@ -14,8 +14,7 @@ import pytest
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.answer import Answer
 from nanoserve.entrypoints.app.generation import Generation, Piece
-from nanoserve.entrypoints.app.orders import Client, Conversation, Order
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import Client, Conversation, Order, ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.driven import Message

@@ -16,7 +16,7 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.entrypoints.app.live_feed import LiveFeed
 from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import begin_check

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.ports.errors import StepFailedError
 from tests.patience import PATIENCE
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world

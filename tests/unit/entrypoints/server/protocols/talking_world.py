@@ -23,7 +23,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.driven import NO_OPTIONS, Check, DialectFacts, Message
 from nanoserve.ports.engine_facts import EngineFacts

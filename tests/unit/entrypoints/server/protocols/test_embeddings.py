@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.pooling import PoolerSpec, Task
 from tests.unit.entrypoints.scripted_world import LETTERS

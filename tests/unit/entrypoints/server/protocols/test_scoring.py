@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.entrypoints.app.vectors import INSTRUCTION, pair_prompts
 from nanoserve.ports.pooling import PoolerSpec, Pooling, Task
 from tests.unit.entrypoints.scripted_world import LETTERS, LetterTemplate

@@ -14,8 +14,7 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation, Piece, Reservation, Reservations
 from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.app.orders import Client, Order
-from nanoserve.entrypoints.app.settings import ServiceSettings
+from nanoserve.entrypoints.app.orders import Client, Order, ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
 from nanoserve.entrypoints.server.protocols.responses.wire import CreateResponse
