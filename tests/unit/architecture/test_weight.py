@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 7871,
     "kernels": 11829,
     "adapters/pytorch": 10796,
-    "adapters": 9794,
+    "adapters": 9940,
     "entrypoints/server": 9133,
     "entrypoints": 11170,
 }
