@@ -86,7 +86,7 @@ class DiceRunner:
     """
 
     def __init__(self, rows: int) -> None:
-        self._blocks = [new_block(VOCAB, rows) for _ in range(2)]
+        self._rows, self._blocks = rows, list[MaskBlock]()
         self._draw = random.Random(1)
         self._drawn: dict[int, list[int]] = {}
         self.seconds, self.cpu = 0.0, 0.0
@@ -96,8 +96,11 @@ class DiceRunner:
         return plan
 
     def mask_block(self, _count: int, /) -> MaskBlock:
-        """One of two, in turn."""
-        self._blocks.append(self._blocks.pop(0))
+        """The first that is not written to any more."""
+        for block in self._blocks:
+            if not block.is_written():
+                return block
+        self._blocks.append(new_block(VOCAB, self._rows))
         return self._blocks[-1]
 
     def draw(self, ticket: StepPlan, masks: Masks, /) -> None:

@@ -126,11 +126,13 @@ class MaskBlock:
         memory: writable bytes.
         width: bytes of a mask.
         writers: what may write into it even when the step is over.
+        step_rows: of the step, those without a mask among them.
     """
 
     memory: bytearray | memoryview
     width: int
     writers: list[Pending[object]] = attrs.field(factory=list)
+    step_rows: int = 0
 
     def mask(self, number: int) -> memoryview:
         """One of its masks, to read or to write."""

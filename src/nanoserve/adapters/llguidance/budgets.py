@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 from llguidance import LLMatcher, LLTokenizer
 
-from nanoserve.adapters.llguidance.filling import GrammarMatcher
+from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Mark as MarkParts
 from nanoserve.ports.grammar import ReasoningLimit
@@ -76,6 +76,8 @@ class BudgetedMatcher(GrammarMatcher):
         self._marks, self._left = marks, left
         self._stage = _Stage.BEGINNING if marks.open else _Stage.REASONING
         self._read = b""
+
+    may_move = False
 
     def copy(self) -> BudgetedMatcher:
         """As in `Matcher`."""

@@ -1,13 +1,15 @@
 """Masks of many matchers at once, and what becomes of those that take too long.
 
-A step's matchers are a group. One thread of the interpreter hands it to the library in one call and
-has threads of the library's own work on it, without the interpreter's lock.
+Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask and while it consumes a token. So a step's
+matchers are cut by lexers into jobs, about one for each thread. A job is one call of the library, which needs no lock of the interpreter: masks are
+made while the engine reports and the device computes.
 
-A group that is not ready in time goes on, and its matchers are filled lexer by lexer for a while: whichever was dear then delays no others.
-Their tokens may be dear as well, and are consumed by that thread. So are those of a matcher after one that was dear by itself.
+A step waits while the device is at work anyway, and then for as long as the masks that are missing are worth. Jobs that have not ended by then
+are late. They go on, but for those that no thread has begun, and their matchers are filled lexer by lexer for a while: whichever was dear delays no
+others then. A mask that comes late is not kept here: the library keeps the newest one of each matcher, and copies it when it is asked for again.
 
-Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask. So those that do are next to
-each other in a group, where one thread takes them one after the other.
+While a lexer is in use, nothing may touch its matchers, for it would wait for the lock, and the engine with it. Their tokens are left to the
+thread that fills their next mask. So are, for a while, those of a matcher whose mask or token was dear.
 """
 
 from __future__ import annotations
@@ -15,173 +17,166 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher
 
+from nanoserve.adapters.llguidance.matchers import GrammarMatcher, SharedLexer
 from nanoserve.adapters.llguidance.reading import refusal
 from nanoserve.ports.grammar import Filled, MaskBlock, Matcher
 
-PATIENCE: Final = 0.005
-"""Seconds that a step waits for masks; most take less than a tenth of a millisecond."""
-PATIENCE_PER_MASK: Final = 0.0002
-"""And for each of them, because many take their time together, where none is dear."""
+FIRST_INTERVAL: Final = 0.01
+"""Seconds between two steps, until it is known."""
+OVERLAP: Final = 0.5
+"""Of the time between two steps, for how long the device is at work on the next one in any case when its masks are begun."""
+LOOKS: Final = 16
+"""How often a step looks in that time for what has come."""
+STEPS: Final = 16
+"""Of so many the quarter that took least says how long a step takes that nothing held up."""
+MOST_WAIT: Final = 0.02
+"""Seconds that a step waits at the most, where it has nothing else to draw."""
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
-SOLO_MASKS: Final = 16
-"""Masks for which a matcher is filled alone after its group was late, or a token of its own was dear."""
+FEWEST_MASKS: Final = 8
+"""That are worth another thread."""
+CAREFUL_ALONE: Final = 16
+"""Masks for which a matcher is filled by itself, after it was late by itself or a token of its own was dear."""
+CAREFUL_TOGETHER: Final = 3
+"""The same after it was late together with others: it may have been one of those."""
 DEAR_SECONDS: Final = 0.001
-"""That consuming a token may take before those that follow it are left to the thread that fills its mask."""
-MOST_GROUPS: Final = 64
-"""That are filled at a time."""
+"""That consuming a token may take before it is dear."""
+MOST_THREADS: Final = 64
+"""That fill masks, those that are late still among them."""
 _LEXER_FAILED: Final = "lexer error"
 """How llguidance's complaint begins where a lexer has all the states that it may have."""
 _ROW_FAILED: Final = "Parser Error: Current row"
 """The same where too much may come next."""
 
 
-class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
-    """All matchers that share a lexer.
+class Job:
+    """Masks of a step that one thread fills in one call of the library, by their numbers in its block; fulfils `Pending`."""
 
-    Attributes:
-        is_full: whether the lexer may have no more states, so that it fails every answer that needs a new one.
-        late: the newest group of theirs that was late.
-    """
+    def __init__(self, batch: Batch, executor: LLExecutor) -> None:
+        self.members: list[tuple[int, GrammarMatcher]] = []
+        self._is_begun = self._is_given_up = self._has_ended = False
+        self._error: Exception | None = None
+        self._batch, self.executor = batch, executor
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    is_full = False
-    late: weakref.ref[Group] | None = None
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a late mask is made with the lexer still, for which any other one would wait."""
-        group = None if self.late is None else self.late()
-        return group is not None and not group.done()
-
-
-class GrammarMatcher:
-    """One answer in its grammar.
-
-    Attributes:
-        ends: as in `Matcher`.
-        names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
-        lexer: all that share its lexer, itself among them.
-        late: the group that computes its mask still, and its number there.
-        solo: masks that are still to be filled in a group of its own lexer.
-        pending_tokens: that it is to go on by before its next mask.
-    """
-
-    def __init__(
-        self,
-        inner: LLMatcher,
-        ends: AbstractSet[int],
-        *,
-        names_ids: bool = False,
-        lexer: SharedLexer | None = None,
-    ) -> None:
-        self.inner, self.ends, self.names_ids = inner, ends, names_ids
-        self.lexer = SharedLexer() if lexer is None else lexer
-        self.lexer.add(self)
-        self.late: tuple[Group, int] | None = None
-        self.solo = 0
-        self.pending_tokens: list[int] = []
-
-    def went_on(self, token: int) -> None:
-        """The library's matcher has gone on by a token."""
-
-    def may_end(self) -> bool:
-        """As in `Matcher`."""
-        return self.inner.is_accepting()
-
-    def copy(self) -> GrammarMatcher:
-        """As in `Matcher`."""
-        copied = GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, lexer=self.lexer)
-        copied.pending_tokens = self.pending_tokens.copy()
-        return copied
-
-
-class Group:
-    """Matchers whose masks one thread fills, by their numbers in the block.
-
-    Attributes:
-        entered: set once a thread has taken it up, and `ended`, once all is filled.
-        error: what went wrong.
-    """
-
-    def __init__(self, members: list[tuple[int, GrammarMatcher]], block: MaskBlock, compute: Compute) -> None:
-        self.members, self.block, self._compute = members, block, compute
-        self.entered, self.ended = threading.Event(), threading.Event()
-        self.error: Exception | None = None
-        self._is_late = False
-        self._guard = threading.Lock()
-        self._kept: dict[int, bytes] = {}
+    def add(self, members: list[tuple[int, GrammarMatcher]]) -> None:
+        """All of a step that share a lexer."""
+        self.members += members
+        members[0][1].lexer.job = self
 
     def done(self) -> bool:
-        """As in `Pending`."""
-        return self.ended.is_set()
+        """As in `Pending`: no thread is at work, nor will be."""
+        # A thread says that it begins before it looks whether it should, and who gives up does it the other way round.
+        return self._has_ended or (self._is_given_up and not self._is_begun)
 
     def result(self) -> None:
         """As in `Pending`."""
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
 
     def cancel(self) -> bool:
         """As in `Pending`; the library cannot be stopped."""
         return False
 
-    def run(self) -> None:
-        """Fill all. What nobody waits for any more is kept apart, because the block will be used again."""
+    def run(self, catch_up: Callable[[GrammarMatcher], None]) -> None:
+        """Fill all, if somebody waits still; in a thread, without the interpreter's lock but for the first moment."""
+        self._is_begun = True
         try:
-            self._compute(self)
+            if not self._is_given_up:
+                self._fill(catch_up)
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
-            self.error = error
-        del self._compute  # a late group is kept for its masks, and need not keep what filled them
-        with self._guard:
-            if self._is_late:
-                self._kept = {number: bytes(self.block.mask(number)) for number, _ in self.members}
-            self.ended.set()
-        self.entered.set()
+            self._error = error
+        self._batch.begun.release()
+        self._has_ended = True
+        self._batch.note_end(self)
 
-    def give_up(self) -> bool:
-        """Nobody waits any more; False where it has ended after all."""
-        with self._guard:
-            self._is_late = not self.ended.is_set()
-            return self._is_late
+    def _fill(self, catch_up: Callable[[GrammarMatcher], None]) -> None:
+        batch, block = self._batch, self._batch.block
+        for _, matcher in self.members:
+            if matcher.pending_tokens:
+                catch_up(matcher)
+        jobs = [(matcher.inner, number) for number, matcher in self.members]
+        batch.begun.release()
+        self.executor.unsafe_compute_mask_ptr(
+            jobs, batch.address, block.width, len(block.memory) // block.width
+        )
 
-    def take(self, number: int) -> bytes:
-        """A mask of one that came late."""
-        self.result()
-        return self._kept[number]
+    def is_in_time(self) -> bool:
+        """Whether all is filled; else nobody waits any more."""
+        is_in_time = self._has_ended
+        self._is_given_up = not is_in_time
+        for _, matcher in self.members if self._is_begun else ():
+            if is_in_time:
+                matcher.careful = max(matcher.careful - 1, 0)
+            else:
+                matcher.careful = CAREFUL_ALONE if len(self.members) == 1 else CAREFUL_TOGETHER
+        return is_in_time
 
 
-Compute = Callable[[Group], None]
+class Batch:
+    """The jobs of a step, and where they write.
+
+    Attributes:
+        jobs: all; threads take them from `line`.
+        begun: released by each as it comes to its masks, and as it ends.
+        all_ended: set once no thread is at work.
+    """
+
+    def __init__(self, block: MaskBlock) -> None:
+        self.block = block
+        self._memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
+        self.address = ctypes.addressof(self._memory)
+        self.jobs: list[Job] = []
+        self.line = deque[Job]()
+        self.begun = threading.Semaphore(0)
+        self.all_ended = threading.Event()
+        self._ended = list[Job]()
+
+    def missing(self) -> int:
+        """How many masks are not there."""
+        return sum(len(job.members) for job in self.jobs) - sum(len(job.members) for job in self._ended)
+
+    def note_end(self, job: Job) -> None:
+        """A job has ended; in a thread."""
+        self._ended.append(job)  # where no other thread can come between
+        if len(self._ended) == len(self.jobs):
+            self.all_ended.set()
 
 
 class MaskFiller:
     """Fills masks with so many threads; the ids from `num_tokens` on are never allowed. `failed` is a matcher of no grammar.
 
     Attributes:
+        patience: seconds that a step waits; None where the steps before say it.
         steps: how often masks were filled, and `seconds`, what that took of its caller.
     """
 
+    patience: float | None = None
+
     def __init__(self, num_tokens: int, threads: int, failed: LLMatcher) -> None:
         self._num_tokens, self._failed = num_tokens, failed
-        self._threads = ThreadPoolExecutor(MOST_GROUPS, thread_name_prefix="masks")
+        self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="masks")
         self._executor = LLExecutor(threads)
-        self._late: set[Group] = set()
-        self.patience, self.patience_per_mask = PATIENCE, PATIENCE_PER_MASK
+        self._executors = [LLExecutor(1) for _ in range(threads)]
+        self._busy: dict[LLExecutor, Job] = {}
+        self._late: set[Batch] = set()
+        self._started = 0.0
+        self._interval = FIRST_INTERVAL
+        self._intervals = deque([FIRST_INTERVAL], maxlen=STEPS)
         self.steps, self.seconds = 0, 0.0
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> Mapping[int, str]:
         """As in `Grammars`."""
         now = list[tuple[int, GrammarMatcher, int]]()
         for place, (matcher, token) in enumerate(cast("Sequence[tuple[GrammarMatcher, int]]", tokens)):
-            if matcher.solo:
+            matcher.note(token)
+            if matcher.careful or matcher.pending_tokens or matcher.lexer.is_in_use:
                 matcher.pending_tokens.append(token)
             else:
                 now.append((place, matcher, token))
@@ -196,7 +191,7 @@ class MaskFiller:
         return wrong
 
     def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
-        """By the threads that fill the masks next. Empty where they are few, or where the library has refused them as they are."""
+        """By several threads. Empty where they are few, or where the library has refused them as they are."""
         if len(jobs) < FEWEST_TOGETHER:
             return []
         try:
@@ -207,28 +202,38 @@ class MaskFiller:
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock) -> Callable[[], Filled]:
         """As in `Grammars`."""
         started = time.perf_counter()
-        wanted = list(enumerate(cast("Sequence[GrammarMatcher]", matchers)))
-        late, came = set[int](), list[tuple[int, GrammarMatcher]]()
-        if any(matcher.late for _, matcher in wanted):
-            came = self._take_late(wanted, late, block)
-            wanted = [each for each in wanted if each not in came and each[0] not in late]
-        groups = [Group(members, block, self.compute) for members in _cut(wanted)]
-        for group in groups:
-            self._threads.submit(group.run)
-        patience = self.patience + self.patience_per_mask * len(wanted)
-        for group in groups:  # a thread needs the interpreter's lock to begin, and has it while this waits
-            group.entered.wait(max(started + patience - time.perf_counter(), 0))
+        self._intervals.append(started - self._started)
+        self._interval = sorted(self._intervals)[len(self._intervals) // 4]
+        self._started = started
+        batch, late = Batch(block), set[int]()
+        by_lexer: dict[SharedLexer, list[tuple[int, GrammarMatcher]]] = {}
+        for number, matcher in enumerate(cast("Sequence[GrammarMatcher]", matchers)):
+            if matcher.lexer.is_in_use:
+                late.add(number)
+            else:
+                by_lexer.setdefault(matcher.lexer, []).append((number, matcher))
+        self._cut(batch, by_lexer.values())
+        busy = min(len(self._executors), len(batch.jobs))
+        for _ in range(busy):
+            self._threads.submit(_work, batch.line, self.catch_up)
+        for _ in range(busy):  # a thread needs the interpreter's lock to begin, and has it while this waits
+            batch.begun.acquire(timeout=self._interval * OVERLAP / busy)
         self.steps += 1
         self.seconds += time.perf_counter() - started
 
         def wait() -> Filled:
             again = time.perf_counter()
-            for group in groups:
-                self._wait(group, again + patience, late)
-            for group in groups:
-                if group.done():
-                    group.result()
-            came.extend([each for each in wanted if each[0] not in late] if late else wanted)
+            if batch.jobs:
+                self._wait(batch, started)
+            came = list[tuple[int, GrammarMatcher]]()
+            for job in batch.jobs:
+                if job.is_in_time():
+                    job.result()
+                    came += job.members
+                else:
+                    late.update(number for number, _ in job.members)
+            if writing := [job for job in batch.jobs if not job.done()]:
+                self._note_late(batch, writing)
             empty = self._correct(came, block)
             self.seconds += time.perf_counter() - again
             return Filled(late, empty)
@@ -237,9 +242,9 @@ class MaskFiller:
 
     def rest(self, seconds: float) -> None:
         """Wait so long for a late mask, if there is one."""
-        self._late = {each for each in self._late if not each.done()}
-        for group in self._late:
-            group.ended.wait(seconds)
+        for batch in self._late:
+            if batch.all_ended.wait(seconds):
+                self._late.discard(batch)
             return
 
     def exclude_surplus(self, mask: memoryview) -> None:
@@ -248,63 +253,47 @@ class MaskFiller:
         mask[first:] = bytes(len(mask) - first)
         mask[first - 1] &= 0xFF >> (-self._num_tokens % 8)
 
-    def compute(self, group: Group) -> None:
-        """Fill a group's masks, without the interpreter's lock but for the first moment."""
-        block = group.block
-        if any(matcher.pending_tokens for _, matcher in group.members):
-            group.entered.set()
-            for _, matcher in group.members:
-                self._catch_up(matcher)
-        jobs = [(matcher.inner, number) for number, matcher in group.members]
-        memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
-        group.entered.set()
-        self._executor.unsafe_compute_mask_ptr(
-            jobs, ctypes.addressof(memory), block.width, len(memory) // block.width
-        )
+    def _cut(self, batch: Batch, lexers: Collection[list[tuple[int, GrammarMatcher]]]) -> None:
+        """Cut a step into about as many jobs as there are threads; what may be dear is one by itself, and comes last."""
+        careful = [each for each in lexers if any(matcher.careful for _, matcher in each)]
+        calm = [each for each in lexers if each not in careful] if careful else lexers
+        wanted = -(-sum(map(len, calm)) // FEWEST_MASKS)
+        free = [each for each in self._executors if each not in self._busy or self._busy[each].done()]
+        shares = [Job(batch, each) for each in (free or self._executors)[:wanted]]
+        for each in sorted(calm, key=len, reverse=True):
+            min(shares, key=lambda job: len(job.members)).add(each)
+        batch.jobs = [each for each in shares if each.members]
+        self._busy.update((job.executor, job) for job in batch.jobs)
+        for each in careful:
+            batch.jobs.append(Job(batch, self._executors[-1]))
+            batch.jobs[-1].add(each)
+        batch.line.extend(batch.jobs)
 
-    def _catch_up(self, matcher: GrammarMatcher) -> None:
-        """Go on by what is owed. One that cannot has failed, which is seen when its mask is there."""
+    def catch_up(self, matcher: GrammarMatcher) -> None:
+        """Go on by the tokens that are owed; in a thread. One that cannot has failed, which is seen when its mask is there."""
         while matcher.pending_tokens:
             token = matcher.pending_tokens.pop(0)
-            started = time.perf_counter()
-            # Beside another one: the library holds the interpreter's lock while it consumes one alone.
-            is_going, _ = self._executor.consume_token_par(
-                [(matcher.inner, token), (self._failed.deep_copy(), token)]
-            )
-            if time.perf_counter() - started >= DEAR_SECONDS:
-                matcher.solo = SOLO_MASKS
-            if is_going:
+            if matcher.careful:  # the library holds the interpreter's lock while it consumes one alone
+                both = [(matcher.inner, token), (self._failed.deep_copy(), token)]
+                is_going: bool | str = self._executor.consume_token_par(both)[0]
+            else:
+                is_going = _consumed(matcher, token)
+            if is_going is True:
                 matcher.went_on(token)
 
-    def _take_late(
-        self, wanted: list[tuple[int, GrammarMatcher]], late: set[int], block: MaskBlock
-    ) -> list[tuple[int, GrammarMatcher]]:
-        """Copy the masks that have come meanwhile, and note those that are late still."""
-        came = []
-        for number, matcher in wanted:
-            if matcher.late is None:
-                continue
-            group, place = matcher.late
-            if group.done():
-                matcher.late = None
-                block.mask(number)[:] = group.take(place)
-                came.append((number, matcher))
-            else:
-                late.add(number)
-        return came
+    def _wait(self, batch: Batch, started: float) -> None:
+        """Until all jobs have ended, or as many tokens would come in the time without the rows that are missing as with them."""
+        look, patience = self._interval / LOOKS, self.patience
+        while not batch.all_ended.wait(look if patience is None else patience):
+            missing = batch.missing()
+            drawn = max(batch.block.step_rows - missing, missing * self._interval / MOST_WAIT)
+            most = self._interval * (OVERLAP + missing / drawn) if patience is None else patience
+            if time.perf_counter() >= started + most:
+                return
 
-    def _wait(self, group: Group, deadline: float, late: set[int]) -> None:
-        ended = group.ended.wait(max(deadline - time.perf_counter(), 0.0))
-        if not ended and group.give_up():
-            self._late = {each for each in self._late if not each.done()} | {group}
-            group.block.writers.append(group)
-            for number, matcher in group.members:
-                matcher.late, matcher.solo = (group, number), SOLO_MASKS
-                matcher.lexer.late = weakref.ref(group)
-                late.add(number)
-        else:
-            for _, matcher in group.members:
-                matcher.solo = max(matcher.solo - 1, 0)
+    def _note_late(self, batch: Batch, writing: list[Job]) -> None:
+        self._late = {each for each in self._late if not each.all_ended.is_set()} | {batch}
+        batch.block.writers.extend(writing)
 
     def _correct(self, here: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> frozenset[int]:
         """Where a matcher has failed, the library writes that the answer may end; returns the numbers of those."""
@@ -320,19 +309,14 @@ class MaskFiller:
         return frozenset(failed)
 
 
-def _cut(wanted: list[tuple[int, GrammarMatcher]]) -> list[list[tuple[int, GrammarMatcher]]]:
-    """What is to be alone is a group of its own, with all that share its lexer, and all others are one.
-
-    One of those must not go on while the lexer is in use: it would wait for its lock, and the engine with it.
-    """
-    apart = [each for each in wanted if each[1].solo or each[1].lexer.is_in_use]
-    solo: dict[int, list[tuple[int, GrammarMatcher]]] = {id(each[1].lexer): [] for each in apart}
-    others = list[tuple[int, GrammarMatcher]]()
-    for each in wanted:
-        solo.get(id(each[1].lexer), others).append(each)
-    return (
-        [*solo.values(), sorted(others, key=lambda each: id(each[1].lexer))] if others else [*solo.values()]
-    )
+def _work(line: deque[Job], catch_up: Callable[[GrammarMatcher], None]) -> None:
+    """Take jobs until there are no more."""
+    while line:
+        try:
+            job = line.popleft()
+        except IndexError:  # another thread has taken the last one
+            return
+        job.run(catch_up)
 
 
 def _consumed(matcher: GrammarMatcher, token: int) -> bool | str:
@@ -344,7 +328,7 @@ def _consumed(matcher: GrammarMatcher, token: int) -> bool | str:
         return f"{type(error).__name__}: {error}"
     finally:
         if time.thread_time() - started >= DEAR_SECONDS:
-            matcher.solo = SOLO_MASKS
+            matcher.careful = CAREFUL_ALONE
 
 
 def _complaint(matcher: GrammarMatcher, token: int) -> str:

@@ -15,8 +15,9 @@ import attrs
 from llguidance import LLMatcher, LLTokenizer
 
 from nanoserve.adapters.llguidance.budgets import with_budget
-from nanoserve.adapters.llguidance.filling import GrammarMatcher, MaskFiller, SharedLexer
+from nanoserve.adapters.llguidance.filling import MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
+from nanoserve.adapters.llguidance.matchers import GrammarMatcher, SharedLexer
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal
 from nanoserve.adapters.llguidance.workers import FairWorkers
 from nanoserve.ports.grammar import (
@@ -40,8 +41,10 @@ BYTES_PER_CHARACTER: Final = 64
 GRAMMAR_BYTES: Final = 1 << 20
 """Of any grammar, the states of its lexer included: an estimate from above of those that are in use."""
 SHARED: Final = 4
-"""Answers that share a lexer before another one is made, which must be `CHEAP_SECONDS`."""
+"""Answers that share a lexer before another one is made, where that takes less than `CHEAP_SECONDS`."""
 CHEAP_SECONDS: Final = 0.05
+LEXERS_PER_THREAD: Final = 2
+"""Of one constraint, for each thread that fills masks."""
 USES: Final = 64
 """Answers of a lexer, whose states become more with each, before it is made anew."""
 WORKERS: Final = 2
@@ -78,62 +81,114 @@ class Living:
 
 
 class CompiledGrammar:
-    """A grammar at its beginning, with a lexer that all its matchers share.
+    """A grammar at its beginning, with a lexer that all its matchers share; one of several of a constraint.
 
     Attributes:
-        seconds: what making it took.
-        answers: how many it was picked for.
+        beginning: a matcher that has consumed nothing.
+        seconds: of a processor, what making it took.
+        answers: how many it has served.
     """
 
-    def __init__(self, beginning: GrammarMatcher, seconds: float) -> None:
-        self._beginning, self.seconds = beginning, seconds
+    def __init__(self, beginning: GrammarMatcher, seconds: float, lexers: Lexers | None = None) -> None:
+        self.beginning, self.seconds = beginning, seconds
+        self._lexers = (lambda: None) if lexers is None else weakref.ref(lexers)
         self.answers = 0
 
-    def load(self) -> tuple[bool, int]:
-        """Whether it is used up, and its matchers in use."""
-        return self.answers >= USES, len(self._beginning.lexer) - 1
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it has served as many as it may."""
+        return self.answers >= USES
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is used up, and so few answers are left that none has to move."""
+        return self.is_used_up and self.living <= SHARED
+
+    @property
+    def living(self) -> int:
+        """Its matchers in use."""
+        return len(self.beginning.lexer) - 1
 
     @property
     def is_full(self) -> bool:
         """Whether its lexer fails answers that another one would serve."""
-        return self._beginning.lexer.is_full
+        return self.beginning.lexer.is_full
 
     def matcher(self) -> GrammarMatcher:
-        """One that has consumed nothing."""
-        return self._beginning.copy()
+        """One that has consumed nothing, of that lexer of the constraint that has least to do."""
+        lexers = self._lexers()
+        grammar = self if lexers is None else lexers.choose(self)
+        grammar.answers += 1
+        return grammar.beginning.copy()
 
 
 class Lexers:
     """One constraint, compiled as often as its answers need: a lexer serves one thread at a time, and grows with every answer.
 
-    All wait for the first. Those that come later share what is there, and never wait for another, which is made meanwhile.
+    All wait for the first. A crowd shares what is there, and is spread over the others as they are made.
 
     Attributes:
-        made: at most the last of them is not done.
+        made: those that serve or will, `most` at the most, beside some that are used up.
+        size: bytes that they are counted for.
     """
 
-    def __init__(self, make: Callable[[str], Future[CompiledGrammar]], most: int, client: str) -> None:
-        self._make, self._most = make, most
-        self.made = [make(client)]
+    size = 0
+
+    def __init__(
+        self, make: Callable[[str, Lexers], Future[CompiledGrammar]], most: int, client: str
+    ) -> None:
+        self._make, self._most, self._client = make, most, client
+        self.made = [make(client, self)]
 
     def pick(self, client: str) -> Future[CompiledGrammar]:
-        """The one for the next answer, which is the client's."""
-        self.made = [each for each in self.made if not _is_spent(each)] or [self._make(client)]
-        sound = [each for each in self.made if each.done() and not each.exception()]
-        if not sound:
-            return self.made[0]
-        found = min(sound, key=lambda each: each.result().load())
-        grammar = found.result()
-        grammar.answers += 1
-        if self.made[-1].done():
-            self.made = [each for each in sound if each.result().answers < USES] or [found]
-            is_used_up, num_living = grammar.load()
-            is_crowded = (
-                num_living >= SHARED and grammar.seconds < CHEAP_SECONDS and len(self.made) < self._most
-            )
-            if is_used_up or is_crowded:
-                self.made.append(self._make(client))
+        """One to wait for: the first that is made or will be."""
+        self._client = client
+        self.made = [each for each in self.made if not _is_spent(each)] or [self._make(client, self)]
+        return next((each for each in self.made if _is_sound(each)), self.made[0])
+
+    def choose(self, default: CompiledGrammar) -> CompiledGrammar:
+        """For one more answer. Others are begun where those that are there have too much to do, or are used up."""
+        sound = self._sound()
+        found = min(sound, key=lambda each: (each.is_used_up, each.living), default=default)
+        fresh = [each for each in self.made if not each.done() or not each.result().is_used_up]
+        for _ in range(len(fresh), self._wanted(sound, 1)):
+            self.made.append(self._make(self._client, self))
+        if any(not each.is_used_up for each in sound):
+            self.made = [each for each in self.made if not each.done() or not each.result().is_over]
         return found
+
+    def spread(self) -> int:
+        """Move answers of crowded lexers to the others; returns how many."""
+        sound, moved = self._sound(), 0
+        share = -(-sum(each.living for each in sound) // self._wanted(sound, 0))
+        crowded = [each for each in sound if each.living > share]
+        movable = [(each, one) for each in crowded for one in each.beginning.lexer if one.may_move]
+        for target in [each for each in sound if not each.is_used_up]:
+            while target.living < share and movable:
+                source, matcher = movable.pop()
+                if source.living > share and matcher is not source.beginning:
+                    matcher.move(target.beginning)
+                    target.answers += 1
+                    moved += 1
+        return moved
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether some are not made yet."""
+        return not all(each.done() for each in self.made)
+
+    def _sound(self) -> list[CompiledGrammar]:
+        return [each.result() for each in self.made if _is_sound(each)]
+
+    def _wanted(self, sound: Sequence[CompiledGrammar], more: int) -> int:
+        """How many lexers there should be for all answers and so many `more`; one where they are dear."""
+        if any(each.seconds >= CHEAP_SECONDS for each in sound):
+            return 1
+        return min(-(-(sum(each.living for each in sound) + more) // SHARED), self._most) or 1
+
+
+def _is_sound(made: Future[CompiledGrammar]) -> bool:
+    return made.done() and not _is_spent(made) and not made.exception()
 
 
 def _is_spent(made: Future[CompiledGrammar]) -> bool:
@@ -149,6 +204,7 @@ class LLGrammars:
 
     Attributes:
         living: what its grammars take.
+        moves: answers that have gone over to another lexer.
     """
 
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
@@ -162,7 +218,9 @@ class LLGrammars:
         self._special = {text: each for text, each in texts if vocabulary.is_special_token(each)}
         self.living = living = Living()
         self._workers = FairWorkers[CompiledGrammar](WORKERS, lambda: living.total() < LIVING_BYTES)
-        self._most_lexers = 2 * threads
+        self._most_lexers = LEXERS_PER_THREAD * threads
+        self._growing: set[Lexers] = set()
+        self.moves = 0
         self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
         self._cached_bytes = 0
         self._compiling: set[Future[CompiledGrammar]] = set()
@@ -176,15 +234,14 @@ class LLGrammars:
         lexers = self._cache.get(key)
         if lexers is None:
             lexers = self._cache[key] = Lexers(
-                lambda whose: self._begin(key, whose), self._most_lexers, client
+                lambda whose, lexers: self._begin(key, whose, lexers), self._most_lexers, client
             )
-        else:
-            self._cached_bytes -= _size(key, lexers)
         self._cache.move_to_end(key)
         found = lexers.pick(client)
-        self._cached_bytes += _size(key, lexers)
+        before, lexers.size = lexers.size, _bytes_of(key) * len(lexers.made)
+        self._cached_bytes += lexers.size - before
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= _size(*self._cache.popitem(last=False))
+            self._cached_bytes -= self._cache.popitem(last=False)[1].size
         return found
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
@@ -193,12 +250,15 @@ class LLGrammars:
 
     def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
         """As in `Grammars`."""
+        if self._growing:
+            self.moves += sum(each.spread() for each in self._growing)
+            self._growing = {each for each in self._growing if each.is_growing}
         return self._filler.fill(matchers, block)
 
     def is_ready(self, matcher: Matcher, /) -> bool:
         """As in `Grammars`."""
         assert isinstance(matcher, GrammarMatcher)
-        return matcher.late is None or matcher.late[0].done()
+        return not matcher.lexer.is_in_use
 
     def rest(self) -> None:
         """As in `Grammars`."""
@@ -213,21 +273,23 @@ class LLGrammars:
         filler = self._filler
         return GrammarCounts(self._compiles, self._compile_seconds, filler.steps, filler.seconds)
 
-    def _begin(self, constraint: Constraint, client: str) -> Future[CompiledGrammar]:
-        made = self._workers.submit(client, lambda: self._make(constraint))
+    def _begin(self, constraint: Constraint, client: str, lexers: Lexers) -> Future[CompiledGrammar]:
+        kept = weakref.ref(lexers)
+        made = self._workers.submit(client, lambda: self._make(constraint, kept()))
+        self._growing.add(lexers)
         # An engine that always has steps to wait for never rests, and what is done must not be kept here.
         self._compiling = {each for each in self._compiling if not each.done()} | {made}
         return made
 
-    def _make(self, constraint: Constraint) -> CompiledGrammar:
+    def _make(self, constraint: Constraint, lexers: Lexers | None = None) -> CompiledGrammar:
         """In a worker: nothing of it is logged, as it is the client's."""
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.thread_time()
         try:
             beginning, limit = self._beginning(constraint), constraint.reasoning
             if limit is not None:
                 beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
             self.living.add(beginning.lexer, _bytes_of(constraint))
-            return CompiledGrammar(beginning, time.perf_counter() - started)
+            return CompiledGrammar(beginning, time.thread_time() - busy, lexers)
         except Exception as error:  # noqa: BLE001 - it is raised again
             # It is kept, and the frames that it came through hold the library's objects.
             raise error.with_traceback(None) from None
@@ -263,7 +325,3 @@ class LLGrammars:
 
 def _bytes_of(constraint: Constraint) -> int:
     return GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(constraint.text)
-
-
-def _size(constraint: Constraint, lexers: Lexers) -> int:
-    return _bytes_of(constraint) * len(lexers.made)

@@ -192,6 +192,7 @@ class Constraints:
         if self._free:
             rows.sort(key=lambda each: each[1] in self._free)  # the bound come first
         block = self._drawer.mask_block(len(rows))
+        block.step_rows = len(by_row)
         bound = [self.matchers[sequence] for _, sequence in rows if sequence not in self._free]
         wait = self._grammars.fill(bound, block) if bound else Filled
         for number in range(len(bound), len(rows)):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from nanoserve.adapters.llguidance.filling import GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import LLGrammars
+from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.domain.text.dialects.families import DIALECTS
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect
 from nanoserve.ports.grammar import Constraint

@@ -14,8 +14,13 @@ import pytest
 from llguidance import LLExecutor, LLMatcher
 
 from nanoserve.adapters.llguidance import filling
-from nanoserve.adapters.llguidance.filling import FEWEST_TOGETHER, SOLO_MASKS, GrammarMatcher
+from nanoserve.adapters.llguidance.filling import (
+    CAREFUL_ALONE,
+    CAREFUL_TOGETHER,
+    FEWEST_TOGETHER,
+)
 from nanoserve.adapters.llguidance.grammars import (
+    BYTES_PER_CHARACTER,
     CACHE_BYTES,
     CHEAP_SECONDS,
     GRAMMAR_BYTES,
@@ -26,6 +31,7 @@ from nanoserve.adapters.llguidance.grammars import (
     Lexers,
     LLGrammars,
 )
+from nanoserve.adapters.llguidance.matchers import MOST_KEPT, GrammarMatcher
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, new_block
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -40,6 +46,7 @@ from tests.unit.adapters.llguidance.vocabularies import (
 
 TOKENIZER = plain()
 GRAMMARS = grammars_of(TOKENIZER)
+GRAMMARS_OF_BYTES = grammars_of(byte_level())
 
 
 def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
@@ -70,45 +77,88 @@ def test_a_compile_that_is_cancelled_before_it_begins_is_not_done_and_begun_anew
     assert grammars.counts().compiles == 1
 
 
-def test_a_crowd_gets_lexers_of_its_own_and_waits_for_the_first_alone() -> None:
+def test_a_burst_gets_its_lexers_and_is_spread_over_them_as_they_are_made() -> None:
+    grammars, may = grammars_of(byte_level(), threads=2), threading.Event()
+    pending = [grammars.compile(Constraint("regex", "[ab]*")) for _ in range(64)]
+    assert len(set(map(id, pending))) == 1, "all wait for the first"
+    _until_compiled(grammars)
+    for _ in range(WORKERS):
+        grammars._workers.submit("", may.wait)  # type: ignore[arg-type]
+    crowd = [each.result().matcher() for each in pending]
+    (a, b) = byte_level().encode("ab", add_special_tokens=False).ids
+    expected = masks_of(GRAMMARS_OF_BYTES, [compiled(GRAMMARS_OF_BYTES, "regex", "[ab]*")])
+    for step in range(4):
+        assert grammars.consume([(each, a if number % 3 else b) for number, each in enumerate(crowd)]) == {}
+        if step == 2:
+            assert grammars.moves == 0
+            may.set()
+            _until_compiled(grammars)
+        assert masks_of(grammars, crowd) == 64 * expected  # type: ignore[arg-type]
+    lexers = Counter(id(each.lexer) for each in crowd)  # type: ignore[attr-defined]
+    assert sorted(lexers.values()) == [16, 16, 16, 16]
+    assert grammars.moves == 48
+    assert grammars.counts().compiles == 4
+    assert all(each.may_end() for each in crowd)
+    assert grammars.consume([(each, a) for each in crowd]) == {}
+
+
+def test_what_lexers_take_is_counted_and_given_back() -> None:
     grammars = grammars_of(byte_level(), threads=2)
-    crowd = list[GrammarMatcher]()
-    for _ in range(6 * SHARED):
-        crowd.append(compiled(grammars, "regex", "[ab]+"))
-        _until_compiled(grammars)
-    lexers = Counter(id(each.lexer) for each in crowd)
-    assert len(lexers) == 4
-    assert max(lexers.values()) <= 2 * SHARED
-    made = grammars._cache[Constraint("regex", "[ab]+")].made
-    assert grammars._cached_bytes >= len(made) * GRAMMAR_BYTES
-    first = made[0].result()
+    crowd = [compiled(grammars, "regex", "[ab]+") for _ in range(6 * SHARED)]
+    _until_compiled(grammars)
+    lexers = grammars._cache[Constraint("regex", "[ab]+")]
+    assert len(lexers.made) == 4
+    assert grammars.living.total() == 4 * grammars_size("[ab]+")
+    grammars.compile(Constraint("regex", "[ab]+"))
+    assert grammars._cached_bytes == lexers.size == 4 * grammars_size("[ab]+")
+    first = lexers.made[0].result()
     del crowd[:]
     gc.collect()
-    assert first.load() == (False, 0)
+    assert (first.living, first.is_used_up) == (0, False)
     first.answers = USES
-    assert first.load()[0]
-    assert compiled(grammars, "regex", "[ab]+").lexer is not first._beginning.lexer
-    assert made[0] not in grammars._cache[Constraint("regex", "[ab]+")].made
+    assert compiled(grammars, "regex", "[ab]+").lexer is not first.beginning.lexer
+    assert first not in [each.result() for each in lexers.made]
+
+
+def test_answers_that_have_said_much_or_whose_lexer_is_in_use_stay_where_they_are() -> None:
+    grammars = grammars_of(byte_level(), threads=2)
+    crowd = [compiled(grammars, "regex", "[ab]+") for _ in range(3)]
+    (a,) = byte_level().encode("a", add_special_tokens=False).ids
+    for _ in range(MOST_KEPT + 1):
+        crowd[0].note(a)
+    assert [each.may_move for each in crowd] == [False, True, True]
+    held = Held()
+    held.hold(grammars, crowd[:1])
+    grammars._filler.patience = 0
+    assert None in masks_of(grammars, crowd)
+    assert not any(each.may_move for each in crowd)
+    held.may.set()
+    _until_ready(grammars, crowd)
 
 
 def test_a_lexer_that_is_used_up_serves_until_the_next_is_made_and_a_dear_one_has_no_company() -> None:
     made, orders = [Future[CompiledGrammar]()], list[int]()
 
-    def make(_client: str) -> Future[CompiledGrammar]:
+    def make(_client: str, _lexers: Lexers) -> Future[CompiledGrammar]:
         orders.append(len(made))
         return made[-1]
 
     lexers = Lexers(make, most=9, client="")
     assert lexers.pick("") is lexers.pick("") is made[0]
-    made[0].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "a"), 2 * CHEAP_SECONDS))
-    living = [lexers.pick("").result().matcher() for _ in range(USES - 1)]
-    assert len(living) > SHARED
-    assert orders == [1]
+    first = CompiledGrammar(compiled(GRAMMARS, "regex", "a"), 2 * CHEAP_SECONDS, lexers)
+    made[0].set_result(first)
     made.append(Future())
-    assert [lexers.pick("") for _ in range(3)] == 3 * made[:1]
+    living = [first.matcher() for _ in range(USES)]
+    assert len({id(each.lexer) for each in living}) == 1
+    assert orders == [1]
+    assert [first.matcher().lexer for _ in range(3)] == 3 * [first.beginning.lexer]
     assert orders == [1, 2]
-    made[1].set_result(CompiledGrammar(compiled(GRAMMARS, "regex", "b"), 0.0))
-    assert lexers.pick("") is made[1]
+    second = CompiledGrammar(compiled(GRAMMARS, "regex", "b"), 0.0, lexers)
+    made[1].set_result(second)
+    assert first.matcher().lexer is second.beginning.lexer
+    assert lexers.made == made, "answers of the first could move still"
+    del living
+    assert first.matcher().lexer is second.beginning.lexer
     assert lexers.made == made[1:]
 
 
@@ -145,8 +195,8 @@ def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
     held = Held()
     held.hold(grammars, [dear])
     for late in ({0, 1, 2}, {0, 2}):
-        grammars._filler.patience, grammars._filler.patience_per_mask = 0.2, 0
         held.may.clear()
+        grammars._filler.patience = 0.2
         found = masks_of(grammars, matchers)
         assert {number for number, each in enumerate(found) if each is None} == late
         held.may.set()
@@ -155,21 +205,43 @@ def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
         assert masks_of(grammars, matchers) == expected
 
 
-def test_a_new_answer_with_the_lexer_of_a_late_mask_delays_no_other() -> None:
-    grammars = grammars_of(byte_level())
-    dear, other = compiled(grammars, "regex", "[ab]+"), compiled(grammars, "regex", "[cd]+")
-    held, seen = Held(), list[list[LLMatcher]]()
-    held.hold(grammars, [dear], seen)
-    grammars._filler.patience, grammars._filler.patience_per_mask = 0, 0
-    assert masks_of(grammars, [dear]) == [None]
+def test_what_is_not_begun_in_time_is_withdrawn_and_may_be_filled_at_once() -> None:
+    grammars = grammars_of(byte_level(), threads=1)
+    matchers = [compiled(grammars, "regex", f"{number}x") for number in range(3)]
+    expected = masks_of(grammars, matchers)
+    for each in matchers:
+        each.careful = CAREFUL_ALONE
+    held = Held()
+    held.hold(grammars, matchers[:1])
+    grammars._filler.patience = 0.2
+    assert masks_of(grammars, matchers) == [None, None, None]
+    assert [grammars.is_ready(each) for each in matchers] == [False, True, True]
     grammars._filler.patience = 60
-    new = dear.copy()
-    for is_apart in (True, False):
-        seen.clear()
-        assert all(masks_of(grammars, [new, other]))
-        assert is_apart == all(len(group) == 1 for group in seen)
-        held.may.set()
-        _until_ready(grammars, [dear])
+    assert masks_of(grammars, matchers) == [None, *expected[1:]]
+    held.may.set()
+    _until_ready(grammars, matchers)
+    assert masks_of(grammars, matchers) == expected
+
+
+def test_the_tokens_of_a_matcher_whose_lexer_is_in_use_are_left_to_the_thread() -> None:
+    grammars = grammars_of(byte_level())
+    dear = compiled(grammars, "regex", "a[ab]+")
+    other = dear.copy()
+    a, b = byte_level().encode("ab", add_special_tokens=False).ids
+    held = Held()
+    held.hold(grammars, [dear])
+    grammars._filler.patience = 0
+    assert masks_of(grammars, [dear]) == [None]
+    assert grammars.consume([(other, a)]) == {}
+    assert other.pending_tokens == [a]
+    held.may.set()
+    grammars._filler.patience = 60
+    _until_ready(grammars, [other])
+    assert grammars.consume([(other, b)]) == {}
+    assert other.pending_tokens == [a, b]
+    assert masks_of(grammars, [other]) != masks_of(grammars, [dear])
+    assert other.may_end()
+    assert not other.pending_tokens
 
 
 def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
@@ -180,11 +252,13 @@ def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
         matcher = pending.result(60).matcher()
         held = Held()
         held.hold(grammars, [matcher])
-        grammars._filler.patience, grammars._filler.patience_per_mask = 0, 0
+        grammars._filler.patience = 0
         assert masks_of(grammars, [matcher]) == [None]
         held.may.set()
-        assert matcher.late[0].ended.wait(60)
-    assert len(grammars._compiling) == len(grammars._filler._late) == 1
+        while not grammars.is_ready(matcher):
+            grammars._filler.rest(60)
+    assert len(grammars._compiling) == 1
+    assert len(grammars._filler._late) <= 1
 
 
 def test_answers_that_share_a_lexer_are_next_to_each_other() -> None:
@@ -201,16 +275,18 @@ def test_answers_that_share_a_lexer_are_next_to_each_other() -> None:
     assert len({number % 2 for number in order[:3]}) == 1
 
 
-def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
+def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     grammars = grammars_of(byte_level(), threads=3)
     matchers = [compiled(grammars, "regex", f"{number}x") for number in range(20)]
     expected = masks_of(grammars, matchers)
     held = Held()
     held.hold(grammars, matchers[3:4])
-    grammars._filler.patience, grammars._filler.patience_per_mask = 0.2, 0
+    grammars._filler.patience = 0.5
     block = new_block(grammars._vocabulary.vocab_size, len(matchers))
     late = grammars.fill(matchers, block)().late
-    assert late == set(range(len(matchers)))
+    assert 3 in late
+    assert len(late) == 7, "a third of them"
+    assert {each.careful for number, each in enumerate(matchers) if number in late} == {CAREFUL_TOGETHER}
     assert block.is_written()
     assert not grammars.is_ready(matchers[3])
     assert masks_of(grammars, matchers[3:4]) == [None]
@@ -221,10 +297,11 @@ def test_a_late_mask_delays_its_group_once_and_then_itself_alone() -> None:
     block.memory[:] = bytes(len(block.memory))  # as its next user does
     assert masks_of(grammars, matchers) == expected
     held.may.clear()
-    grammars._filler.patience = 0.2
+    grammars._filler.patience = 0.5
     found = masks_of(grammars, matchers)
     assert [number for number, each in enumerate(found) if each is None] == [3]
     assert [each for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
+    assert matchers[3].careful == CAREFUL_ALONE
     held.may.set()
     _until_ready(grammars, matchers)
 
@@ -269,7 +346,7 @@ def test_what_has_been_late_goes_on_in_its_thread() -> None:
     dear, broken, usual = (compiled(grammars, "regex", each) for each in ("ab+", "ab+c", "ab+"))
     a, b = byte_level().encode("ab", add_special_tokens=False).ids
     grammars.consume([(dear, a), (usual, a)])
-    dear.solo = broken.solo = SOLO_MASKS
+    dear.careful = broken.careful = CAREFUL_ALONE
     inner, dear.inner = dear.inner, None  # type: ignore[assignment]
     assert grammars.consume([(dear, b), (broken, b), (usual, b)]) == {}
     dear.inner = inner
@@ -301,7 +378,7 @@ def test_after_a_token_that_was_dear_the_next_are_consumed_off_the_step(
     a, b = byte_level().encode("ab", add_special_tokens=False).ids
     inner, dear.inner = dear.inner, Dear(dear.inner)  # type: ignore[assignment]
     assert grammars.consume([(usual, a), (dear, a)]) == {}
-    assert (dear.solo, usual.solo) == (SOLO_MASKS, 0)
+    assert (dear.careful, usual.careful) == (CAREFUL_ALONE, 0)
     assert grammars.consume([(usual, b), (dear, b)]) == {}
     assert (dear.pending_tokens, usual.pending_tokens) == ([b], [])
     dear.inner = inner
@@ -340,7 +417,7 @@ class Held:
     ) -> None:
         self._seen = seen
         self._held = [each.inner for each in matchers]
-        grammars._filler._executor = self  # type: ignore[assignment]
+        grammars._filler._executors = [self] * len(grammars._filler._executors)  # type: ignore[list-item]
 
     def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
         if self._seen is not None:
@@ -348,6 +425,10 @@ class Held:
         if any(each is one for each, _ in jobs for one in self._held):
             self.may.wait()
         self._inner.unsafe_compute_mask_ptr(jobs, *where)
+
+
+def grammars_size(text: str) -> int:
+    return GRAMMAR_BYTES + BYTES_PER_CHARACTER * len(text)
 
 
 def _until_ready(grammars: LLGrammars, matchers: list[GrammarMatcher]) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.llguidance import reading, workers
-from nanoserve.adapters.llguidance.filling import SharedLexer
 from nanoserve.adapters.llguidance.grammars import Living
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
+from nanoserve.adapters.llguidance.matchers import SharedLexer
 from nanoserve.adapters.llguidance.reading import check, is_known
 from nanoserve.adapters.llguidance.workers import FairWorkers
 from nanoserve.ports.errors import BadValueError

@@ -8,8 +8,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nanoserve.adapters import embedded
-from nanoserve.adapters.llguidance.filling import GrammarMatcher
 from nanoserve.adapters.llguidance.grammars import LLGrammars
+from nanoserve.adapters.llguidance.matchers import GrammarMatcher
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, new_block
 

@@ -1,0 +1,97 @@
+"""Answers on their way through grammars, and the lexers that they share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from llguidance import LLMatcher
+
+from nanoserve.ports.grammar import Pending
+
+MOST_KEPT: Final = 256
+"""Tokens of an answer that are kept for another lexer to read."""
+
+
+class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
+    """All matchers that share a lexer.
+
+    Attributes:
+        is_full: whether the lexer may have no more states, so that it fails every answer that needs a new one.
+        job: the newest one of theirs.
+    """
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    is_full = False
+    job: Pending[object] | None = None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a thread is at work with the lexer, for which any other one would wait."""
+        return self.job is not None and not self.job.done()
+
+
+class GrammarMatcher:
+    """One answer in its grammar.
+
+    Attributes:
+        ends: as in `Matcher`.
+        names_ids: whether its grammar speaks of ids by their numbers, and may allow some that no text has.
+        lexer: all that share its lexer, itself among them.
+        careful: masks for which its tokens are left to the thread that fills them.
+        said: what it has consumed or is to consume; None if that is too much for another lexer to read.
+        pending_tokens: that it is to go on by before its next mask, the last of those that it has said.
+    """
+
+    said: list[int] | None
+
+    def __init__(
+        self,
+        inner: LLMatcher,
+        ends: AbstractSet[int],
+        *,
+        names_ids: bool = False,
+        lexer: SharedLexer | None = None,
+    ) -> None:
+        self.inner, self.ends, self.names_ids = inner, ends, names_ids
+        self.lexer = SharedLexer() if lexer is None else lexer
+        self.lexer.add(self)
+        self.careful = 0
+        self.said = []
+        self.pending_tokens: list[int] = []
+
+    def went_on(self, token: int) -> None:
+        """The library's matcher has gone on by a token."""
+
+    def may_end(self) -> bool:
+        """As in `Matcher`."""
+        return self.inner.is_accepting()
+
+    def copy(self) -> GrammarMatcher:
+        """As in `Matcher`."""
+        copied = GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, lexer=self.lexer)
+        copied.pending_tokens = self.pending_tokens.copy()
+        copied.said = None if self.said is None else self.said.copy()
+        return copied
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another lexer can take over."""
+        return self.said is not None and not self.lexer.is_in_use
+
+    def move(self, beginning: GrammarMatcher) -> None:
+        """Go over to the lexer of one at the beginning; the thread that fills its next mask reads all again that it has said."""
+        assert self.said is not None
+        self.lexer.discard(self)
+        self.inner, self.lexer = beginning.inner.deep_copy(), beginning.lexer
+        self.lexer.add(self)
+        self.pending_tokens = self.said.copy()
+
+    def note(self, token: int) -> None:
+        """It is to consume a token."""
+        if self.said is not None:
+            self.said.append(token)
+            if len(self.said) > MOST_KEPT:
+                self.said = None
