@@ -1,12 +1,12 @@
 """What answers keep of their speed when they follow grammars: whole calls of many requests at once, beside the same calls without.
 
     python -m benchmarks.constrained [--rows 64 256] [--tokens 128] [--pace 3] [--threads N] [--calls 3]
-    python -m benchmarks.constrained --model shape:llama-3.2-1b [OPTIONS OF THE ENGINE, as of nanoserve serve]
+    python -m benchmarks.constrained --model shape:llama-3.2-1b [--rows 64]
 
 Without a model a runner stands for the device: it takes `--pace` milliseconds for a step, and draws any token that a mask allows, which is
-the worst case. A model of random weights does about the same. Vocabulary of 128,256 made-up tokens. The schemas are made up, too:
+the worst case. A model of random weights does about the same. The vocabulary is made up, of 128,256 tokens or as many as the model has. So are the schemas:
 records with names, numbers, dates, codes, bounded texts and lists, one for all rows (`one schema`) or one for each (`a schema each`),
-first where none is compiled and then where all are. `1 of N`: what the free rows keep beside one that follows a grammar.
+first where none is compiled and then where all are. `1 of N`: what a free row keeps beside one that follows a grammar.
 
 Calls of each kind take turns with free ones; shares are of the free speed, medians of `--calls`. `late`: masks that were missed by a step.
 `masks us`: of processors, for each token, what threads other than the engine's took.
@@ -113,36 +113,39 @@ class PacedDice(DiceRunner):
 
 @attrs.frozen
 class Call:
-    """What a call took: seconds for so many tokens, those of free rows among them, late masks, and processor seconds of other threads."""
+    """What a call took: seconds for so many tokens of so many rows, late masks, and processor seconds of other threads."""
 
     seconds: float
     tokens: int
+    rows: int
     late: int
     elsewhere: float
 
     @property
     def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
+        """Tokens per second of a row."""
+        return self.tokens / self.rows / self.seconds
 
 
 class Bench:
     """An engine, and the calls that it is asked; the grammars of a kind of call are new with each `forget`."""
 
     def __init__(self, engine: Any, runner: Any, rows: int, tokens: int, threads: int) -> None:
-        tokenizer = make_tokenizer(VOCAB)
-        self._vocabulary = make_vocabulary(tokenizer.to_str(), [VOCAB - 1], VOCAB)
+        self._vocab = engine.scheduler.limits.vocab_size
+        self._vocabulary = make_vocabulary(
+            make_tokenizer(self._vocab).to_str(), [self._vocab - 1], self._vocab
+        )
         self.engine, self._runner, self._threads = engine, runner, threads
         self._rows, self._tokens, self._number = rows, tokens, 0
 
     def forget(self) -> None:
         """No grammar is compiled any more."""
-        grammars = LLGrammars(self._vocabulary, num_tokens=VOCAB, threads=self._threads)
+        grammars = LLGrammars(self._vocabulary, num_tokens=self._vocab, threads=self._threads)
         self.engine.scheduler.constraints = Constraints(grammars, self._runner)
 
     def call(self, schemas: Sequence[str]) -> Call:
         """All rows at once, the first of which have these schemas; of free rows alone the tokens count where there are any."""
-        counted = 0 < len(schemas) < self._rows
+        rows = self._rows - len(schemas) if len(schemas) < self._rows else self._rows
         late, elsewhere = self.engine.state().late_masks, time.process_time() - time.thread_time()
         started, number = time.perf_counter(), self._number
         for row in range(self._rows):
@@ -150,11 +153,11 @@ class Bench:
             self.engine.add(self._request(f"{number + row}", bound))
         self._number += self._rows
         tokens, ended, free = 0, 0, {f"{number + row}" for row in range(len(schemas), self._rows)}
-        while ended < (len(free) if counted else self._rows):
+        while ended < rows:
             for event in self.engine.turn():
                 if isinstance(event, TokensGenerated):
                     assert event.error is None, event.error
-                    is_counted = not counted or event.request_id in free
+                    is_counted = not free or event.request_id in free
                     tokens += len(event.token_ids) * is_counted
                     ended += event.finish_reason is not None and is_counted
         seconds = time.perf_counter() - started
@@ -162,13 +165,13 @@ class Bench:
         late = self.engine.state().late_masks - late
         while self.engine.has_work:
             self.engine.turn()
-        return Call(seconds, tokens, late, elsewhere)
+        return Call(seconds, tokens, rows, late, elsewhere)
 
     def _request(self, name: str, bound: Constraint | None) -> Request:
         draw = random.Random(name)
         return Request(
             request_id=name,
-            prompt_token_ids=tuple(draw.randrange(VOCAB - 1) for _ in range(PROMPT)),
+            prompt_token_ids=tuple(draw.randrange(self._vocab - 1) for _ in range(PROMPT)),
             sampling=SamplingParams(max_tokens=self._tokens, temperature=1.0, detokenize=False),
             seed=int(name),
             eos_token_ids=frozenset() if bound is None else frozenset(self._vocabulary.eos_tokens),
@@ -195,8 +198,8 @@ def measure(bench: Bench, rows: int, calls: int, table: Table) -> None:
         free, bound = zip(*pairs, strict=True)
         shares = [one.rate / other.rate for other, one in pairs]
         figures = (
-            f"{middle(one.rate for one in free):,.0f}",
-            f"{middle(one.rate for one in bound):,.0f}",
+            f"{rows * middle(one.rate for one in free):,.0f}",
+            f"{rows * middle(one.rate for one in bound):,.0f}",
             f"{middle(shares):.1%}",
             f"{min(shares):.1%}",
             f"{middle(one.late for one in bound):.0f}",
@@ -213,7 +216,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pace", type=float, default=3.0, help="milliseconds of a step, without a model")
     parser.add_argument("--threads", type=int, default=mask_threads(), help="that fill masks")
     parser.add_argument("--calls", type=int, default=3, help="of each kind")
-    parser.add_argument("--model", help="a shape with a vocabulary of 128,256, such as shape:llama-3.2-1b")
+    parser.add_argument("--model", help="instead of a paced runner, such as shape:llama-3.2-1b")
     asked = parser.parse_args(given)
     columns = ("rows", "answers", "free tok/s", "tok/s", "share", "least", "late", "masks us")
     table = Table(*columns, title=f"{asked.tokens} tokens each, {asked.threads} threads for masks")
