@@ -225,15 +225,16 @@ class MaskFiller:
             again = time.perf_counter()
             if batch.jobs:
                 self._wait(batch, started)
+            in_time = {job: job.is_in_time() for job in batch.jobs}
+            if writing := [job for job in batch.jobs if not job.done()]:
+                self._note_late(batch, writing)
             came = list[tuple[int, GrammarMatcher]]()
-            for job in batch.jobs:
-                if job.is_in_time():
+            for job, is_in_time in in_time.items():
+                if is_in_time:
                     job.result()
                     came += job.members
                 else:
                     late.update(number for number, _ in job.members)
-            if writing := [job for job in batch.jobs if not job.done()]:
-                self._note_late(batch, writing)
             empty = self._correct(came, block)
             self.seconds += time.perf_counter() - again
             return Filled(late, empty)
