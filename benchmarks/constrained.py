@@ -1,10 +1,9 @@
 """What answers keep of their speed when they follow grammars: whole calls of many requests at once, beside the same calls without.
 
     python -m benchmarks.constrained [--rows 64 256] [--tokens 128] [--pace 3] [--threads N] [--calls 3]
-    python -m benchmarks.constrained --model shape:llama-3.2-1b [--rows 64]
 
-Without a model a runner stands for the device: it takes `--pace` milliseconds for a step, and draws any token that a mask allows, which is
-the worst case. A model of random weights does about the same. The vocabulary is made up, of 128,256 tokens or as many as the model has. So are the schemas:
+A runner stands for the device: it takes `--pace` milliseconds for a step, and draws any token that a mask allows, which is
+the worst case. A model of random weights does about the same. The vocabulary is made up, of 128,256 tokens. So are the schemas:
 records with names, numbers, dates, codes, bounded texts and lists, one for all rows (`one schema`) or one for each (`a schema each`),
 first where none is compiled and then where all are. `1 of N`: what a free row keeps beside one that follows a grammar.
 
@@ -15,8 +14,8 @@ Calls of each kind take turns with free ones; shares are of the free speed, medi
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
 import random
 import statistics
 import time
@@ -34,9 +33,7 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.choices import mask_threads
-from nanoserve.entrypoints.compose.config.configuration import read_configuration
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.grammar import Constraint, Masks
 from nanoserve.ports.model_spec import CacheGroup
@@ -130,18 +127,17 @@ class Call:
 class Bench:
     """An engine, and the calls that it is asked; the grammars of a kind of call are new with each `forget`."""
 
-    def __init__(self, engine: Any, runner: Any, rows: int, tokens: int, threads: int) -> None:
-        self._vocab = engine.scheduler.limits.vocab_size
-        self._vocabulary = make_vocabulary(
-            make_tokenizer(self._vocab).to_str(), [self._vocab - 1], self._vocab
-        )
-        self.engine, self._runner, self._threads = engine, runner, threads
+    def __init__(self, make: Callable[..., Any], runner: Any, rows: int, tokens: int, threads: int) -> None:
+        tokenizer = make_tokenizer(VOCAB)
+        self._vocabulary = make_vocabulary(tokenizer.to_str(), [VOCAB - 1], VOCAB)
+        self._make, self._runner, self._threads = make, runner, threads
         self._rows, self._tokens, self._number = rows, tokens, 0
+        self.forget()
 
     def forget(self) -> None:
         """No grammar is compiled any more."""
-        grammars = LLGrammars(self._vocabulary, num_tokens=self._vocab, threads=self._threads)
-        self.engine.scheduler.constraints = Constraints(grammars, self._runner)
+        grammars = LLGrammars(self._vocabulary, num_tokens=VOCAB, threads=self._threads)
+        self.engine = self._make(constraints=Constraints(grammars, self._runner))
 
     def call(self, schemas: Sequence[str]) -> Call:
         """All rows at once, the first of which have these schemas; of free rows alone the tokens count where there are any."""
@@ -171,7 +167,7 @@ class Bench:
         draw = random.Random(name)
         return Request(
             request_id=name,
-            prompt_token_ids=tuple(draw.randrange(self._vocab - 1) for _ in range(PROMPT)),
+            prompt_token_ids=tuple(draw.randrange(VOCAB - 1) for _ in range(PROMPT)),
             sampling=SamplingParams(max_tokens=self._tokens, temperature=1.0, detokenize=False),
             seed=int(name),
             eos_token_ids=frozenset() if bound is None else frozenset(self._vocabulary.eos_tokens),
@@ -184,7 +180,6 @@ def measure(bench: Bench, rows: int, calls: int, table: Table) -> None:
     """A line for each kind of call."""
     each = [make_schema(number) for number in range(rows)]
     kinds = {"one schema": each[:1] * rows, "a schema each": each, f"1 of {rows}": each[:1]}
-    bench.forget()
     bench.call([])
     found: dict[str, list[tuple[Call, Call]]] = {}
     for _ in range(calls):
@@ -213,32 +208,34 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")
-    parser.add_argument("--pace", type=float, default=3.0, help="milliseconds of a step, without a model")
+    parser.add_argument("--pace", type=float, default=3.0, help="milliseconds of a step")
     parser.add_argument("--threads", type=int, default=mask_threads(), help="that fill masks")
     parser.add_argument("--calls", type=int, default=3, help="of each kind")
-    parser.add_argument("--model", help="instead of a paced runner, such as shape:llama-3.2-1b")
     asked = parser.parse_args(given)
     columns = ("rows", "answers", "free tok/s", "tok/s", "share", "least", "late", "masks us")
     table = Table(*columns, title=f"{asked.tokens} tokens each, {asked.threads} threads for masks")
     for rows in asked.rows:
         length = PROMPT + asked.tokens
-        if asked.model:
-            flags = {"model": asked.model, "max_num_seqs": max(asked.rows), "max_model_len": length + 1}
-            engine: Any = assemble_bench(read_configuration(flags, os.environ).engine).engine
-            runner = engine._runner  # noqa: SLF001 - which draws late
-        else:
-            limits = Limits(
-                max_num_seqs=rows,
-                max_num_batched_tokens=8192,
-                max_model_len=length + 1,
-                vocab_size=VOCAB,
-                block_size=16,
-                num_blocks=rows * (length // 16 + 2),
-                prefix_caching=False,
-            )
-            runner, groups = PacedDice(rows, asked.pace / 1e3), (CacheGroup(layers=(0,)),)
-            engine = Engine(limits=limits, cache_groups=groups, runner=runner, clock=SystemClock(), depth=2)
-        measure(Bench(engine, runner, rows, asked.tokens, asked.threads), rows, asked.calls, table)
+        limits = Limits(
+            max_num_seqs=rows,
+            max_num_batched_tokens=8192,
+            max_model_len=length + 1,
+            vocab_size=VOCAB,
+            block_size=16,
+            num_blocks=rows * (length // 16 + 2),
+            prefix_caching=False,
+        )
+        runner = PacedDice(rows, asked.pace / 1e3)
+        make = functools.partial(
+            Engine,
+            limits=limits,
+            cache_groups=(CacheGroup(layers=(0,)),),
+            runner=runner,
+            clock=SystemClock(),
+            depth=2,
+        )
+        bench = Bench(make, runner, rows, asked.tokens, asked.threads)
+        measure(bench, rows, asked.calls, table)
     Console(width=120).print(table)
 
 

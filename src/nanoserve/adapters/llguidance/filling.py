@@ -36,7 +36,7 @@ LOOKS: Final = 16
 """How often a step looks in that time for what has come."""
 STEPS: Final = 16
 """Of so many the quarter that took least says how long a step takes that nothing held up."""
-MOST_WAIT: Final = 0.02
+MOST_WAIT: Final = 0.05
 """Seconds that a step waits at the most, where it has nothing else to draw."""
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
@@ -46,6 +46,8 @@ CAREFUL_ALONE: Final = 16
 """Masks for which a matcher is filled by itself, after it was late by itself or a token of its own was dear."""
 CAREFUL_TOGETHER: Final = 3
 """The same after it was late together with others: it may have been one of those."""
+FEW: Final = 16
+"""Of so many it is likely enough: others go on together."""
 DEAR_SECONDS: Final = 0.001
 """That consuming a token may take before it is dear."""
 MOST_THREADS: Final = 64
@@ -114,7 +116,7 @@ class Job:
         for _, matcher in self.members if self._is_begun else ():
             if is_in_time:
                 matcher.careful = max(matcher.careful - 1, 0)
-            else:
+            elif len(self.members) <= FEW:
                 matcher.careful = CAREFUL_ALONE if len(self.members) == 1 else CAREFUL_TOGETHER
         return is_in_time
 
