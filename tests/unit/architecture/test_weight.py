@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3282,
     "domain": 7871,
     "kernels": 11829,
-    "adapters/pytorch": 10796,
+    "adapters/pytorch": 10970,
     "adapters": 9940,
     "entrypoints/server": 9133,
     "entrypoints": 11170,
