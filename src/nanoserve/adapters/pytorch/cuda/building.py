@@ -15,6 +15,7 @@ import torch
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
@@ -103,8 +104,11 @@ def build_runner(
     deterministic: bool = False,
     enforce_eager: bool = False,
     partners: Partners | None = None,
+    graphs: Graphs | None = None,
 ) -> tuple[CudaRunner, MemoryBudget]:
     """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`, `partners` are other ranks.
+
+    `graphs` are those that steps are captured into; None makes them where there is a GPU, unless eager is enforced.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits beside weights and workspace.
@@ -125,7 +129,9 @@ def build_runner(
             partners.watch(site.exchange.abandon)
             site.exchange.meet()
             watch.lap("other ranks")
-        runner = site.assemble(budget)
+        if graphs is None and on_gpu and not enforce_eager:
+            graphs = Graphs()
+        runner = site.assemble(budget, graphs)
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = Bench(
@@ -185,7 +191,6 @@ class _Site:
         self._partners = partners
         self.exchange = None if partners is None else self._make_exchange(partners)
         self.pdl = supports_pdl(self._device) and not enforce_eager
-        self._graphs = self._on_gpu and not enforce_eager
         groups = [group.layers for group in spec.cache_groups]
         sections = {**self._mixers.sections, **lora_sections(sizes)}
         self._arena = Arena(sizes, groups, sections, Uploads(self._device))
@@ -244,7 +249,7 @@ class _Site:
             available=available,
         )
 
-    def assemble(self, budget: MemoryBudget) -> CudaRunner:
+    def assemble(self, budget: MemoryBudget, graphs: Graphs | None) -> CudaRunner:
         """The runner, with KV pools as planned."""
         spec, sizes, device = self._spec, self._sizes, self._device
         kv = KVStore(
@@ -267,7 +272,7 @@ class _Site:
             space=space,
             sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),
             kv=kv,
-            graphs=self._graphs,
+            graphs=graphs,
             pdl=self.pdl,
             token_counts=self.token_counts(),
         )

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
+from nanoserve.adapters.pytorch.cuda.batches import Batch
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuMixer
 from nanoserve.ports.step import Chunk
@@ -20,6 +20,7 @@ class ChunkStep:
     """What the host needs to launch a mixed step.
 
     Attributes:
+        num_tokens: of the chunks, those that fill them up included.
         plans: what each mixer has prepared.
         finished: rows of the chunks that sample, in order.
         sampling: the rows that sample, chunks' first, then the decoding places.
@@ -33,15 +34,23 @@ class ChunkStep:
 
 
 def describe(
-    arena: Arena, mixers: GpuMixers, chunks: tuple[Chunk, ...], batch: Batch | None, way: int | None = None
+    arena: Arena,
+    mixers: GpuMixers,
+    chunks: tuple[Chunk, ...],
+    batch: Batch,
+    way: int | None = None,
+    *,
+    padded: tuple[int, int, int] | None = None,
 ) -> ChunkStep:
-    """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals."""
-    batch = batch or EMPTY
+    """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals.
+
+    With `padded`, tokens of chunks, places that decode and tokens that get logits are filled up to these numbers: with tokens of the
+    sink row, with places of it, which are there already, and with the step's first token.
+    """
     rows, positions = array("i"), array("i")
     spans: list[ChunkSpan] = []
     last: list[int] = []
     last_tiles: list[int] = []
-    # Decoding places follow the chunks' tokens in the step, so a chunk's last token is counted from the step's start.
     for chunk in chunks:
         spans.append((chunk.row, chunk.start, chunk.length, len(rows)))
         rows.extend(array("i", (chunk.row,)) * chunk.length)
@@ -51,6 +60,13 @@ def describe(
             last_tiles += [chunk.row, len(rows) - 1, 1, positions[-1]]
     finished = tuple(chunk.row for chunk in chunks if chunk.samples)
     sampling = finished + batch.places
+    tokens, places, chosen = padded or (len(rows), len(batch.places), len(sampling))
+    rows.extend(array("i", (arena.sink_row,)) * (tokens - len(rows)))
+    positions.extend(array("i", (0,)) * (tokens - len(positions)))
+    # An empty tile computes nothing.
+    last_tiles += [0] * (4 * (chosen - places) - len(last_tiles))
+    # Decoding places follow the chunks' tokens in the step.
+    indices = [*last, *range(tokens, tokens + len(batch.places))]
     arena.write("token_rows", rows)
     arena.write("positions", positions)
     arena.write("chosen_tiles", last_tiles)
@@ -59,5 +75,6 @@ def describe(
     )
     if sampling:
         arena.write("sampling_places", sampling)
-        arena.write("logits_indices", last + list(range(len(rows), len(rows) + len(batch.places))))
-    return ChunkStep(len(rows), mixers.prepare(spans, way), batch, finished, sampling)
+        arena.write("logits_indices", indices + [0] * (chosen - len(indices)))
+    plans = mixers.prepare(spans, way, None if padded is None else tokens)
+    return ChunkStep(tokens, plans, batch, finished, sampling)

@@ -7,11 +7,8 @@ graph and the draw another, because their masks come between the two.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +17,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import bucket_of
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
@@ -52,7 +50,7 @@ DRAW_ALONE = 0
 class Decoding:
     """Launches decoding steps over the arena's places, and rehearses them over padded ones.
 
-    `rehearsal` launches the same kernels as `launcher`, through fewer layers. With `graphs`, steps are captured; with `pdl`
+    `rehearsal` launches the same kernels as `launcher`, through fewer layers. `graphs` are those that steps are captured into; with `pdl`
     their kernels overlap, see `kernels.device.pdl`. `sink_places` are padded places alone.
     """
 
@@ -63,7 +61,7 @@ class Decoding:
         arena: Arena,
         drawing: Drawing,
         *,
-        graphs: bool,
+        graphs: Graphs | None,
         pdl: bool,
     ) -> None:
         self._launcher, self._rehearsal, self._arena, self._drawing = launcher, rehearsal, arena, drawing
@@ -71,11 +69,7 @@ class Decoding:
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(launcher.mixers.choose_splits)
-        self._graphs: dict[Key, torch.cuda.CUDAGraph] | None = None
-        if graphs:
-            self._graphs = {}
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._graphs = graphs
 
     def key(self, count: int, longest: int, *, special: bool, adapted: bool = False) -> Key:
         """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it."""
@@ -94,12 +88,11 @@ class Decoding:
     def run(self, key: Key) -> str:
         """Queue a step; returns how it was launched, graph or eager."""
         if self._graphs is None:
-            self._step(self._launcher, self._arena.places, key)
+            self._launch(key)
             return "eager"
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._capture(self._graphs, key)
-        graph.replay()
+        if key not in self._graphs:
+            self._capture(self._graphs, key)
+        self._graphs.replay(key)
         return "graph"
 
     def rehearse(self, key: Key) -> None:
@@ -117,32 +110,12 @@ class Decoding:
                     key = self.key(bucket, TYPICAL_LENGTH, special=False, adapted=adapted)
                     self._capture(self._graphs, key)
 
-    def drop_graphs(self) -> None:
-        """Destroy all graphs, which gives their memory back; they are captured again when needed."""
-        if self._graphs is not None:
-            for graph in self._graphs.values():
-                graph.reset()
-            self._graphs.clear()
-            self._pool = torch.cuda.graph_pool_handle()  # the old pool ends with its last graph
-
-    def _capture(self, graphs: dict[Key, torch.cuda.CUDAGraph], key: Key) -> torch.cuda.CUDAGraph:
-        """Capture a step without running it; takes about 2 ms for a model of 16 layers."""
+    def _capture(self, graphs: Graphs, key: Key) -> None:
         self.rehearse(key)
-        current = torch.cuda.current_stream()
-        self._stream.wait_stream(
-            current
-        )  # the rehearsal must be over before its memory is captured into a pool
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream), no_garbage_collected():
-            # Only this thread must keep to what may be captured: another one may be allocating or waiting for an event.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                self._step(self._launcher, self._arena.places, key)
-            finally:
-                graph.capture_end()
-        current.wait_stream(self._stream)
-        graphs[key] = graph
-        return graph
+        graphs.capture(key, functools.partial(self._launch, key))
+
+    def _launch(self, key: Key) -> None:
+        self._step(self._launcher, self._arena.places, key)
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
         bucket, splits, samples, adapted = key
@@ -152,19 +125,3 @@ class Decoding:
         logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl, adapted=adapted)
         if samples:
             self._drawing.draw(logits, places[:bucket], pdl=self._pdl)
-
-
-@contextlib.contextmanager
-def no_garbage_collected() -> Iterator[None]:
-    """Hold the garbage collector while a graph is captured.
-
-    It may run at any allocation, and what it frees may be another graph, or memory of one: CUDA forbids to destroy either in a
-    thread that captures, and the capture would end as invalid.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -48,6 +48,14 @@ class ForwardLauncher:
         self._arena, self._space, self.mixers = arena, space, mixers
         self._sums, self._many = sums or Sums(), linear.Invariant() if invariant else linear.Wide()
 
+    @property
+    def multiplications(self) -> float:
+        """Of a token in a layer, those of experts left out, on average."""
+        parts = [part for each in self._layers for part in each]
+        return sum(each.linear.weight.numel() for part in parts for each in part.products()) / len(
+            self._layers
+        )
+
     def decode(self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False) -> Tensor:
         """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step. Where some are `adapted`, the arena says how."""
         self._sums.begin()

@@ -20,7 +20,7 @@ class GpuMixers:
 
     Attributes:
         by_layer: the mixer of each layer.
-        tile, ways, sections: as of a `GpuMixer`.
+        tile, ways, sections: as of a `GpuMixer`; `pads`: whether all of them do.
     """
 
     def __init__(self, spec: ModelSpec, facts: GpuFacts) -> None:
@@ -36,6 +36,7 @@ class GpuMixers:
         self._mixers = tuple(dict.fromkeys(self.by_layer.values()))
         self.tile = min(each.tile for each in self._mixers)
         self.ways = max(each.ways for each in self._mixers)
+        self.pads = all(each.pads for each in self._mixers)
         self.sections = {name: shape for each in self._mixers for name, shape in each.sections.items()}
         sizes = buckets(facts.sizes.max_num_seqs)
         most = max(bucket * self.choose_splits(bucket, self._longest) for bucket in sizes)
@@ -52,6 +53,8 @@ class GpuMixers:
         for each in self._mixers:
             each.attach(arena, kv.layers, rotations)
 
-    def prepare(self, spans: Sequence[ChunkSpan], way: int | None = None) -> dict[GpuMixer, Any]:
-        """Let each mixer describe a step's chunks in the arena; a `way` is for rehearsals."""
-        return {each: each.prepare(spans, way) for each in self._mixers}
+    def prepare(
+        self, spans: Sequence[ChunkSpan], way: int | None = None, padded: int | None = None
+    ) -> dict[GpuMixer, Any]:
+        """Let each mixer describe a step's chunks in the arena; a `way` is for rehearsals, `padded` for captured steps."""
+        return {each: each.prepare(spans, way, padded) for each in self._mixers}

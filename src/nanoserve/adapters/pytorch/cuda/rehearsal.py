@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import bucket_of, buckets
+from nanoserve.adapters.pytorch.cuda.batches import EMPTY, bucket_of, buckets
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, Decoding, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
@@ -90,7 +90,7 @@ class Rehearsal:
         """Write chunks of the sink row into the arena."""
         arena = self._arena
         chunks = tuple(Chunk(arena.sink_row, 0, length, samples=False) for length in lengths)
-        step = describe(arena, self._launcher.mixers, chunks, None, way)
+        step = describe(arena, self._launcher.mixers, chunks, EMPTY, way)
         arena.write("logits_indices", [0] * arena.sizes.max_num_seqs)
         arena.flush()
         return step

@@ -5,7 +5,7 @@ How a step becomes tokens:
 1. The plan's deltas are written into the *arena* (`arena.py`), which goes to the device as one upload. Device rows persist, so a
    plan says only what changed, and a step in which nothing changed uploads nothing.
 2. A step that only decodes is a captured graph (`decoding.py`): embed, layers, logits, draw, append. A step with prompt chunks
-   launches its kernels one by one (`forward_launcher.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
+   is one, too, if it is small (`mixed_steps.py`), or launches its kernels one by one (`forward_launcher.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
    log-probabilities). Where rows follow a grammar, `submit` queues the forward pass alone, and `draw` the rest.
 3. The draw appends each token to its row on the device, so the next step can be queued before the host knows it, and writes it
    to host memory as well (`drawing.py`).
@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import Batch, Batches, bucket_of
-from nanoserve.adapters.pytorch.cuda.chunks import describe
+from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch, Batches
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
@@ -70,7 +71,7 @@ class CudaRunner:
         space: Workspace,
         sampler: DeviceSampler,
         kv: KVStore,
-        graphs: bool,
+        graphs: Graphs | None,
         pdl: bool,
         token_counts: Sequence[int],
     ) -> None:
@@ -84,6 +85,8 @@ class CudaRunner:
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
         self._drawing = Drawing(arena, space, sampler)
         self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, graphs=graphs, pdl=pdl)
+        self._graphs = graphs
+        self._mixed_steps = MixedSteps(launcher, arena, space.logits, self._decoding, graphs)
         self._rehearsal = Rehearsal(rehearsal, arena, self._decoding, self._drawing, token_counts)
         self._undrawn: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
         self._in_doubt = False
@@ -220,41 +223,31 @@ class CudaRunner:
         return self._drawing.ticket(step, rows, batch.order, masked=True)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
-        batch, longest = None, 1
-        if plan.decoding:
-            batch, longest = self._batches.of(plan.decoding)
-        step = describe(self._arena, self._launcher.mixers, plan.chunks, batch)
-        lora_groups = 0 if self._loras is None else self._loras.describe(plan.chunks, step.batch)
-        self._arena.flush()
-        self.graph_steps["eager"] += 1
-        num_decoding = len(step.batch.places)
-        # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
-        bucket = bucket_of(max(num_decoding, 1), self._arena.sizes.max_num_seqs)
+        batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)
+        lora_groups = 0 if self._loras is None else self._loras.describe(plan.chunks, batch)
         scored, pooled = self._prompt_scoring.asks(plan.chunks), bool(self._pooling.asked)
-        whole = scored or pooled or lora_groups > 0
-        hidden = self._launcher.mixed(
-            step,
-            num_decoding,
-            splits=self._decoding.splits(bucket, longest),
-            num_chosen=None if whole else len(step.sampling),
-            lora_groups=lora_groups,
-        )
         scores: list[PromptScores] = []
-        vectors = self._pooling.pool(plan.chunks, hidden) if pooled else []
-        fetched = tuple([(each.rows, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
-        if scored:
-            scores = self._prompt_scoring.score(
-                plan.chunks, hidden, self._arena.tokens, self._launcher.logits
-            )
-        if whole:
-            hidden = self._launcher.choose(hidden, len(step.sampling))
-        if batch is not None:
+        fetched: tuple[Any, ...] = ()
+        if scored or pooled or lora_groups:
+            step, hidden = self._mixed_steps.whole(plan.chunks, batch, longest, lora_groups=lora_groups)
+            logits, how = self._space.logits[: len(step.sampling)], "eager"
+            vectors = self._pooling.pool(plan.chunks, hidden) if pooled else []
+            fetched = tuple([(each.rows, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
+            if scored:
+                scores = self._prompt_scoring.score(
+                    plan.chunks, hidden, self._arena.tokens, self._launcher.logits
+                )
+            if step.sampling:
+                self._launcher.chosen_logits(self._launcher.choose(hidden, len(step.sampling)))
+        else:
+            step, logits, how = self._mixed_steps.run(plan.chunks, batch, longest)
+        self.graph_steps[how] += 1
+        if plan.decoding:
             self._batches.advance()
         if not step.sampling:
             return CudaTicket(step=plan.step, prompt_scores=tuple(scores), pooled=fetched)
-        logits = self._launcher.chosen_logits(hidden)
         self._batches.add_tokens(step.finished)
-        order = _shifted(step.batch.order, len(step.finished), num_decoding)
+        order = _shifted(step.batch.order, len(step.finished), len(batch.places))
         places = self._arena.sampling_places
         ticket = self._sample(
             plan, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
@@ -276,7 +269,8 @@ class CudaRunner:
         States may have been advanced already: a model that has some leaves its rows to be computed anew.
         """
         self._recover()
-        self._decoding.drop_graphs()
+        if self._graphs is not None:
+            self._graphs.drop()
         torch.cuda.empty_cache()
         if self.kv.has_states:
             raise _out_of_memory(plan, cause) from cause

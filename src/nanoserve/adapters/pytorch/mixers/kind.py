@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import attrs
 import torch
@@ -19,6 +19,8 @@ Page = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of what a layer keeps of a block of tokens, or of a row's whole past."""
 ChunkSpan = tuple[int, int, int, int]
 """A chunk: its row, its first position, its number of tokens, and the index of the first one in the step."""
+MOST_PADDED_CHUNKS: Final = 16
+"""Chunks of a step that is padded so that it can be captured."""
 
 
 class MixerKind(Protocol):
@@ -89,10 +91,12 @@ class GpuMixer(Protocol):
         checks: of its kernels.
         tile: tokens of a chunk that are computed together at most.
         ways: in how many ways chunks can be computed, all of which a rehearsal must meet.
+        pads: whether what `prepare` returns can depend on the `padded` number of tokens alone.
         sections: int32 of the arena that `prepare` writes, name and shape.
     """
 
     checks: ClassVar[Sequence[Check]]
+    pads: ClassVar[bool]
     tile: int
     ways: int
     sections: Mapping[str, tuple[int, ...]]
@@ -108,8 +112,11 @@ class GpuMixer(Protocol):
     def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
         """Compute from now on over what layers keep, with cosines and sines of every position."""
 
-    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, /) -> Any:
-        """Describe a step's chunks in the arena, to be computed in one of the ways or the best; returns what `mix` must know."""
+    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, padded: int | None, /) -> Any:
+        """Describe a step's chunks in the arena, to be computed in one of the ways or the best; returns what `mix` must know.
+
+        With `padded`, these are at most `MOST_PADDED_CHUNKS` chunks, filled up to so many tokens, which are in none of the spans.
+        """
 
     @property
     def mix(self) -> Callable[..., None]:

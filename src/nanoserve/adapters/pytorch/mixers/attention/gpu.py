@@ -9,7 +9,13 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.attention.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, StepArena
+from nanoserve.adapters.pytorch.mixers.kind import (
+    MOST_PADDED_CHUNKS,
+    ChunkSpan,
+    GpuFacts,
+    GpuStep,
+    StepArena,
+)
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.paged import HeadTransform, PagedCache
@@ -26,6 +32,7 @@ class GpuAttention:
     """See `GpuMixer`. Decoding writes keys and values on the way; a chunk's are written before its tiles read them."""
 
     checks: ClassVar = CHECKS
+    pads: ClassVar = True
     ways = 1
 
     def __init__(self, layers: Mapping[int, AttentionSpec], facts: GpuFacts) -> None:
@@ -60,11 +67,13 @@ class GpuAttention:
             keys, values = pages[layer][0].unbind(1)
             self._caches[layer] = PagedCache(keys, values, arena.block_tables[layer], spec.window)
 
-    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, /) -> Tensor:
-        """See `GpuMixer`: the chunks' tiles."""
+    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
+        """See `GpuMixer`: the chunks' tiles, and empty ones, which compute nothing."""
         tiles = make_tiles(spans, self.tile)
-        self._arena.write("tiles", [number for tile in tiles for number in tile])
-        return self._arena.sections["tiles"][: len(tiles)]
+        room = len(tiles) if padded is None else padded // self.tile + MOST_PADDED_CHUNKS
+        numbers = [number for tile in tiles for number in tile]
+        self._arena.write("tiles", numbers + [0] * (4 * room - len(numbers)))
+        return self._arena.sections["tiles"][:room]
 
     def mix(self, part: Attention, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
         """See `GpuMixer`."""

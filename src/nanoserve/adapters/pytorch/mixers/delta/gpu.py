@@ -21,6 +21,7 @@ class GpuDelta:
     """See `GpuMixer`. Invariant states go through prompts token by token, as through what is decoded."""
 
     checks: ClassVar = CHECKS
+    pads: ClassVar = False
     tile, ways = TILE, 1
     sections: Mapping[str, tuple[int, ...]] = {}
 
@@ -41,7 +42,7 @@ class GpuDelta:
         self._arena = arena
         self._states = {layer: DeltaStates(*pages[layer]) for layer in self._layers}
 
-    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, /) -> Tensor:
+    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, _padded: int | None, /) -> Tensor:
         """See `GpuMixer`: the chunks, which the arena has."""
         return self._arena.spans[: len(spans)]
 

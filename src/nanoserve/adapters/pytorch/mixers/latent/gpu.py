@@ -57,6 +57,7 @@ class GpuLatents:
     """
 
     checks: ClassVar = CHECKS
+    pads: ClassVar = False
 
     def __init__(self, layers: Mapping[int, LatentSpec], facts: GpuFacts) -> None:
         """Raise `ModelLoadError` where layers differ."""
@@ -100,7 +101,7 @@ class GpuLatents:
             for layer in self._layers
         }
 
-    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, /) -> LatentPlan:
+    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, _padded: int | None, /) -> LatentPlan:
         """See `GpuMixer`; the ways are to absorb and to expand."""
         rounds = self._rounds(spans, way) if self.ways > 1 and way != ABSORB else []
         numbered = [(number, *span[1:]) for number, span in enumerate(spans)]

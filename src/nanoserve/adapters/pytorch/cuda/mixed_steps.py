@@ -1,0 +1,129 @@
+"""Steps that compute chunks of prompts, and rows that decode beside them.
+
+Small ones are padded to a `Shape` and captured: the device is through with their kernels before the host has launched them one
+by one. In long ones the host is ahead, and they are launched as they are, as are those whose mixers cannot be padded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.batches import Batch, bucket_of
+from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
+from nanoserve.adapters.pytorch.cuda.decoding import Decoding
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.mixers.kind import MOST_PADDED_CHUNKS
+from nanoserve.ports.step import Chunk
+
+TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024)
+"""Of chunks in a padded step."""
+LAUNCH: Final = 1.2e11
+"""Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
+PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
+MOST_GRAPHS: Final = 96
+
+
+class Shape(NamedTuple):
+    """What a step is padded to.
+
+    Attributes:
+        tokens: of the chunks.
+        places: of rows that decode.
+        chosen: tokens whose logits are computed.
+        splits: of decode attention.
+    """
+
+    tokens: int
+    places: int
+    chosen: int
+    splits: int
+
+
+class MixedSteps:
+    """Launches them, over chunks that it describes in the arena."""
+
+    def __init__(
+        self,
+        launcher: ForwardLauncher,
+        arena: Arena,
+        logits: Tensor,
+        decoding: Decoding,
+        graphs: Graphs | None,
+    ) -> None:
+        """`logits` are those of the workspace."""
+        self._launcher, self._arena, self._logits, self._decoding = launcher, arena, logits, decoding
+        self._graphs = graphs if launcher.mixers.pads else None
+        self._most_tokens = LAUNCH / launcher.multiplications
+        self._seen = set[Shape]()
+
+    def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> tuple[ChunkStep, Tensor, str]:
+        """Queue a step. Returns the logits [S, vocab] of those that sample, valid until the next step, and how it was launched."""
+        shape = self._shape(chunks, len(batch.places), longest)
+        if (
+            self._graphs is None
+            or shape is None
+            or (shape not in self._seen and len(self._seen) == MOST_GRAPHS)
+        ):
+            step, hidden = self.whole(chunks, batch, longest, choose=True)
+            if step.sampling:
+                self._launcher.chosen_logits(hidden)
+            return step, self._logits[: len(step.sampling)], "eager"
+        step = describe(self._arena, self._launcher.mixers, chunks, batch, padded=shape[:3])
+        self._arena.flush()
+        launch = functools.partial(self._launch, shape, step)
+        how = "graph"
+        if shape in self._graphs:
+            self._graphs.replay(shape)
+        elif shape in self._seen:
+            self._graphs.capture(shape, launch)
+            self._graphs.replay(shape)
+        else:  # which loads its kernels, for the case that it comes again
+            launch()
+            how = "eager"
+            self._seen.add(shape)
+        return step, self._logits[: len(step.sampling)], how
+
+    def whole(
+        self,
+        chunks: tuple[Chunk, ...],
+        batch: Batch,
+        longest: int,
+        *,
+        choose: bool = False,
+        lora_groups: int = 0,
+    ) -> tuple[ChunkStep, Tensor]:
+        """Queue a step kernel by kernel; returns normed hidden states of all its tokens, or with `choose` of those that sample."""
+        step = describe(self._arena, self._launcher.mixers, chunks, batch)
+        self._arena.flush()
+        count = len(batch.places)
+        # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
+        splits = self._decoding.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
+        chosen = len(step.sampling) if choose else None
+        hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_groups=lora_groups)
+        return step, hidden
+
+    def _launch(self, shape: Shape, step: ChunkStep) -> None:
+        hidden = self._launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=shape.chosen)
+        self._launcher.chosen_logits(hidden)
+
+    def _shape(self, chunks: Sequence[Chunk], num_decoding: int, longest: int) -> Shape | None:
+        """The smallest that holds a step; None where it is not worth it."""
+        sizes = self._arena.sizes
+        count, ends = sum(each.length for each in chunks), sum(each.samples for each in chunks)
+        tokens = next((each for each in TOKENS if count <= each), None)
+        places = next((min(each, sizes.max_num_seqs) for each in PLACES if num_decoding <= each), None)
+        if tokens is None or tokens > self._most_tokens or places is None or len(chunks) > MOST_PADDED_CHUNKS:
+            return None
+        chosen = min(places + MOST_PADDED_CHUNKS, sizes.max_num_seqs)
+        if tokens + places > sizes.max_num_batched_tokens or places + ends > chosen:
+            return None
+        # Rounded up, so that rows that grow seldom ask for another graph.
+        return Shape(
+            tokens, places, chosen, self._decoding.splits(max(places, 1), 1 << (longest - 1).bit_length())
+        )
