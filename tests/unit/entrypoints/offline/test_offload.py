@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.kv_directory import directory
+from nanoserve.adapters.kv_directory import block_file, directory
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.offload import count_slots
@@ -62,7 +62,7 @@ def test_a_folder_that_hangs_costs_no_answer(tmp_path: Path, monkeypatch: pytest
         return False
 
     answers, hanging = threading.Event(), list[bool]()
-    monkeypatch.setattr(directory, "read_block", hang)
+    monkeypatch.setattr(block_file, "read_block", hang)
     with LLM(**sizes, **offload) as llm:
         assert tell(llm) == wanted
         disk = llm._open_session.assembly.engine.state().tiers["disk"]
