@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3282,
+    "ports": 3340,
     "domain": 7871,
     "kernels": 11829,
     "adapters/pytorch": 10970,
-    "adapters": 9940,
-    "entrypoints/server": 9133,
-    "entrypoints": 11170,
+    "adapters": 10090,
+    "entrypoints/server": 9297,
+    "entrypoints": 11195,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
