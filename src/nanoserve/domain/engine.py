@@ -230,6 +230,7 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
         late_masks=counters.late_masks,
         late_compiles=counted.late_compiles,
         graph_steps=dict(counted.graph_steps),
+        lora_requests=dict(scheduler.table.loras.requests),
         device_wait_seconds=counted.device_wait_seconds or 0.0,
         tiers={} if scheduler.cache.tiers is None else scheduler.cache.tiers.counts(),
     )

@@ -174,6 +174,15 @@ class EngineClient(Protocol):
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
 
+    async def load_lora(self, name: str, folder: str) -> None:
+        """Read an adapter, which has its name on return, and again in every engine that follows.
+
+        Raises `BadValueError`, `EngineLoadingError`, or `EngineDiedError`; what had the name before then keeps it.
+        """
+
+    async def unload_lora(self, name: str) -> None:
+        """Let requests no longer name an adapter; those that have can finish. Raises `UnknownModelError` or `EngineLoadingError`."""
+
     def watch(self, asked: Watch, listener: WatchListener) -> None:
         """Have every engine, this one and those that follow, keep a step log; again: report a snapshot of it.
 

@@ -66,6 +66,7 @@ class EngineFacts(EngineSizes):
         device: where it computes, cpu or cuda, and `dtype` in which numbers.
         threads: processor threads.
         depth: steps in flight at once.
+        loras: the names of the adapters that requests may name.
         kv_bytes: what all KV blocks take together.
         memory: bytes of the device by what they are for; empty on a CPU.
         start_phases: seconds that each part of the start took, by name.
@@ -77,6 +78,7 @@ class EngineFacts(EngineSizes):
     dtype: str
     threads: int = 1
     depth: int = 1
+    loras: tuple[str, ...] = ()
     kv_bytes: int = 0
     memory: Mapping[str, int] = attrs.field(factory=dict)
     start_phases: Mapping[str, float] = attrs.field(factory=dict)
@@ -128,6 +130,7 @@ class EngineState:
             engine for masks, and `late_masks` sequences missed a step because theirs took longer.
         late_compiles: kernels that were not ready when a step needed them.
         graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
+        lora_requests: requests by the adapter that they named, of those that have their names still.
         tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty where nothing is.
     """
 
@@ -158,6 +161,7 @@ class EngineState:
     late_compiles: int = 0
     graph_steps: Mapping[str, int] = attrs.field(factory=dict)
     device_wait_seconds: float = 0.0
+    lora_requests: Mapping[str, int] = attrs.field(factory=dict)
     tiers: Mapping[str, TierCounts] = attrs.field(factory=dict)
 
 

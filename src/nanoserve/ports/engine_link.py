@@ -66,6 +66,29 @@ class ForgetPrefixes:
     """Empty the prefix cache."""
 
 
+@attrs.frozen
+class LoadLora:
+    """Read an adapter and give it a name, beside running steps; answered by `LoraLoaded`.
+
+    Attributes:
+        number: tells answers apart.
+        at_once: before any later command is obeyed: requests that follow name it.
+    """
+
+    number: int
+    name: str
+    folder: str
+    at_once: bool = False
+
+
+@attrs.frozen
+class UnloadLora:
+    """Let no request name an adapter any more; answered by `LoraLoaded`."""
+
+    number: int
+    name: str
+
+
 @attrs.frozen(kw_only=True)
 class Watch:
     """Keep a step log and report it with `Logged`; where one is kept already, report another snapshot of it.
@@ -150,6 +173,15 @@ class Refused:
 
 
 @attrs.frozen
+class LoraLoaded:
+    """An adapter has its name, or has none any more; or the class and the text of the error for which that was refused."""
+
+    number: int
+    error: str = ""
+    message: str = ""
+
+
+@attrs.frozen
 class Turned:
     """The result of one turn of the engine; also sent while idle, without events, as a sign of life.
 
@@ -197,8 +229,22 @@ class Moved:
     facts: EngineFacts | None = None
 
 
-Command = Prepare | Start | Add | Abort | AbortAll | ForgetPrefixes | Watch | Unwatch | Follow | Opened | Stop
-Report = Prepared | Began | Ready | Failed | Refused | Turned | Logged | Moved
+Command = (
+    Prepare
+    | Start
+    | Add
+    | Abort
+    | AbortAll
+    | ForgetPrefixes
+    | LoadLora
+    | UnloadLora
+    | Watch
+    | Unwatch
+    | Follow
+    | Opened
+    | Stop
+)
+Report = Prepared | Began | Ready | Failed | Refused | Turned | LoraLoaded | Logged | Moved
 
 
 def owner_of(request_id: str) -> str:

@@ -78,6 +78,7 @@ def test_what_is_served_is_shown(dashboard: Any, page: str) -> None:
         "nanoserve:requests_finished_total",
         "nanoserve:kv_blocks_cached",
         "nanoserve:cache_config_info",
+        "nanoserve:lora_requests_total",
     }
     assert {each for each in missing if "class" not in each and each not in known} == set()
 

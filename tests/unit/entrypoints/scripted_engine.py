@@ -71,6 +71,12 @@ class ScriptedEngine:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    async def load_lora(self, name: str, folder: str) -> None:
+        self.engine.name_lora(name, self.engine.read_lora(folder))
+
+    async def unload_lora(self, name: str) -> None:
+        self.engine.forget_lora(name)
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is running or waiting."""

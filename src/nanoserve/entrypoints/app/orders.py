@@ -133,6 +133,7 @@ class Order:
 
     Attributes:
         prompt: text, token ids, or a conversation.
+        model: the name that the client gave the model; an adapter where it has that name.
         sampling: checked parameters; `max_tokens` None means up to the context's end.
         client: whose order it is.
         stream: whether the answer is wanted piece by piece, as it is generated.
@@ -151,6 +152,7 @@ class Order:
 
     prompt: str | tuple[int, ...] | Conversation
     sampling: SamplingParams
+    model: str = ""
     client: Client = Client()
     stream: bool = False
     add_special_tokens: bool = True

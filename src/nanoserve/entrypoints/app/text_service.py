@@ -87,16 +87,28 @@ class TextService:
             raise EngineLoadingError("the engine is still loading the model; try again later", retry_after=5)
         return self.engine.facts
 
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """The adapters that requests may name."""
+        return () if self.engine.facts is None else self.engine.facts.loras
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that lists show: the model's own, then those of adapters."""
+        return (*self.settings.model_names, *self.loras)
+
     def check_model(self, name: str | None) -> str:
         """The name that answers use; raises `UnknownModelError` for one that is not served. None is any."""
         names = self.settings.model_names
         if name is None or name in names:
             return names[0]
+        if name in self.loras:
+            return name
         patterns = self.settings.model_aliases if len(name) <= _LONGEST_NAME else ()
         if any(fnmatch.fnmatchcase(name, each.replace("[", "[[]")) for each in patterns):
             return name
         raise UnknownModelError(
-            f"the model {shown(name)} does not exist here; this server has: {', '.join(names)} "
+            f"the model {shown(name)} does not exist here; this server has: {', '.join(self.names)} "
             "(nanoserve serve --model-alias NAME adds a name)"
         )
 
@@ -201,6 +213,7 @@ class TextService:
             deadline=None if timeout is None else self._clock.now() + timeout,
             queue_timeout=self.settings.queue_timeout,
             stream=order.stream,
+            lora=order.model if order.model in self.loras else "",
             constraint=constraint,
             pooling=order.pooling,
             client=order.client.identity,

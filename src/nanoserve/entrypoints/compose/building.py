@@ -267,6 +267,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         dtype=found.dtype,
         threads=loaded.threads,
         depth=choices.choose_depth(settings, found.device),
+        loras=tuple(named_loras(settings.lora)),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=_shares(built.memory, kept_bytes(loaded.model)) if found.device == "cuda" else {},
     )

@@ -19,6 +19,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.page.files import INDEX, Page, read_page
+from nanoserve.entrypoints.server import loras
 from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
@@ -48,6 +49,7 @@ class Server:
         phases: seconds that each part of the server's start took.
         service: None until the model is loaded.
         conversations: those that clients may continue.
+        lora_folders: what clients may load; None where they may load nothing.
     """
 
     engine: EngineClient
@@ -63,6 +65,7 @@ class Server:
     phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
     conversations: ConversationStore = attrs.field(init=False)
+    lora_folders: loras.LoraFolders | None = attrs.field(init=False)
     measurements: Measurements = attrs.field(init=False)
     health: Health = attrs.field(init=False)
     live: Live = attrs.field(init=False)
@@ -71,6 +74,8 @@ class Server:
     def __attrs_post_init__(self) -> None:
         bounds = self.settings.bounds
         spans = None if self.tracing is None else self.tracing.write_spans
+        folder = self.settings.access.lora_dir
+        self.lora_folders = None if folder is None else loras.LoraFolders(folder)
         self.conversations = ConversationStore(lifetime=bounds.conversation_lifetime, now=self.clock.now)
         self.measurements = Measurements(self.clock, spans=spans, tallies=self.counting.tallies)
         self.health = Health(engine=self.engine, clock=self.clock, stall_timeout=bounds.stall_timeout)
@@ -113,6 +118,7 @@ class Server:
             "service": _provide(self._the_service, TextService),
             "client": Provide(security.client_of, sync_to_thread=False),
             "conversations": _provide(lambda: self.conversations, ConversationStore),
+            "loras": _provide(lambda: self.lora_folders, loras.LoraFolders),
             "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),
@@ -173,6 +179,8 @@ def make_app(server: Server) -> AccessLog:
     ui = server.settings.listen.ui
     routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *ROUTES, *(live.ROUTES if ui else ())]
     document = ApiDocument(routes, server.dependencies(), ERROR_SHAPES)
+    if server.lora_folders is not None:
+        routes += loras.ROUTES
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
     readable = read_page().paths if ui else (INDEX,)
     return server.for_clients([*routes, *own], readable=readable, document=document)

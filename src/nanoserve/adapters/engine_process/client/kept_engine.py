@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+import attrs
+import structlog
+
 from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
-from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests
+from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests, reported_error
 from nanoserve.ports import engine_link
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
@@ -77,6 +81,9 @@ class KeptEngine(Generic[KeeperT]):
         self._why_closed: Exception = EngineDiedError("the server has stopped")
         self._watched: tuple[engine_link.Watch, WatchListener] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._folders: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[None]] = {}
 
     @property
     def status(self) -> EngineStatus:
@@ -126,6 +133,35 @@ class KeptEngine(Generic[KeeperT]):
         """Empty the prefix cache; a new engine has none."""
         self.requests.send(engine_link.ForgetPrefixes())
 
+    async def load_lora(self, name: str, folder: str) -> None:
+        """Read an adapter, which has its name on return. Raises `BadValueError` or `EngineLoadingError`."""
+        await self._ask(engine_link.LoadLora(next(self._numbers), name, folder))
+        self._folders[name] = folder
+        self._show_loras({name}, ())
+
+    async def unload_lora(self, name: str) -> None:
+        """Let requests no longer name an adapter. Raises `UnknownModelError` or `EngineLoadingError`."""
+        await self._ask(engine_link.UnloadLora(next(self._numbers), name))
+        self._folders.pop(name, None)
+        self._show_loras((), {name})
+
+    def _show_loras(self, more: Collection[str], fewer: Collection[str]) -> None:
+        """Tell whoever shares the engine which names there are now."""
+        if self.facts is not None:
+            names = dict.fromkeys([*self.facts.loras, *more])
+            self.facts = attrs.evolve(self.facts, loras=tuple([each for each in names if each not in fewer]))
+            self.on_move()
+
+    async def _ask(self, command: engine_link.LoadLora | engine_link.UnloadLora) -> None:
+        if self._status is not EngineStatus.READY:
+            raise EngineLoadingError("the engine is starting; try again later")
+        answer = self._asked[command.number] = asyncio.get_running_loop().create_future()
+        try:
+            self.requests.send(command)
+            await answer
+        finally:
+            del self._asked[command.number]
+
     def watch(self, asked: engine_link.Watch, listener: WatchListener) -> None:
         """Have this engine and those that follow keep a step log."""
         self._watched = (asked, listener)
@@ -146,9 +182,12 @@ class KeptEngine(Generic[KeeperT]):
                 if state is not None:
                     self.totals.take(state)
             case engine_link.Ready(facts):
-                self.facts = facts
+                names = dict.fromkeys([*facts.loras, *self._folders])
+                self.facts = attrs.evolve(facts, loras=tuple(names))
             case engine_link.Refused():
                 self.requests.refuse(report)
+            case engine_link.LoraLoaded():
+                self._answer(report)
             case engine_link.Logged():
                 self._tell(report)
             case _:
@@ -157,6 +196,8 @@ class KeptEngine(Generic[KeeperT]):
     def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
         """An engine is ready and takes commands: what waits for one is its work now."""
         self.requests.engine = send
+        for name, folder in self._folders.items():
+            self.requests.send(engine_link.LoadLora(next(self._numbers), name, folder, at_once=True))
         self.move(EngineStatus.READY)
         self.requests.hand_over_waiting()
 
@@ -166,6 +207,12 @@ class KeptEngine(Generic[KeeperT]):
             f"{self._status.value} is never followed by {status.value}"
         )
         self._status = status
+        if status is not EngineStatus.READY:
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_exception(
+                        EngineDiedError("the engine ended while it read an adapter; load it again")
+                    )
         self._tell(status)
         self._settled.set()
         self._resume_watch()
@@ -181,6 +228,16 @@ class KeptEngine(Generic[KeeperT]):
         """The engine stops, or is no longer ours to use."""
         if self._status is not EngineStatus.STOPPED:
             self.close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
+
+    def _answer(self, report: engine_link.LoraLoaded) -> None:
+        answer = self._asked.get(report.number)
+        if answer is None:  # of one that a new engine has read again
+            if report.error:
+                structlog.get_logger().error("an adapter could not be read again", reason=report.message)
+        elif report.error:
+            answer.set_exception(reported_error(report.error, report.message))
+        else:
+            answer.set_result(None)
 
     def _resume_watch(self) -> None:
         """Have a ready engine keep the step log that is asked for."""

@@ -33,7 +33,7 @@ _COUNTERS: Final = (
     "late_compiles",
     "device_wait_seconds",
 )
-_BY_LABEL: Final = ("graph_steps", "prefix_lost")
+_BY_LABEL: Final = ("graph_steps", "prefix_lost", "lora_requests")
 _OF_TIERS: Final = ("stored", "loaded", "evicted", "refused")
 
 

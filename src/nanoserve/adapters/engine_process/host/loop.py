@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from nanoserve.adapters.engine_process.host.lora_reading import READ_PERIOD, LoraReading
 from nanoserve.adapters.engine_process.host.watching import BATCH_PERIOD, Watching
 from nanoserve.ports import engine_link
 from nanoserve.ports.driving import EngineHandle, Link
@@ -37,10 +38,13 @@ class EngineLoop:
         self._watching = watching
         self._next_report = self._next_leak_count = 0.0
         self._has_owners = False
+        self._reading = LoraReading(engine, link.send)
 
     def run(self) -> None:
         """Work until a `Stop` comes."""
         while True:
+            if self._reading.begun:
+                self._reading.finish()
             for command in self._link.receive(0.0 if self._engine.has_work else self._rest()):
                 if isinstance(command, engine_link.Stop):
                     self._watching.finish()
@@ -54,6 +58,8 @@ class EngineLoop:
                 self._watching.send_due(time.monotonic())
 
     def _rest(self) -> float:
+        if self._reading.begun:
+            return READ_PERIOD
         return BATCH_PERIOD if self._watching.recorder else SIGN_PERIOD
 
     def _obey(self, command: engine_link.Command) -> None:
@@ -69,6 +75,10 @@ class EngineLoop:
             case engine_link.ForgetPrefixes():
                 self._engine.forget_prefixes()
                 self._watching.show_everything()
+            case engine_link.LoadLora():
+                self._reading.begin(command)
+            case engine_link.UnloadLora():
+                self._reading.unload(command)
             case engine_link.Watch():
                 self._watching.start(command)
             case engine_link.Unwatch():

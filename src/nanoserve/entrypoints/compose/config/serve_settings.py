@@ -93,6 +93,11 @@ class AccessSettings:
         boolean(),
         "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
     )
+    lora_dir: str | None = setting(
+        None,
+        or_none(text("FOLDER"), "none"),
+        "Let clients load LoRA adapters from folders below this one, by /v1/load_lora_adapter; needs --max-loras.",
+    )
     cors_origin: tuple[str, ...] = setting(
         (), origins(), "A web origin whose pages may call the server; repeatable, * is every one."
     )

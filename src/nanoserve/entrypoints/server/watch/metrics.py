@@ -137,6 +137,7 @@ def _engine(state: EngineState) -> Iterator[_Counter]:
         yield _Counter(name, text, getattr(state, field), (), prefixes)
     text = "Prompt tokens that were cached, but for the groups of one kind."
     yield _Counter("prefix_cache_lost", text, _by(state.prefix_lost), ("group",))
+    yield _Counter("lora_requests", "Requests by adapter.", _by(state.lora_requests), ("lora",))
     yield _Counter("cuda_graph_steps", "Steps by how they were launched.", _by(state.graph_steps), ("mode",))
 
 

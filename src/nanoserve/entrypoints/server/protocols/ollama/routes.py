@@ -171,7 +171,7 @@ def _capabilities(service: TextService) -> list[str]:
 
 def _models(service: TextService, **more: Any) -> list[wire.NamedModel]:
     digest = hashlib.sha256(service.facts.model.encode()).hexdigest()
-    names = [each if ":" in each else each + LATEST for each in service.settings.model_names]
+    names = [each if ":" in each else each + LATEST for each in service.names]
     return [
         wire.NamedModel(
             name=name, model=name, digest=digest, details=_details(service), modified_at=_STARTED, **more
@@ -283,8 +283,10 @@ def _order(
             logprobs=fields.requested_logprobs(body.logprobs, body.top_logprobs),
         )
         stream = body.stream is not False
+        name = body.model or ""
         order = fields.make_order(
             options,
+            model=name if name in service.loras else name.removesuffix(LATEST),
             prompt=prompt,
             prompt_name="prompt" if isinstance(body, GenerateBody) else "messages",
             sampling=sampling,

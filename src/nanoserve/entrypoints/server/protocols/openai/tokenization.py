@@ -24,7 +24,7 @@ _CREATED: Final = datetime.now(UTC).replace(microsecond=0)
 @get("/v1/models")
 async def list_models(service: NamedDependency[TextService]) -> wire.ModelList:
     """All names; requests may use any of them."""
-    names = service.settings.model_names
+    names = service.names
     return wire.ModelList(
         data=[_model(name, service) for name in names], first_id=names[0], last_id=names[-1]
     )
@@ -46,6 +46,7 @@ def _model(name: str, service: TextService) -> wire.ModelCard:
         display_name=name,
         created_at=_CREATED,
         root=facts.model,
+        parent=service.settings.model_names[0] if name in service.loras else None,
         max_model_len=facts.max_model_len,
         default_sampling=dict(service.settings.defaults),
     )
