@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
@@ -219,7 +220,7 @@ class LLGrammars:
         self.living = living = Living()
         self._workers = FairWorkers[CompiledGrammar](WORKERS, lambda: living.total() < LIVING_BYTES)
         self._most_lexers = LEXERS_PER_THREAD * threads
-        self._growing: set[Lexers] = set()
+        self._growing = weakref.WeakSet[Lexers]()
         self.moves = 0
         self._cache: OrderedDict[Constraint, Lexers] = OrderedDict()
         self._cached_bytes = 0
@@ -240,9 +241,15 @@ class LLGrammars:
         found = lexers.pick(client)
         before, lexers.size = lexers.size, _bytes_of(key) * len(lexers.made)
         self._cached_bytes += lexers.size - before
-        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-            self._cached_bytes -= self._cache.popitem(last=False)[1].size
+        while len(self._cache) > 1 and (
+            self._cached_bytes > CACHE_BYTES or self.living.total() >= LIVING_BYTES
+        ):
+            self._forget_oldest()
         return found
+
+    def _forget_oldest(self) -> None:
+        """Of what is cached; whoever waits for it or uses it has it still."""
+        self._cached_bytes -= self._cache.popitem(last=False)[1].size
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """As in `Grammars`."""
@@ -252,7 +259,7 @@ class LLGrammars:
         """As in `Grammars`."""
         if self._growing:
             self.moves += sum(each.spread() for each in self._growing)
-            self._growing = {each for each in self._growing if each.is_growing}
+            self._growing = weakref.WeakSet(each for each in self._growing if each.is_growing)
         return self._filler.fill(matchers, block)
 
     def is_ready(self, matcher: Matcher, /) -> bool:
@@ -263,6 +270,11 @@ class LLGrammars:
     def rest(self) -> None:
         """As in `Grammars`."""
         self._compiling = {each for each in self._compiling if not each.done()}
+        # Nothing runs: what nobody uses, or cycles of references hold, would keep everybody waiting.
+        while self._compiling and self.living.total() >= LIVING_BYTES:
+            if not self._forget_oldest():
+                gc.collect()
+                break
         if self._compiling:
             wait(self._compiling, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
         else:
@@ -270,8 +282,7 @@ class LLGrammars:
 
     def counts(self) -> GrammarCounts:
         """As in `Grammars`."""
-        filler = self._filler
-        return GrammarCounts(self._compiles, self._compile_seconds, filler.steps, filler.seconds)
+        return GrammarCounts(self._compiles, self._compile_seconds, self._filler.steps, self._filler.seconds)
 
     def _begin(self, constraint: Constraint, client: str, lexers: Lexers) -> Future[CompiledGrammar]:
         kept = weakref.ref(lexers)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.llguidance import reading, workers
-from nanoserve.adapters.llguidance.grammars import Living
+from nanoserve.adapters.llguidance.grammars import FULL_BYTES, LIVING_BYTES, Living
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
 from nanoserve.adapters.llguidance.matchers import SharedLexer
 from nanoserve.adapters.llguidance.reading import check, is_known
@@ -271,6 +271,20 @@ def test_grammars_count_what_lives_and_a_full_lexer_in_full() -> None:
     assert 1 << 20 <= small < 2 << 20
     matcher.lexer.is_full = True
     assert grammars.living.total() >= 16 * small
+
+
+def test_what_is_cached_and_serves_nobody_keeps_nobody_waiting() -> None:
+    """Each grammar is sized as small when it is cached, and takes much once its answers have filled its lexer."""
+    grammars = grammars_of(TOKENIZER)
+    used = [compiled(grammars, "regex", f"a{number}") for number in range(LIVING_BYTES // FULL_BYTES)]
+    waiting = grammars.compile(Constraint("regex", "b"))
+    for each in used:
+        each.lexer.is_full = True
+        each.itself = each  # type: ignore[attr-defined]
+    del used, each
+    while not waiting.done():
+        grammars.rest()
+    waiting.result()
 
 
 @pytest.mark.parametrize(
