@@ -26,6 +26,17 @@ SOUND: Mapping[str, Mapping[str, Any]] = {
         "options": {"num_predict": 2},
     },
     "/api/show": {"model": "built-in"},
+    # The server makes no vectors and judges no texts, and says so.
+    "/v1/embeddings": {"model": "built-in", "input": "Once"},
+    "/api/embed": {"model": "built-in", "input": "Once"},
+    "/api/embeddings": {"model": "built-in", "prompt": "Once"},
+    "/pooling": {"model": "built-in", "input": "Once"},
+    "/classify": {"model": "built-in", "input": "Once"},
+    "/score": {"model": "built-in", "text_1": "Once", "text_2": "Twice"},
+    "/v1/score": {"model": "built-in", "text_1": "Once", "text_2": "Twice"},
+    "/rerank": {"model": "built-in", "query": "Once", "documents": ["Twice"]},
+    "/v1/rerank": {"model": "built-in", "query": "Once", "documents": ["Twice"]},
+    "/v2/rerank": {"model": "built-in", "query": "Once", "documents": ["Twice"]},
 }
 """A body for each path that takes one, to which one hostile member is added."""
 VALUES = (
@@ -91,8 +102,11 @@ def with_member(path: str, name: str, value: bytes) -> bytes:
     place, parts = body, name.split(".")
     for part in parts[:-1]:
         key = part.removesuffix("[]")
-        if not isinstance(place.get(key), list if part != key else dict):
-            place[key] = [{"type": "text"}] if part != key else {}
+        inner = place.get(key)
+        if part == key and not isinstance(inner, dict):
+            place[key] = {}
+        elif part != key and not (isinstance(inner, list) and isinstance(inner[0], dict)):
+            place[key] = [{"type": "text"}]
         place = place[key][0] if part != key else place[key]
     place[parts[-1]] = "@@"
     if name.startswith("stream_options"):

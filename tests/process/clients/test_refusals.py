@@ -68,7 +68,7 @@ def test_what_does_not_exist(client: openai.OpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             call()
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError, match="makes no vectors"):
         client.embeddings.create(model=MODEL, input="a")
 
 

@@ -80,7 +80,7 @@ def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     for each in ARCHITECTURES:
         stem = each.name.removesuffix("ForCausalLM")
         names = {each.name, f"{stem}Model", f"{stem}ForSequenceClassification"}
-        if each.key == key and (not named or not names.isdisjoint(named)):
+        if each.key == key and (not named or any(name in named for name in names)):
             return each
     wanted = f"architecture {named[0] if named else None!r} (model_type {key!r})"
     known = ", ".join(f"{each.name} ({each.key})" for each in ARCHITECTURES)

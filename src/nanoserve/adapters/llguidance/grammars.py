@@ -241,15 +241,15 @@ class LLGrammars:
         found = lexers.pick(client)
         before, lexers.size = lexers.size, _bytes_of(key) * len(lexers.made)
         self._cached_bytes += lexers.size - before
-        while len(self._cache) > 1 and (
-            self._cached_bytes > CACHE_BYTES or self.living.total() >= LIVING_BYTES
-        ):
-            self._forget_oldest()
+        self._make_room(1)
         return found
 
-    def _forget_oldest(self) -> None:
-        """Of what is cached; whoever waits for it or uses it has it still."""
-        self._cached_bytes -= self._cache.popitem(last=False)[1].size
+    def _make_room(self, fewest: int) -> None:
+        """Forget the oldest of what is cached; whoever waits for it or uses it has it still."""
+        full = self.living.total() >= LIVING_BYTES
+        while len(self._cache) > fewest and (full or self._cached_bytes > CACHE_BYTES):
+            self._cached_bytes -= self._cache.popitem(last=False)[1].size
+            full = self.living.total() >= LIVING_BYTES
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """As in `Grammars`."""
@@ -270,11 +270,9 @@ class LLGrammars:
     def rest(self) -> None:
         """As in `Grammars`."""
         self._compiling = {each for each in self._compiling if not each.done()}
-        # Nothing runs: what nobody uses, or cycles of references hold, would keep everybody waiting.
-        while self._compiling and self.living.total() >= LIVING_BYTES:
-            if not self._forget_oldest():
-                gc.collect()
-                break
+        if self._compiling and self.living.total() >= LIVING_BYTES:
+            self._make_room(0)  # nothing runs: what nobody uses, or cycles hold, would keep everybody waiting
+            gc.collect()
         if self._compiling:
             wait(self._compiling, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
         else:
