@@ -285,6 +285,7 @@ def test_what_is_cached_and_serves_nobody_keeps_nobody_waiting() -> None:
     while not waiting.done():
         grammars.rest()
     waiting.result()
+    assert grammars.living.total() < FULL_BYTES
 
 
 @pytest.mark.parametrize(
