@@ -70,7 +70,7 @@ def test_a_reranker_is_asked_in_its_template(tmp_path: pathlib.Path) -> None:
         assert found == pytest.approx(expected, abs=1e-4)
         with pytest.raises(BadValueError, match="model: judges documents by queries"):
             llm.embed("One")
-        with pytest.raises(BadValueError, match=r"must hold as many texts as there are first ones \(2\)"):
+        with pytest.raises(BadValueError, match=r"must hold as many texts as text_1 \(2\), got 4"):
             llm.score(["a", "b"], TEXTS)
 
 

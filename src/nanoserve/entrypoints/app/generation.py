@@ -314,7 +314,7 @@ class Reservations:
         """Raise `BadValueError` for more requests at once than could ever be let in."""
         most = self._settings.max_waiting_requests + rows
         if requests > most:
-            raise BadValueError("prompt", f"holds {requests} prompts and this server takes at most {most}")
+            raise BadValueError("prompt", f"holds {requests} texts and this server takes at most {most}")
 
     def _check_sequences(self, sequences: int, rows: int) -> None:
         """The bound on what one request may multiply itself to: as many as may wait as requests, or one prompt's most."""

@@ -43,7 +43,7 @@ def make_pairs(one: str | Sequence[str], other: str | Sequence[str]) -> list[tup
     first = [one] if isinstance(one, str) else list(one)
     second = [other] if isinstance(other, str) else list(other)
     if len(first) not in {1, len(second)}:
-        message = f"must hold as many texts as there are first ones ({len(first)}), got {len(second)}"
+        message = f"must hold as many texts as text_1 ({len(first)}), got {len(second)}"
         raise BadValueError("text_2", message)
     return list(zip(first * (len(second) // len(first)), second, strict=True))
 

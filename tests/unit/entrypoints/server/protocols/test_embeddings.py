@@ -95,7 +95,7 @@ def test_ollama_has_two_forms(world: AppWorld) -> None:
         ({"input": ["a", 1]}, "input", "input: mixes token ids and texts: element 1 is 1"),
         ({"input": [99]}, "input", "input"),
         ({"input": "a" * (CONTEXT + 1)}, "input", f"a text of {CONTEXT + 1} tokens is too long: the context holds {CONTEXT}; shorten"),
-        ({"input": ["a"] * 2000}, "input", "input: holds 2000 prompts and this server takes at most"),
+        ({"input": ["a"] * 2000}, "input", "input: holds 2000 texts and this server takes at most"),
         ({"input": "a", "dimensions": 3}, "dimensions", "dimensions: must be from 1 to 2, got 3"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),
         ({"input": "a", "prompt_name": "title"}, "prompt_name", "prompt_name: 'title' is not one of the model's"),

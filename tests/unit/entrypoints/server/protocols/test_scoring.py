@@ -86,7 +86,7 @@ def test_pairs_are_one_with_all_or_each_with_its_own(world: AppWorld) -> None:
     found = ask(world, "/score", text_1=["fox", "b"], text_2=["a", "zz"])
     assert [each["score"] for each in found["data"]] == pytest.approx([cosine("fox", "a"), cosine("b", "zz")])
     assert ask(world, "/score", text_1="b", text_2="c")["data"][0]["object"] == "score"
-    assert "must hold as many texts as there are first ones (2), got 3" in refusal(
+    assert "must hold as many texts as text_1 (2), got 3" in refusal(
         world, "/score", text_1=["a", "b"], text_2=["a", "b", "c"]
     )
 
