@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3340,
-    "domain": 7871,
-    "kernels": 11829,
-    "adapters/pytorch": 10970,
+    "ports": 3365,
+    "domain": 7885,
+    "kernels": 11850,
+    "adapters/pytorch": 11060,
     "adapters": 10090,
-    "entrypoints/server": 9297,
-    "entrypoints": 11195,
+    "entrypoints/server": 9430,
+    "entrypoints": 11225,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
