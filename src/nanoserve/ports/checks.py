@@ -41,6 +41,15 @@ def check_integer(name: str, value: object, low: int | None = None, high: int | 
         raise BadValueError(name, f"must be {bounds}, got {shown(value)}")
 
 
+def check_logprobs(name: str, count: int | None, most: int) -> None:
+    """A number of likeliest tokens to report, at most as many as `max_logprobs` allows; None is none."""
+    if count is not None:
+        check_integer(name, count, 0)
+        if count > most:
+            message = f"must be at most {most}, got {count}; max_logprobs raises the bound"
+            raise BadValueError(name, message)
+
+
 def check_switch(name: str, value: object) -> None:
     """True or False."""
     if not isinstance(value, bool):

@@ -28,6 +28,7 @@ class EngineSizes:
         host_slots: KV blocks that host memory holds beside; 0 where nothing is kept there.
         max_loras: slots for adapters, so the most that one step computes with; 0 where there are none.
         max_lora_rank: the largest rank of an adapter.
+        max_logprobs: how many of the likeliest tokens a request may have reported for each position.
     """
 
     max_num_seqs: int
@@ -40,6 +41,7 @@ class EngineSizes:
     host_slots: int = 0
     max_loras: int = 0
     max_lora_rank: int = 0
+    max_logprobs: int = 20
 
     @property
     def num_kv_blocks(self) -> int:

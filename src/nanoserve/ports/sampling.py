@@ -16,7 +16,8 @@ from nanoserve.ports import checks
 from nanoserve.ports.errors import BadValueError
 
 MAX_SEQUENCES_PER_REQUEST: Final = 128
-MAX_LOGPROBS: Final = 20
+MOST_LOGPROBS: Final = 1024
+"""The most that an engine can be told to report; `EngineSizes.max_logprobs` says how many it does."""
 _MOST: Final = 2**31 - 1
 
 
@@ -334,9 +335,9 @@ class SamplingParams:
     logprobs: int | None = _integer(
         None,
         Group.OUTPUT,
-        "Report log-probabilities, with this many of the likeliest tokens.",
+        "Report log-probabilities, with this many of the likeliest tokens, at most `--max-logprobs`.",
         low=0,
-        high=MAX_LOGPROBS,
+        high=MOST_LOGPROBS,
         names=_NO_API,
         doors=(),
     )
@@ -345,7 +346,7 @@ class SamplingParams:
         Group.OUTPUT,
         "The same for the prompt's tokens.",
         low=0,
-        high=MAX_LOGPROBS,
+        high=MOST_LOGPROBS,
         names=_OPENAI_ONLY,
         doors=(),
     )

@@ -134,7 +134,7 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
     runner, _ = building.build_runner(model, sizes, deterministic=deterministic)
     recorder.variants.clear()
     recorder.step = "rehearsal"
-    shape_and_score(spec, runner._space, MOST_ROWS)
+    shape_and_score(spec, runner._space, sizes)
     runner.rehearse()
     serve(runner, len(spec.cache_groups), recorder)
     met = recorder.variants.items()

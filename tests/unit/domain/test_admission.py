@@ -28,6 +28,8 @@ def test_refusals_are_named_and_queue_nothing() -> None:
         (UnknownRequestClassError, {"prompt": range(4), "request_class": "default"}),
         (QueueFullError, {"prompt": range(4), "n": 4}),
         (DuplicateRequestError, {"prompt": range(4), "name": "alive"}),
+        (BadValueError, {"prompt": range(4), "logprobs": 21}),
+        (BadValueError, {"prompt": range(4), "prompt_logprobs": 21}),
         (BadValueError, {"prompt": ()}),
         (BadValueError, {"prompt": (1000,)}),
         (BadValueError, {"prompt": (-1,)}),

@@ -23,8 +23,8 @@ EDGES: dict[str, tuple[Any, Any, float]] = {  # least, most, and what is too far
     "seed": (-(2**63), 2**64 - 1, 1),
     "n": (1, 128, 1),
     "max_tokens": (1, 2**31 - 1, 1),
-    "logprobs": (0, 20, 1),
-    "prompt_logprobs": (0, 20, 1),
+    "logprobs": (0, 1024, 1),
+    "prompt_logprobs": (0, 1024, 1),
 }
 NO_NUMBERS = [math.nan, math.inf, -math.inf, "1", True, [1], b"1", HUGE, -HUGE]
 NO_INTEGERS = [*NO_NUMBERS, 1.5]

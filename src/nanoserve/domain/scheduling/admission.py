@@ -11,7 +11,7 @@ from nanoserve.domain.kv.names import hash_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports import errors
-from nanoserve.ports.checks import check_integer, check_number, check_vocabulary
+from nanoserve.ports.checks import check_integer, check_logprobs, check_number, check_vocabulary
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling
@@ -30,6 +30,8 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
             f"request class {request.request_class!r} is not configured; known: {known}"
         )
     _check_vocabulary(request, limits.vocab_size)
+    for name in ("logprobs", "prompt_logprobs"):
+        check_logprobs(name, getattr(request.sampling, name), limits.max_logprobs)
     _check_times(request)
     _check_room(request, limits, cache)
 

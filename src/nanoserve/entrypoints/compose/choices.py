@@ -82,6 +82,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         prefix_caching=settings.enable_prefix_caching,
         max_loras=choose_loras(settings),
         max_lora_rank=settings.max_lora_rank,
+        max_logprobs=settings.max_logprobs,
     )
 
 

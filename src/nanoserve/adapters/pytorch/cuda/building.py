@@ -37,7 +37,6 @@ from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
-from nanoserve.ports.sampling import MAX_LOGPROBS
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ EVERYTHING = RowSampling(
     bad_token_sequences=((0, 1),),
     min_tokens=1,
     held_back_ids=(1,),
-    logprobs=MAX_LOGPROBS,
+    logprobs=0,
 )
 """A row of the worst step asks for all of this."""
 
@@ -229,7 +228,7 @@ class _Site:
         workspace, reserve, available = 0, 0, None
         if self._on_gpu:
             workspace = torch.cuda.memory_allocated(self._device) - weights
-            worst = worst_step_bytes(self._spec, self._space, max_num_seqs=seqs)
+            worst = worst_step_bytes(self._spec, self._space, self._sizes)
             reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
             if self._partners is not None and self.exchange is not None:
                 workspace += self.exchange.size
@@ -286,7 +285,7 @@ class _Site:
 
 
 @torch.inference_mode()
-def worst_step_bytes(spec: ModelSpec, space: Workspace, *, max_num_seqs: int) -> int:
+def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> int:
     """The peak of device memory that the worst step takes beyond what is allocated now.
 
     Decoding and prefill compute in the workspace. What allocates is the shaping and scoring of logits: the worst step has
@@ -297,15 +296,16 @@ def worst_step_bytes(spec: ModelSpec, space: Workspace, *, max_num_seqs: int) ->
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    shape_and_score(spec, space, max_num_seqs)
+    shape_and_score(spec, space, sizes)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return peak
 
 
-def shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> None:
+def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> None:
     """Do with logits what that step does."""
+    max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
     sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=space.logits.device)
     rows = tuple(range(max_num_seqs))
     for row in rows:
@@ -316,7 +316,7 @@ def shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> Non
                 num_prompt_tokens=1,
                 num_computed_tokens=0,
                 block_tables=(),
-                sampling=EVERYTHING,
+                sampling=attrs.evolve(EVERYTHING, logprobs=most),
             )
         )
     prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
@@ -326,5 +326,6 @@ def shape_and_score(spec: ModelSpec, space: Workspace, max_num_seqs: int) -> Non
     tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=logits.device)
     sampler.observe(rows, tokens)
     scores = sampler.score(logits, tokens, rows)
-    prompt_scores = score_tensors(prompt, predicted, (MAX_LOGPROBS,) * TOKENS_AT_ONCE)
-    del shaped, scores, prompt_scores
+    held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
+    prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)
+    del shaped, scores, held, prompt_scores

@@ -18,6 +18,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
 )
 from nanoserve.entrypoints.compose.config.setting import setting
 from nanoserve.ports.lora import MOST_RANK
+from nanoserve.ports.sampling import MOST_LOGPROBS
 
 
 @attrs.frozen(kw_only=True)
@@ -62,6 +63,11 @@ class EngineSettings:
     )
     max_lora_rank: int = setting(
         64, integer(low=1, high=MOST_RANK), "The largest rank of an adapter, for which memory is kept."
+    )
+    max_logprobs: int = setting(
+        20,
+        integer(low=0, high=MOST_LOGPROBS),
+        "The most likely tokens that a request may have reported beside each token.",
     )
     tensor_parallel_size: int = setting(
         1,

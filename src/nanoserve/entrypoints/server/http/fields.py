@@ -16,10 +16,10 @@ from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import renamed
-from nanoserve.ports.checks import check_integer, check_number, shown
+from nanoserve.ports.checks import check_integer, check_logprobs, check_number, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
-from nanoserve.ports.sampling import MAX_LOGPROBS, PARAMETERS, Api, SamplingParams
+from nanoserve.ports.sampling import PARAMETERS, Api, SamplingParams
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 LONGEST_SALT: Final = 256
@@ -82,12 +82,11 @@ def check_openai(body: Any) -> dict[str, Any]:
     return given
 
 
-def requested_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+def requested_logprobs(logprobs: bool | None, top_logprobs: int | None, most: int) -> int | None:
     """How many likeliest tokens are reported beside each one; None where no log-probabilities are."""
-    if top_logprobs is not None:
-        check_integer("top_logprobs", top_logprobs, 0, MAX_LOGPROBS)
-        if top_logprobs and not logprobs:
-            raise BadValueError("top_logprobs", "needs `logprobs: true`")
+    check_logprobs("top_logprobs", top_logprobs, most)
+    if top_logprobs and not logprobs:
+        raise BadValueError("top_logprobs", "needs `logprobs: true`")
     return (top_logprobs or 0) if logprobs else None
 
 

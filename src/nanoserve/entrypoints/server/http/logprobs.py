@@ -47,6 +47,12 @@ def chosen_tokens(scores: Sequence[TokenLogprobs], count: int, token: Token) -> 
     ]
 
 
+def as_id(token_id: int) -> tuple[str, bytes]:
+    """A token by its id, as vLLM writes it under `return_tokens_as_token_ids`."""
+    name = f"token_id:{token_id}"
+    return name, name.encode()
+
+
 def finite(logprob: float) -> float:
     """As JSON can say it."""
     return max(logprob, _LOWEST)

@@ -280,7 +280,7 @@ def _order(
             ),
             Api.OLLAMA,
             service.settings.defaults,
-            logprobs=fields.requested_logprobs(body.logprobs, body.top_logprobs),
+            logprobs=fields.requested_logprobs(body.logprobs, body.top_logprobs, service.facts.max_logprobs),
         )
         stream = body.stream is not False
         name = body.model or ""

@@ -34,7 +34,7 @@ from nanoserve.entrypoints.server.http.fields import (
     switch_options,
     template_options,
 )
-from nanoserve.entrypoints.server.http.logprobs import TokenText, chosen_tokens, finite
+from nanoserve.entrypoints.server.http.logprobs import TokenText, as_id, chosen_tokens, finite
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame, respond
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.wire import (
@@ -44,6 +44,7 @@ from nanoserve.entrypoints.server.protocols.openai.wire import (
     TokenizeBody,
 )
 from nanoserve.ports import tool_calls
+from nanoserve.ports.checks import check_logprobs
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceTimes
 from nanoserve.ports.request import FinishReason
@@ -96,12 +97,13 @@ def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Co
 
 def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
     """Read a chat body's sampling parameters; raises `BadValueError`."""
-    check_openai(body)
     if body.echo:
         raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
-    logprobs = requested_logprobs(body.logprobs, body.top_logprobs)
+    given, most = check_openai(body), service.facts.max_logprobs
+    check_logprobs("prompt_logprobs", given.get("prompt_logprobs"), most)
+    logprobs = requested_logprobs(body.logprobs, body.top_logprobs, most)
     return read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
 
 
@@ -148,12 +150,16 @@ class ChunkWriter(abc.ABC):
         }
         self._num_logprobs = num_logprobs
         self._token_text = service.tokenizing.token_text
+        self._token = as_id if body.return_tokens_as_token_ids else service.tokenizing.token
         self._num_scored = num_scored
         self._return_token_ids = bool(body.return_token_ids)
         self._return_timings = bool(body.return_timings)
         self._ends_with_usage = bool(options.include_usage)
         self._counts_always = bool(options.continuous_usage_stats)
         self._text_is_all = num_logprobs is None and not self._return_token_ids and not self._counts_always
+
+    def _shown_token(self, token_id: int) -> str:
+        return self._token(token_id)[0]
 
     @abc.abstractmethod
     async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
@@ -255,7 +261,6 @@ class ChatWriter(ChunkWriter):
 
     def __init__(self, body: ChatBody, service: TextService, sampling: SamplingParams) -> None:
         super().__init__(body, service, sampling.logprobs, sampling.prompt_logprobs)
-        self._token = service.tokenizing.token
         self._shows_reasoning = body.include_reasoning is not False
         self._frames: dict[tuple[type, int], TextFrames] = {}
 

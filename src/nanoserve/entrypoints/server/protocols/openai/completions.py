@@ -27,10 +27,10 @@ from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
 from nanoserve.entrypoints.server.http.sse import TextFrames, respond
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
-from nanoserve.ports.checks import check_integer, shown
+from nanoserve.ports.checks import check_logprobs, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.sampling import MAX_LOGPROBS, Api, SamplingParams
+from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
 _LEGACY_MAX_TOKENS: Final = 16
@@ -72,9 +72,10 @@ def completion_sampling(body: wire.CompletionBody, service: TextService) -> tupl
     given = check_openai(body)
     if body.top_logprobs is not None:
         raise BadValueError("top_logprobs", "belongs to chat; a completion's `logprobs` is a number")
-    _check_alternatives("logprobs", body.logprobs)
+    most = service.facts.max_logprobs
+    check_logprobs("logprobs", body.logprobs, most)
     max_tokens, prompt_logprobs = given.get("max_tokens"), given.get("prompt_logprobs")
-    _check_alternatives("prompt_logprobs", prompt_logprobs)
+    check_logprobs("prompt_logprobs", prompt_logprobs, most)
     drops_output = max_tokens == 0
     if drops_output:
         _check_nothing_to_generate(given, echo=bool(body.echo))
@@ -91,11 +92,6 @@ def completion_sampling(body: wire.CompletionBody, service: TextService) -> tupl
         prompt_logprobs=scored,
     )
     return sampling, drops_output
-
-
-def _check_alternatives(name: str, value: int | None) -> None:
-    if value is not None:
-        check_integer(name, value, 0, MAX_LOGPROBS)
 
 
 def _check_nothing_to_generate(given: dict[str, Any], *, echo: bool) -> None:
@@ -203,7 +199,9 @@ class CompletionWriter(ChunkWriter):
             )
         placed = await self._offsets[choice.index].place(piece.token_ids)
         offsets = [start + each for each in placed]
-        return legacy_logprobs(piece.token_ids, piece.logprobs, offsets, self._num_logprobs, self._token_text)
+        return legacy_logprobs(
+            piece.token_ids, piece.logprobs, offsets, self._num_logprobs, self._shown_token
+        )
 
     async def _prompt_of(self, choice: Choice) -> tuple[str, wire.CompletionLogprobs | None]:
         """The prompt's text and its tokens' log-probabilities."""
@@ -219,7 +217,7 @@ class CompletionWriter(ChunkWriter):
                     ids
                 )
                 offsets = [min(each, len(text)) for each in placed]
-                logprobs = legacy_logprobs(ids, scores, offsets, self._num_logprobs, self._token_text)
+                logprobs = legacy_logprobs(ids, scores, offsets, self._num_logprobs, self._shown_token)
             self._echoes[number] = text, logprobs
         return self._echoes[number]
 

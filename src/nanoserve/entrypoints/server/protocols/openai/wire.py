@@ -36,6 +36,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     return_timings: bool | None = None
     add_special_tokens: bool | None = None
     request_id: str | None = None

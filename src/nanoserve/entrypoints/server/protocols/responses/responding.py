@@ -23,10 +23,10 @@ from nanoserve.entrypoints.server.http import fields
 from nanoserve.entrypoints.server.protocols.responses import wire
 from nanoserve.entrypoints.server.protocols.responses.items import Item, messages_of, read_items, texts_of
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
-from nanoserve.ports.checks import check_integer, shown
+from nanoserve.ports.checks import check_integer, check_logprobs, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
-from nanoserve.ports.sampling import MAX_LOGPROBS, Api, SamplingParams
+from nanoserve.ports.sampling import Api, SamplingParams
 
 INCLUDE_LOGPROBS: Final = "message.output_text.logprobs"
 INCLUDES: Final = (
@@ -227,8 +227,7 @@ def _check_fields(body: wire.CreateResponse) -> None:
 
 def _read_sampling(body: wire.CreateResponse, service: TextService) -> SamplingParams:
     """What to sample; `top_logprobs` asks for log-probabilities as `include` does."""
-    if body.top_logprobs is not None:
-        check_integer("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    check_logprobs("top_logprobs", body.top_logprobs, service.facts.max_logprobs)
     wants_logprobs = body.top_logprobs is not None or INCLUDE_LOGPROBS in (body.include or ())
     logprobs = (body.top_logprobs or 0) if wants_logprobs else None
     return fields.read_sampling(body, Api.RESPONSES, service.settings.defaults, logprobs=logprobs)

@@ -26,7 +26,13 @@ def raw(world: AppWorld) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def raw_embedded() -> Iterator[httpx.Client]:
-    settings = {"dtype": "float32", "threads": 1, "max_model_len": 256, "max_num_seqs": 8}
+    settings = {
+        "dtype": "float32",
+        "threads": 1,
+        "max_model_len": 256,
+        "max_num_seqs": 8,
+        "max_logprobs": 100,
+    }
     assembly = assemble(argument_settings({**settings, "enable_prefix_caching": False}))
     service = ServiceSettings(model_names=("m",), tokenizer_facts=FACTS)
     with app_world(assembly=assembly, service=service) as world, world.client() as client:

@@ -1,0 +1,89 @@
+"""What trainers ask for: prompts and answers as token ids, and the log-probabilities of many tokens beside each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+AS_IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+def ask(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def named(ids: list[int]) -> list[str]:
+    return [f"token_id:{token}" for token in ids]
+
+
+def test_tokens_of_a_completion_are_named_by_their_ids(raw_embedded: httpx.Client) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "logprobs": 3, "seed": 1}
+    plain = ask(raw_embedded, COMPLETIONS, **body, return_token_ids=True)["choices"][0]
+    choice = ask(raw_embedded, COMPLETIONS, **body, **AS_IDS)["choices"][0]
+    assert choice["text"] == plain["text"]
+    assert choice["logprobs"]["tokens"] == named(plain["token_ids"])
+    assert choice["logprobs"]["token_logprobs"] == plain["logprobs"]["token_logprobs"]
+    tops = choice["logprobs"]["top_logprobs"]
+    for token, top, like in zip(
+        named(plain["token_ids"]), tops, plain["logprobs"]["top_logprobs"], strict=True
+    ):
+        assert len(top) == 3
+        assert max(top, key=top.__getitem__) == token
+        assert sorted(top.values()) == sorted(like.values())
+
+
+def test_tokens_of_an_echoed_prompt_are_named_by_their_ids(raw_embedded: httpx.Client) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 0, "echo": True, "logprobs": 0}
+    choice = ask(raw_embedded, COMPLETIONS, **body, **AS_IDS)["choices"][0]
+    assert choice["logprobs"]["tokens"] == named([5, 6, 7])
+
+
+def test_tokens_of_a_chat_are_named_by_their_ids(raw_embedded: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "seed": 1}
+    choice = ask(raw_embedded, CHAT, **body, **AS_IDS)["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert [each["token"] for each in content] == named(choice["token_ids"])
+    for each in content:
+        assert bytes(each["bytes"]).decode() == each["token"]
+        assert all(like["token"].startswith("token_id:") for like in each["top_logprobs"])
+
+
+def test_prompt_positions_have_as_many_tokens_as_the_bound_allows(raw_embedded: httpx.Client) -> None:
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 1, "prompt_logprobs": 100, "logprobs": 100}
+    choice = ask(raw_embedded, COMPLETIONS, **body)["choices"][0]
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    for token, position in zip(("6", "7", "8"), others, strict=True):
+        assert {each["rank"] for each in position.values()} >= set(range(1, 101))
+        assert len(position) == (100 if position[token]["rank"] <= 100 else 101)
+    assert len(choice["logprobs"]["top_logprobs"][0]) > 50, "some tokens look alike"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        (COMPLETIONS, {"prompt": "a", "logprobs": 101}, "logprobs"),
+        (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 101}, "prompt_logprobs"),
+        (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 101}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "prompt_logprobs": 101}, "prompt_logprobs"),
+        ("/v1/responses", {"input": "a", "top_logprobs": 101}, "top_logprobs"),
+        (
+            "/api/generate",
+            {"model": "m", "prompt": "a", "logprobs": True, "top_logprobs": 101},
+            "top_logprobs",
+        ),
+    ],
+)
+def test_more_than_the_bound_is_refused_with_the_setting_that_raises_it(
+    raw_embedded: httpx.Client, path: str, fields: dict[str, Any], name: str
+) -> None:
+    answer = raw_embedded.post(path, json=fields)
+    assert answer.status_code == 400
+    assert f"{name}: must be at most 100, got 101; max_logprobs raises the bound" in answer.text
