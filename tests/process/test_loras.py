@@ -67,6 +67,13 @@ def names(client: httpx.Client) -> list[str]:
 
 def test_a_model_s_name_chooses_the_adapter_in_every_protocol(server: ServerProcess, allowed: Path) -> None:
     with server.client() as client:
+
+        def counted() -> float:
+            page = client.get("/metrics").text
+            found = re.search(r'^nanoserve:lora_requests_total{.*lora="first".*} (\S+)$', page, re.MULTILINE)
+            return float(found[1]) if found else 0.0
+
+        before = counted()
         assert names(client) == ["built-in", "first"]
         plain, adapted = ask(client, "built-in"), ask(client, "first")
         assert plain != adapted
@@ -83,13 +90,7 @@ def test_a_model_s_name_chooses_the_adapter_in_every_protocol(server: ServerProc
         }
         for path, body in bodies.items():
             assert client.post(path, json={**body, "model": "first"}).status_code == 200, path
-
-        def counted() -> float:
-            page = client.get("/metrics").text
-            found = re.search(r'^nanoserve:lora_requests_total{.*lora="first".*} (\S+)$', page, re.MULTILINE)
-            return float(found[1]) if found else 0.0
-
-        wait_until(lambda: counted() == 1 + len(bodies))
+        wait_until(lambda: counted() == before + 1 + len(bodies), counted)
 
 
 def test_clients_load_and_unload_and_an_engine_s_death_changes_nothing(

@@ -261,14 +261,13 @@ class RequestShape:
     fields: Mapping[str, Any]
 
     def draw(self, draw: random.Random) -> bytes:
-        """One request with a prompt of its own."""
+        """One request with a random prompt."""
         if self.endpoint == "completions" and self.vocab_size is not None:
             return self.request({"prompt": draw.choices(range(self.vocab_size), k=self.input_len)})
         text = " ".join(draw.choices(WORDS, k=self.input_len))
-        is_chat = self.endpoint == "chat"
-        return self.request(
-            {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
-        )
+        if self.endpoint == "chat":
+            return self.request({"messages": [{"role": "user", "content": text}]})
+        return self.request({"prompt": text})
 
     def request(self, prompt: Mapping[str, Any]) -> bytes:
         """The bytes of one request."""

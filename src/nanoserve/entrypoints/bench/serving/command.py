@@ -44,6 +44,7 @@ INPUT_LEN: Final = 256
 OUTPUT_LEN: Final = 128
 UNKNOWN_VOCABULARY: Final = 1000
 """Ids below this are in every vocabulary; used where the server does not say how large its own is."""
+_TRIES: Final = 1000
 _SENT: Final = [name for name in set_by(Door.LOAD) if name != "seed"]
 
 
@@ -120,6 +121,7 @@ class LoadClient:
     settings: ServeBenchSettings
     draw: random.Random
     connections: Connections
+    _drawn: set[int] = attrs.field(factory=set, init=False)
 
     async def measure_all(self, loads: Sequence[OfferedLoad], count: int) -> list[LoadLevel]:
         """Warm up, then send so many requests at each load; raises where the server refuses everything."""
@@ -138,9 +140,8 @@ class LoadClient:
             first = await self._send(OfferedLoad(concurrency=1), 1)
         if not first.completed:
             (result,) = first.results
-            message = (
-                f"the first request failed with {result}: {first.messages.get(result) or 'no reason given'}"
-            )
+            reason = first.messages.get(result) or "no reason given"
+            message = f"the first request failed with {result}: {reason}"
             if result == "connection":
                 raise UnreachableError(f"{self.shape.address.url}: {message}")
             raise ServerRefusedError(message, int(result) if result.isdigit() else None)
@@ -154,13 +155,17 @@ class LoadClient:
             return await self._send(load, count)
 
     async def _send(self, load: OfferedLoad, count: int) -> LoadLevel:
-        requests = [self.shape.draw(self.draw) for _ in range(count)]
+        requests = [self._draw() for _ in range(count)]
         moments = draw_schedule(load.rate, count, self.draw) if load.rate is not None else ()
-        run = await send_load(
-            self.connections,
-            requests,
-            self.settings.client_timeout,
-            moments=moments,
-            at_once=load.concurrency or 0,
-        )
+        limit, at_once = self.settings.client_timeout, load.concurrency or 0
+        run = await send_load(self.connections, requests, limit, moments=moments, at_once=at_once)
         return judge(load, run, dict(self.settings.slo))
+
+    def _draw(self) -> bytes:
+        """A request that equals none before it, unless so many tries find none."""
+        for _ in range(_TRIES):
+            request = self.shape.draw(self.draw)
+            if hash(request) not in self._drawn:
+                break
+        self._drawn.add(hash(request))
+        return request

@@ -187,6 +187,7 @@ def test_a_failure_after_a_ping_is_reported_in_the_stream(dialect: Dialect) -> N
         world.call(lambda: world.engine.allow(0))
         body = dialect.ask(stream=True)
         with HTTP.stream("POST", world.url + dialect.path, json=body) as answer:
+            world.wait_until(lambda: bool(world.engine.requests))  # a ping may be sent before
             world.call(world.engine.die)
             raw = answer.read().decode()
         events = [each for each in dialect.events(raw) if each.get("type") != "ping"]
