@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3365,
     "domain": 7885,
     "kernels": 11850,
-    "adapters/pytorch": 11060,
+    "adapters/pytorch": 11190,
     "adapters": 10090,
     "entrypoints/server": 9430,
     "entrypoints": 11225,
