@@ -9,8 +9,8 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing, Stored
 
 READABLE: Final = (
-    "fp8 (e4m3 in blocks of 128 x 128, or by tensor), mxfp4 (gpt_oss), awq, gptq and compressed-tensors (8-bit floats by tensor, row or "
-    "blocks of 128 x 128, packed integers of 4 or 8 bits)"
+    "fp8 (e4m3 in blocks of 128 x 128, or by tensor), mxfp4 (gpt_oss), awq, gptq, modelopt (FP8, NVFP4) and compressed-tensors "
+    "(8-bit floats by tensor, row or blocks of 128 x 128, packed integers of 4 or 8 bits, NVFP4, MXFP4)"
 )
 BLOCKS: Final = [128, 128]
 Config = Mapping[str, Any]
@@ -92,10 +92,11 @@ def _compressed(config: Config, _: Config) -> Read:
         if config.get(key):
             raise _Unreadable(f"has a {key}")
     forms = [_compressed_group(name, group, config.get("format")) for name, group in groups.items()]
-    return forms[0], None
+    return next((form for form in forms if form is not None), None), None
 
 
-def _compressed_group(name: str, group: object, usual: object) -> Stored:
+def _compressed_group(name: str, group: object, usual: object) -> Stored | None:
+    """The form of what a group names; None for 4-bit floats, which are multiplied out."""
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(group, dict) or not isinstance(weights, dict):
         raise _Unreadable(f"has no weights in {name}")
@@ -104,9 +105,11 @@ def _compressed_group(name: str, group: object, usual: object) -> Stored:
         if strategy == "block":
             _only(weights, "block_structure", BLOCKS)
         return "fp8"
+    layout = group.get("format") or usual
+    if (*found, layout) in _FOUR_BIT_FLOATS:
+        return None
     if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "group"):
         raise _Unreadable(f"has weights of type {kind!r} with {bits!r} bits by {strategy!r} in {name}")
-    layout = group.get("format") or usual
     if layout != "pack-quantized":
         raise _Unreadable(f"has integers in the format {layout!r} in {name}")
     if group.get("input_activations") is not None:
@@ -114,10 +117,20 @@ def _compressed_group(name: str, group: object, usual: object) -> Stored:
     return "int4" if bits == 4 else "int8"
 
 
+def _modelopt(config: Config, _: Config) -> Read:
+    return "fp8" if _only(config, "quant_algo", "FP8", "NVFP4") == "FP8" else None, None
+
+
+_FOUR_BIT_FLOATS: Final = (
+    ("float", 4, "tensor_group", "nvfp4-pack-quantized"),
+    ("float", 4, "group", "mxfp4-pack-quantized"),
+)
+"""Type, bits, strategy and format, as compressed-tensors says them."""
 _METHODS: Final[Mapping[str, Callable[[Config, Config], Read]]] = {
     "fp8": _fp8,
     "mxfp4": _mxfp4,
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
 }

@@ -79,8 +79,8 @@ def _feeds(specs: list[ModelSpec]) -> list[str]:
 
 
 def _quantized(architecture: Architecture, specs: list[ModelSpec]) -> list[str]:
-    packed = "MXFP4 experts" if architecture.key == "gpt_oss" else "FP8"
-    forms = [f"{packed} (on a GPU kept so)"]
+    packed = "MXFP4 experts" if architecture.key == "gpt_oss" else "FP8, AWQ, GPTQ"
+    forms = [f"{packed} (on a GPU kept so)", "NVFP4"]
     if architecture.name in GGUF_ARCHITECTURES.values():
         forms.append("GGUF")
     if _feeds(specs) == ["dense"]:

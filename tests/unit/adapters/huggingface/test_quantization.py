@@ -14,6 +14,8 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FLOATS = {"type": "float", "num_bits": 8}
+FOUR_BITS = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+MIXED = {"first": {"weights": FOUR_BITS}, "second": {"weights": {**FLOATS, "strategy": "channel"}}}
 INTEGERS = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}
 
 
@@ -45,6 +47,10 @@ def compressed(weights: Any = INTEGERS, **more: Any) -> dict[str, Any]:
         (compressed({**INTEGERS, "num_bits": 8, "strategy": "channel"}), ("int8", None)),
         (compressed({"type": "float", "num_bits": 8, "strategy": "channel"}), ("fp8", None)),
         (compressed({**FLOATS, "strategy": "block", "block_structure": [128, 128]}), ("fp8", None)),
+        (compressed(FOUR_BITS, format="nvfp4-pack-quantized"), (None, None)),
+        (compressed(FOUR_BITS, format="nvfp4-pack-quantized", config_groups=MIXED), ("fp8", None)),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (None, None)),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, ("fp8", None)),
     ],
 )
 def test_readable(config: Any, wanted: Any) -> None:
@@ -72,6 +78,7 @@ def test_readable(config: Any, wanted: Any) -> None:
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "has a sparsity_config"),
         (compressed(transform_config={"config_groups": {}}), "has a transform_config"),
         (compressed(format="nvfp4-pack-quantized"), "in the format 'nvfp4-pack-quantized'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "has quant_algo 'W4A8_AWQ'"),
         (compressed(group={"input_activations": {"num_bits": 8}}), "quantizes activations to integers"),
         (compressed({**INTEGERS, "num_bits": 3}), "of type 'int' with 3 bits by 'group' in group_0"),
         (compressed({"type": "float", "num_bits": 4, "strategy": "tensor_group"}), "'float' with 4 bits"),

@@ -1,4 +1,4 @@
-"""Matrices of integers as libraries write them, and what they stand for.
+"""Matrices of integers and 4-bit floats as libraries write them, and what they stand for.
 
 AWQ and GPTQ are written here, number by number, from the published layouts: what is read is compared with a second description of them.
 """
@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import attrs
 import torch
+from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
@@ -103,6 +105,55 @@ def _compressed(weight: Tensor, group: int, *, bits: int = 4, symmetric: bool = 
     return tensors, PackedQuantizationCompressor.decompress(wide, scheme)["weight"].float()
 
 
+def _nvfp4(weight: Tensor, whole: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+    whole = 448 * 6 / weight.abs().max().reshape(1) if whole is None else whole
+    largest = weight.reshape(len(weight), -1, 16).abs().amax(-1)
+    scale = (largest / 6 * whole).to(torch.float8_e4m3fn).float()
+    state = {"weight": weight, "weight_global_scale": whole, "weight_scale": scale}
+    tensors = NVFP4PackedCompressor.compress(state, _floats_scheme("tensor_group", 16))
+    ones = torch.ones(1), torch.ones_like(scale).to(torch.float8_e4m3fn)
+    bare = dict(tensors, weight_global_scale=ones[0], weight_scale=ones[1])
+    numbers = NVFP4PackedCompressor.decompress(bare, _floats_scheme("tensor_group", 16))["weight"]
+    return tensors, (numbers.float().reshape(len(weight), -1, 16) * (scale / whole)[..., None]).flatten(1)
+
+
+def _modelopt(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The same numbers under ModelOpt's names, with a factor in the place of a divisor: here a power of two, so that both stand for the same."""
+    whole = (448 * 6 / weight.abs().max()).log2().floor().exp2()
+    tensors, exact = _nvfp4(weight, whole.reshape(1))
+    parts = {"weight": tensors["weight_packed"], "weight_scale": tensors["weight_scale"]}
+    return {**parts, "weight_scale_2": 1 / whole, "input_scale": torch.ones(())}, exact
+
+
+def _mxfp4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = (weight.reshape(len(weight), -1, 32).abs().amax(-1) / 6).log2().ceil().exp2()
+    scheme = _floats_scheme("group", 32)
+    tensors = MXFP4PackedCompressor.compress({"weight": weight, "weight_scale": scale}, scheme)
+    return tensors, MXFP4PackedCompressor.decompress(tensors, scheme)["weight"].float()
+
+
+def _floats_scheme(strategy: str, group: int) -> QuantizationScheme:
+    arguments = QuantizationArgs(num_bits=4, type="float", strategy=strategy, group_size=group)
+    return QuantizationScheme(targets=["Linear"], weights=arguments)
+
+
+def _floats_config(name: str, strategy: str, group: int) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": 4, "symmetric": True, "strategy": strategy, "group_size": group}
+    groups = {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": {**weights, "dynamic": "local"},
+        }
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+
+
 def _gptq_config(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
     return {
         "quant_method": "gptq",
@@ -163,5 +214,23 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "W4A16 by channel": _compressed_layout(4, -1, symmetric=True),
     "W8A16": _compressed_layout(8, 32, symmetric=True),
     "W8A16 by channel": _compressed_layout(8, -1, symmetric=False),
+    "NVFP4": Layout(
+        _floats_config("nvfp4-pack-quantized", "tensor_group", 16),
+        None,
+        lambda weight, _: _nvfp4(weight),
+        kept=False,
+    ),
+    "MXFP4": Layout(
+        _floats_config("mxfp4-pack-quantized", "group", 32),
+        None,
+        lambda weight, _: _mxfp4(weight),
+        kept=False,
+    ),
+    "NVFP4 of ModelOpt": Layout(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        None,
+        lambda weight, _: _modelopt(weight),
+        kept=False,
+    ),
 }
 """By name."""

@@ -1,4 +1,4 @@
-"""Checkpoints of packed integers, in the layouts of AWQ, GPTQ and compressed-tensors, against what their numbers stand for."""
+"""Checkpoints of packed integers and 4-bit floats, in the layouts of AWQ, GPTQ, compressed-tensors and ModelOpt, against what their numbers stand for."""
 
 from __future__ import annotations
 
@@ -138,6 +138,29 @@ def _one_nan(tensor: Tensor) -> Tensor:
         ("awq", _lose("scales"), "'a.qweight' has no a.scales in any file"),
         ("gptq", _lose("qzeros"), "'a.qweight' has no a.qzeros in any file"),
         ("W4A16", _lose("weight_scale"), "'a.weight_packed' has no a.weight_scale in any file"),
+        ("NVFP4", _lose("weight_scale"), "'a.weight_packed' has no a.weight_scale in any file"),
+        ("NVFP4", _lose("weight_global_scale"), "has neither a.weight_global_scale nor a.weight_scale_2"),
+        (
+            "NVFP4",
+            _set("weight_global_scale", torch.zeros_like),
+            "'a.weight_scale' has scales that are no finite",
+        ),
+        (
+            "NVFP4",
+            _set("weight_scale", lambda tensor: tensor[:, :-1]),
+            "parts of a.weight have shapes that do not fit",
+        ),
+        (
+            "NVFP4 of ModelOpt",
+            _set("weight", lambda tensor: tensor[0]),
+            "parts of a.weight have shapes that do not fit",
+        ),
+        ("NVFP4", _set("weight_scale", Tensor.double), "'a.weight_scale' is torch.float64"),
+        (
+            "MXFP4",
+            _set("weight_scale", lambda tensor: tensor.fill_(255)),
+            "'a.weight_scale' has scales that are no finite",
+        ),
         ("awq", _set("scales", _one_nan), "'a.scales' has scales that are no finite numbers"),
         ("W4A16", _set("weight_scale", _one_nan), "'a.weight_scale' has scales that are no finite numbers"),
         (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
+from nanoserve.adapters.pytorch.weights.floats import FloatMatrices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
@@ -54,7 +55,7 @@ def load_checkpoint(
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near the size of the
     model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go there. Those of a GGUF file are
     dequantized on the host, piece by piece, and 8-bit floats, MXFP4 and integers where they are when they have arrived
-    (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
+    (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`, `weights/floats.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
     embedding is missing: then it is that, too, as in transformers. With `slices`, only these are read, of tensors that are stored as plain numbers.
     With `made`, plain tensors that have a scale target are put into that form one at a time, so that no two are there in both.
     Without `read` nothing is: names and shapes are checked against destinations that need no memory.
@@ -85,13 +86,13 @@ def load_checkpoint(
         _load_slices(folder, list(found), destinations, stacks, slices, read=read)
         return
     tensors = list(found)
-    integers, packed_stacks = PackedMatrices(tensors, packing), PackedStacks()
-    others = (stored for stored in tensors if not integers.has(stored))
-    weights = [stored for stored in others if not scales.take(stored) and not packed_stacks.take(stored)]
-    elsewhere = [*integers.names, *packed_stacks.names]
+    packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
+    others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
+    weights = [stored for stored in others if not scales.take(stored)]
+    elsewhere = [name for each in packed_forms for name in each.names]
     matches = list(_matches(folder, weights, destinations, stacks, elsewhere))
-    packed_stacks.check(destinations)
-    integers.check(destinations)
+    for each in packed_forms:
+        each.check(destinations)
     for match in matches:
         scales.want(*match)
     scales.check()
@@ -107,8 +108,8 @@ def load_checkpoint(
             destination.copy_(numbers)
             targets[stored.name].copy_(factors)
     scales.apply(scale_targets)
-    packed_stacks.apply(destinations, scale_targets)
-    integers.apply(destinations, scale_targets)
+    for each in packed_forms:
+        each.apply(destinations, scale_targets)
 
 
 def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:

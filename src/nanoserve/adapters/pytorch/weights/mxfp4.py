@@ -8,7 +8,7 @@ lost in that or in float32.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import torch
@@ -25,21 +25,22 @@ _KINDS: Final = (BLOCKS, "_scales")
 class PackedStacks:
     """The packed stacks found in a checkpoint."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Iterable[StoredTensor]) -> None:
+        """Gather them of all tensors."""
         self._found: dict[str, dict[str, StoredTensor]] = {}
+        for stored in found:
+            for kind in _KINDS:
+                if stored.name.endswith(kind) and stored.dtype is torch.uint8:
+                    self._found.setdefault(stored.name.removesuffix(kind), {})[kind] = stored
 
     @property
     def names(self) -> Collection[str]:
         """The tensors that they stand for."""
         return self._found.keys()
 
-    def take(self, stored: StoredTensor) -> bool:
-        """Keep a tensor if it is a part of a packed stack; whether it is one."""
-        for kind in _KINDS:
-            if stored.name.endswith(kind) and stored.dtype is torch.uint8:
-                self._found.setdefault(stored.name.removesuffix(kind), {})[kind] = stored
-                return True
-        return False
+    def has(self, stored: StoredTensor) -> bool:
+        """True if a tensor is a part of one."""
+        return stored.dtype is torch.uint8 and stored.name.endswith(_KINDS)
 
     def check(self, destinations: Mapping[str, Tensor]) -> None:
         """Raise `ModelLoadError` where a stack has no place, lacks a part, or has one of another shape."""

@@ -20,7 +20,15 @@ from nanoserve.ports.errors import ModelLoadError
 EIGHT_BITS: Final = torch.float8_e4m3fn
 _BLOCK_SCALE: Final = "_scale_inv"
 _ROW_SCALE: Final = "_scale"
-ACTIVATION_SCALES: Final = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+ACTIVATION_SCALES: Final = (
+    ".input_scale",
+    ".input_global_scale",
+    ".output_scale",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+)
 
 
 def scaled_name(name: str) -> str | None:

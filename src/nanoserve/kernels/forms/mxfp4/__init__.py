@@ -108,6 +108,10 @@ def _with_bits_moved(numbers: Tensor, *, back: bool = False) -> Tensor:
 
 def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
     """Numbers float32 [..., K] of blocks uint8 [..., K / 32, 16] and exponents uint8 [..., K / 32]."""
-    values = torch.tensor((*VALUES, *(-value for value in VALUES)), device=blocks.device)
-    numbers = torch.stack((values[(blocks & 15).long()], values[(blocks >> 4).long()]), dim=-1).flatten(-2)
-    return torch.ldexp(numbers, (scales.int() - BIAS)[..., None]).flatten(-2)
+    return torch.ldexp(four_bit_floats(blocks), (scales.int() - BIAS)[..., None]).flatten(-2)
+
+
+def four_bit_floats(numbers: Tensor) -> Tensor:
+    """Float32 [..., 2 n] of uint8 [..., n], the low half first."""
+    values = torch.tensor((*VALUES, *(-value for value in VALUES)), device=numbers.device)
+    return torch.stack((values[(numbers & 15).long()], values[(numbers >> 4).long()]), dim=-1).flatten(-2)
