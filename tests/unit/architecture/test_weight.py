@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 7885,
     "kernels": 11850,
     "adapters/pytorch": 11190,
-    "adapters": 10090,
+    "adapters": 10105,
     "entrypoints/server": 9430,
     "entrypoints": 11225,
 }
