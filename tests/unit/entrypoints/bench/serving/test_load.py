@@ -88,13 +88,15 @@ def simulated(
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("extras", [False, True])
 def test_the_figures_are_the_servers_delays(endpoint: str, extras: bool) -> None:
-    """No figure is less than what the server took; how much more it is, is the machine's."""
+    """No wait is less than what the server took, and gaps are between what came; how much more it is, is the machine's."""
     with timed_server(Behaviour(first=0.1, gap=0.02, extras=extras)) as server:
         level = sent(server, 6, at_once=3, tokens=15, endpoint=endpoint)
     assert len(level.run.answers) == len(server.bodies) == level.completed == 6
     assert server.connections == 3, "connections are used again"
-    least = {"ttft": 100, "itl": 20, "tpot": 20, "e2e": 100 + 14 * 20}
-    assert all(level.latencies[name]["p50"] >= each for name, each in least.items())
+    mean = {name: each["mean"] for name, each in level.latencies.items()}
+    assert mean["ttft"] >= 100
+    assert mean["e2e"] >= max(100 + 14 * 20, mean["ttft"] + 14 * mean["tpot"])
+    assert mean["itl"] == pytest.approx(mean["tpot"])
     assert level.output_tokens == 15
     assert level.output_tok_s == pytest.approx(6 * 15 / level.run.seconds)
 

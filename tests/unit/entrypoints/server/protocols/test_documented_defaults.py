@@ -20,7 +20,8 @@ STATED = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \|", table(), re.MULTILIN
 
 def applied(defaults: dict[str, Any]) -> tuple[SamplingParams, SamplingParams]:
     """What a chat and a completion that set nothing are sampled with."""
-    service: Any = SimpleNamespace(settings=SimpleNamespace(defaults=defaults))
+    facts = SimpleNamespace(max_logprobs=20)
+    service: Any = SimpleNamespace(settings=SimpleNamespace(defaults=defaults), facts=facts)
     chat = chat_sampling(ChatBody(messages=[]), service)
     return chat, completion_sampling(CompletionBody(prompt="x"), service)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import openai
@@ -135,6 +136,7 @@ class OneGeneration:
     """A service that has one answer."""
 
     settings = ServiceSettings(model_names=("m",))
+    facts = SimpleNamespace(max_logprobs=20)
 
     def __init__(self, reply: EndedReply) -> None:
         self.reply = reply
