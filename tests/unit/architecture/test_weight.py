@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3365,
     "domain": 7885,
-    "kernels": 11850,
+    "kernels": 11980,
     "adapters/pytorch": 11190,
     "adapters": 10105,
     "entrypoints/server": 9430,
