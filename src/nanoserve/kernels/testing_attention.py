@@ -85,12 +85,12 @@ class Heads(NamedTuple):
 
 
 def paged_cache(
-    inputs: Inputs, heads: Heads, spans: Sequence[tuple[int, int]], *, unwritten: int = 0
+    inputs: Inputs, heads: Heads, spans: Sequence[tuple[int, int]], *, unwritten: int | Sequence[int] = 0
 ) -> PagedCache:
     """A pool of blocks that is NaN but for random keys and values of each row at the positions [first, end) of its span.
 
     Block 0 is that of the last row, the sink, to which padding belongs; the last block belongs to no row, and unused
-    table entries name it. The last `unwritten` positions of each span get a place, but stay NaN.
+    table entries name it. The last `unwritten` positions of each span, or of all spans, get a place, but stay NaN.
     """
     size, width = heads.block_size, max(-(-end // heads.block_size) for _, end in spans)
     columns = [range(first // size, -(-end // size)) for first, end in spans]
@@ -102,8 +102,9 @@ def paged_cache(
             table[row][column] = 1 + next(free)
     pool = inputs.poisoned(total + 2, LAYERS, 2, heads.num_kv_heads, size, heads.head_dim)
     keys, values, tables = pool[:, -1, 0], pool[:, -1, 1], inputs.these(table)
+    left = [unwritten] * len(spans) if isinstance(unwritten, int) else unwritten
     for row, (first, end) in enumerate(spans):
-        positions = torch.arange(first, max(first, end - unwritten), device=inputs.device)
+        positions = torch.arange(first, max(first, end - left[row]), device=inputs.device)
         for each in (keys, values):
             numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
             each[tables[row, positions // size], :, positions % size] = numbers

@@ -21,6 +21,7 @@ from nanoserve.kernels.paged_attention.tuning import (
     Tiling,
     choose_splits,
     choose_tile,
+    padded_group,
 )
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import LAYERS, Heads
@@ -44,8 +45,9 @@ def check(
     tiling: Tiling = SMALL,
     *,
     padding: int = 0,
+    width: int = 1,
 ) -> None:
-    case = DecodeCase.of(inputs, heads, lengths, padding)
+    case = DecodeCase.of(inputs, heads, lengths, padding, width)
     agree(case.compare(str(heads), case.run(splits, tiling), case.exact()), TOLERANCE[inputs.dtype])
 
 
@@ -109,6 +111,34 @@ def test_block_sizes(inputs: Inputs, block_size: int) -> None:
 @pytest.mark.parametrize("splits", [1, 4])
 def test_padding_places_share_a_row(inputs: Inputs, splits: int) -> None:
     check(inputs, HEADS._replace(norm=True), [40, 3], splits, EARLY if splits > 1 else SMALL, padding=3)
+
+
+@EARLY_OR_LATE
+@cases(
+    ("width", "splits", "heads"),
+    [(4, 3, TWO), (2, 1, Heads(3, 1, 16)), (8, 2, Heads(5, 1, 16, norm=True))],
+    also=[(2, 3, TWO), (4, 1, Heads(1, 1, 80)), (8, 1, HEADS), (8, 5, Heads(16, 1, 64))],
+)
+def test_drafted_tokens_see_those_before_them(
+    inputs: Inputs, width: int, splits: int, heads: Heads, tiling: Tiling
+) -> None:
+    check(inputs, heads, [30, 1, 16, 47], splits, tiling, width=width, padding=2)
+
+
+@EARLY_OR_LATE
+@cases(("window", "splits"), [(17, 2), (2, 1)], also=[(1, 2), (17, 1), (100, 2), (5, 3)])
+def test_each_drafted_token_has_its_own_window(
+    inputs: Inputs, window: int, splits: int, tiling: Tiling
+) -> None:
+    check(inputs, TWO._replace(window=window), [31, 1, 16], splits, tiling, width=4)
+
+
+@EARLY_OR_LATE
+@SCORING
+def test_soft_caps_and_sinks_of_drafted_tokens(
+    inputs: Inputs, scoring: dict[str, Any], tiling: Tiling
+) -> None:
+    check(inputs, Heads(6, 2, 64, window=30, **scoring), [1, 16, 48], 2, tiling, width=2)
 
 
 def test_few_and_many_rows_by_their_own_tilings(inputs: Inputs) -> None:
@@ -187,6 +217,13 @@ def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
     assert choose_splits(1, 8, 4096, 132) == 32
     assert choose_splits(1, 8, 32768, 132) == 64
     assert [choose_splits(batch, 4, 640, 132, 32, size=512) for batch in (1, 8, 64)] == [32, 8, 1]
+
+
+def test_wide_groups_have_a_warp_for_each_16_rows() -> None:
+    assert [padded_group(4, width) for width in (1, 2, 4, 8)] == [16, 16, 16, 32]
+    assert padded_group(5, 4) == 32
+    assert choose_tile(64, 64, torch.bfloat16, padded=64).warps == 4
+    assert choose_tile(64, 64, torch.bfloat16, padded=16) == choose_tile(64, 64, torch.bfloat16)
 
 
 def test_every_head_dim_and_dtype_has_tilings() -> None:

@@ -11,7 +11,7 @@ from nanoserve.kernels.device.launch import SplitScratch, launch_options, shared
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention.triton import add_splits, attend_to_rows
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
-from nanoserve.kernels.paged_attention.tuning import Tiling, choose_block, packed_heads
+from nanoserve.kernels.paged_attention.tuning import Tiling, choose_block, packed_heads, padded_group
 from nanoserve.kernels.tiles import BlockSizes
 
 
@@ -23,6 +23,8 @@ def decode_attention(
     *,
     batch_rows: Tensor,
     lengths: Tensor,
+    limits: Tensor | None = None,
+    width: int = 1,
     scale: float,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
@@ -33,25 +35,31 @@ def decode_attention(
 ) -> None:
     """Write the newest token of each place into the cache and attend to all that it sees: softmax(scale * q k^T) v.
 
+    With a `width` W, the W - 1 tokens that are drafted behind it as well: each sees the tokens before it and itself, and their
+    queries share one read of the cache.
+
     Nothing in the cache but the visible, older tokens of a place's own row influences its output, not even NaN, and
-    nothing but the slot of each newest token is written. Places must not share a row, except for padding: a row of
+    nothing but the slots of those new tokens is written. Places must not share a row, except for padding: a row of
     length 1 may fill any number of places, which then race for its one slot and leave one token's key or another's.
 
     A row's result depends on its own tokens, on `splits` and on the tiling, not on where or with whom it is computed.
 
     Args:
-        qkv: [B, (num_heads + 2 * kv_heads) * head_dim], rows contiguous, of each place's newest token, bias included: its
+        qkv: [B * W, (num_heads + 2 * kv_heads) * head_dim], rows contiguous, of each place's new tokens, bias included: its
             query heads, its key heads, its value heads.
         cache: of one layer, in the dtype of `qkv`.
         transform: of the query and key heads.
-        out: [B, num_heads * head_dim], contiguous, overwritten.
+        out: [B * W, num_heads * head_dim], contiguous, overwritten.
         batch_rows: int32 [B], which row each place is.
         lengths: int32 [rows], tokens of each row, the newest included, which stands at position length - 1.
+        limits: int32 [rows], how many tokens each row may come to have, for a `width` above 1: from the place of the last one on,
+            no slot is written, and what is computed there means nothing.
+        width: tokens of each place, a power of two.
         scale: usually head_dim ** -0.5.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
         splits: programs per row and KV head, from `choose_splits`; any number is right for any length.
-        scratch: for at least B * splits sums per head; not used if `splits` is 1.
+        scratch: for at least B * W * splits sums per head; not used if `splits` is 1.
         tiling: how each program walks its tokens, from `choose_tile`.
         pdl: whether this launch takes part in programmatic dependent launch. Rows, lengths, block tables and older
             keys and values are then read before earlier kernels are done: none of those may still write them.
@@ -59,29 +67,29 @@ def decode_attention(
     Raises:
         ValueError: if the scratch is too small.
     """
-    batch = qkv.shape[0]
+    tokens = len(qkv)
     _, kv_heads, block_size, head_dim = cache.keys.shape
     num_heads = out.shape[1] // head_dim
-    if splits > 1 and batch * num_heads * splits > len(scratch.ms):
-        raise ValueError(f"{batch} places of {num_heads} heads in {splits} splits exceed the scratch memory")
+    if splits > 1 and tokens * num_heads * splits > len(scratch.ms):
+        raise ValueError(f"{tokens} tokens of {num_heads} heads in {splits} splits exceed the scratch memory")
     # What a score is in units of log2; the capped ones are made of exp2(2 log2(e) s / soft_cap), see the kernel.
-    attend_to_rows[kv_heads, batch, splits](
+    attend_to_rows[kv_heads, tokens // width, splits](
         qkv_ptr=qkv, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, accs_ptr=scratch.accs,
-        ms_ptr=scratch.ms, ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths,
+        ms_ptr=scratch.ms, ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths, limits_ptr=limits,
         tables_ptr=cache.tables, rotations_ptr=transform.rotations, q_norm_ptr=transform.q_norm,
         k_norm_ptr=transform.k_norm, sinks_ptr=sinks,
         token_stride=qkv.stride(0), table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
         window=cache.window or 0, scale=scale if soft_cap is None else 2 * scale / soft_cap, cap=soft_cap,
         eps=transform.eps,
         HEADS=num_heads, KV_HEADS=kv_heads,
-        PADDED_GROUP=max(16, triton.next_power_of_2(num_heads // kv_heads)), D=head_dim,
+        PADDED_GROUP=padded_group(num_heads // kv_heads, width), D=head_dim,
         PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tokens,
         STAGES=tiling.stages,
-        WINDOWED=cache.window is not None, NORM=transform.q_norm is not None, SPLIT=splits > 1,
+        WIDTH=width, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None, SPLIT=splits > 1,
         EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
-        _add_splits(out, scratch, results=batch * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)
+        _add_splits(out, scratch, results=tokens * num_heads, head_dim=head_dim, splits=splits, pdl=pdl)
 
 
 def _add_splits(

@@ -22,19 +22,26 @@ def decode_attention(
     *,
     batch_rows: Tensor,
     lengths: Tensor,
+    limits: Tensor | None = None,
+    width: int = 1,
     **scoring: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments as in `launch.decode_attention`.
 
     Returns:
-        The float32 output [B, num_heads * head_dim], and the keys and values with the newest tokens written.
+        The float32 output [B * width, num_heads * head_dim], NaN for tokens that mean nothing, and the keys and values with
+        the new tokens written.
     """
     cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
     _, kv_heads, block_size, head_dim = cache.keys.shape
     num_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     outputs = []
-    for token, row in zip(qkv.view(len(qkv), -1, head_dim), batch_rows.tolist(), strict=True):
-        position = int(lengths[row]) - 1
+    for number, token in enumerate(qkv.view(len(qkv), -1, head_dim)):
+        row = int(batch_rows[number // width])
+        position = int(lengths[row]) - 1 + number % width
+        if limits is not None and position >= int(limits[row]) - 1:
+            outputs.append(torch.full((num_heads, head_dim), torch.nan, device=qkv.device))
+            continue
         rotation = transform.rotations[position]
         query = rotate(_norm(token[:num_heads], transform.q_norm, transform.eps), rotation)
         key = rotate(_norm(token[num_heads:-kv_heads], transform.k_norm, transform.eps), rotation)

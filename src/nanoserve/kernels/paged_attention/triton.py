@@ -1,7 +1,7 @@
 """Decode attention in Triton: one program per (KV head, place in the batch, split of the row's old tokens).
 
-The program of split 0 owns the newest token: its rotated key and its value, still in registers, begin the online
-softmax (Milakov and Gimelshein 2018) and are written to their cache slot. Every program then walks old positions
+The program of split 0 owns the new tokens, the newest and what is drafted behind it: their rotated keys and their values, still
+in registers, begin the online softmax (Milakov and Gimelshein 2018) and are written to their cache slots. Every program then walks old positions
 only, so no program reads what another one of this launch writes. Splits leave an unnormalised sum, its maximum and
 its weight (flash-decoding, Dao et al. 2023); a second kernel adds them up.
 """
@@ -34,7 +34,7 @@ def _offsets(blocks, block_stride, positions, head, BLOCK_SIZE: tl.constexpr, D:
 
 @triton.jit
 def _rotation(rotations_ptr, position, D: tl.constexpr, PADDED_D: tl.constexpr):
-    """Cosines and sines of a position, the sines negated in the first half, each [PADDED_D]."""
+    """Cosines and sines of a position, the sines negated in the first half, each [PADDED_D]; of positions [N, 1], [N, PADDED_D]."""
     d = tl.arange(0, PADDED_D)
     angle_ptr = rotations_ptr + position * D + d % (D // 2)
     cos = tl.load(angle_ptr, mask=d < D, other=0.0)
@@ -44,20 +44,20 @@ def _rotation(rotations_ptr, position, D: tl.constexpr, PADDED_D: tl.constexpr):
 
 @triton.jit
 def _normed_and_rotated(
-    qkv_ptr, heads, shown, norm_ptr, cos, sin, eps,
+    token_ptr, heads, shown, norm_ptr, cos, sin, eps,
     NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one token in float32, [heads, PADDED_D]: an RMS norm if NORM, then rope; zero where not shown."""
+    """Heads of one token, or each of its own, in float32, [heads, PADDED_D]: an RMS norm if NORM, then rope; zero where not shown."""
     d = tl.arange(0, PADDED_D)
     swapped = (d + D // 2) % D
     mask = shown[:, None] & (d < D)[None, :]
-    x = tl.load(qkv_ptr + heads[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(qkv_ptr + heads[:, None] * D + swapped[None, :], mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(token_ptr + heads[:, None] * D + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(token_ptr + heads[:, None] * D + swapped[None, :], mask=mask, other=0.0).to(tl.float32)
     if NORM:
         inverse = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
         x *= inverse * tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
         y *= inverse * tl.load(norm_ptr + swapped, mask=d < D, other=0.0).to(tl.float32)[None, :]
-    return x * cos[None, :] + y * sin[None, :]
+    return x * cos + y * sin
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def _repeated(x, rows, TIMES: tl.constexpr):
 
 
 @triton.jit
-def _begin(
+def _begin_newest(
     token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, COMPUTED: tl.constexpr,
     NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
@@ -159,16 +159,97 @@ def _begin_softmax(q, own, value, newest, cap, sinks_ptr, heads, shown):
     return m, l, acc
 
 
+@triton.jit
+def _begin_wide(
+    token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, length, limit, window, split, head, rotations_ptr,
+    q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOWED: tl.constexpr, NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+):  # fmt: skip
+    """As `_begin_newest`, of WIDTH tokens from position length - 1 on: queries of token after token, each of which sees keys up to its own.
+
+    Slots from position `limit` - 1 on are not written: the row ends before what stands there is read.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    dtype = keys_ptr.dtype.element_ty
+    d, g, new = tl.arange(0, PADDED_D), tl.arange(0, PADDED_GROUP), tl.arange(0, 16)
+    own, heads, shown = tl.minimum(g // GROUP, WIDTH - 1), head * GROUP + g % GROUP, g < GROUP * WIDTH
+    cos, sin = _rotation(rotations_ptr, (length - 1 + own)[:, None], D, PADDED_D)
+    tokens_ptr = token_ptr + (own * token_stride)[:, None]
+    q = _normed_and_rotated(tokens_ptr, heads, shown, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D)
+    q = (q * (scale * LOG2_E)).to(dtype)
+
+    positions = length - 1 + new
+    mine = (new < WIDTH) & (split == 0)
+    mask = mine[:, None] & (d < D)[None, :]
+    cos, sin = _rotation(rotations_ptr, tl.where(mine, positions, 0)[:, None], D, PADDED_D)
+    tokens_ptr = token_ptr + (new * token_stride)[:, None]
+    key_head = HEADS + head + new * 0
+    key = _normed_and_rotated(tokens_ptr, key_head, mine, k_norm_ptr, cos, sin, eps, NORM, D, PADDED_D).to(
+        dtype
+    )
+    value = tl.load(tokens_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=mask, other=0.0)
+    kept = mine & (positions < limit - 1)
+    blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=kept, other=0)
+    slots = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)[:, None] + d[None, :]
+    tl.store(keys_ptr + slots, key, mask=mask & kept[:, None])
+    tl.store(values_ptr + slots, value, mask=mask & kept[:, None])
+
+    m, l = tl.full([PADDED_GROUP], NOTHING, tl.float32), tl.full([PADDED_GROUP], 1.0, tl.float32)
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=shown, other=0.0).to(tl.float32) * LOG2_E
+        m = tl.where(split == 0, sinks, NOTHING)
+    scores = _capped(tl.dot(q, tl.trans(key), input_precision="ieee"), cap)
+    seen = mine[None, :] & (new[None, :] <= own[:, None])
+    if WINDOWED:
+        seen &= new[None, :] + window > own[:, None]
+    scores = tl.where(seen, scores, float("-inf"))
+    m, l, acc = visit(m, l, tl.zeros([PADDED_GROUP, PADDED_D], tl.float32), scores, value, None)
+    return q, m, l, acc
+
+
+@triton.jit
+def _begin(
+    token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, split, head, cos, sin,
+    rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, COMPUTED: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOWED: tl.constexpr, NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+):  # fmt: skip
+    """The queries of a KV head, and the softmax begun; see the two above."""
+    if WIDTH == 1:
+        q, m, l, acc = _begin_newest(
+            token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+            HEADS, KV_HEADS, PADDED_GROUP, COMPUTED, NORM, D, PADDED_D,
+        )  # fmt: skip
+    else:
+        q, m, l, acc = _begin_wide(
+            token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, length, limit, window, split, head,
+            rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP, WIDTH,
+            BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
+        )  # fmt: skip
+    return q, m, l, acc
+
+
+@triton.jit
+def _inside(scores, positions, own, length, window, WIDTH: tl.constexpr, WINDOWED: tl.constexpr):
+    """Scores [PADDED_GROUP, TILE] of old positions without those that left the windows of later tokens."""
+    if WINDOWED and WIDTH > 1:
+        scores = tl.where(positions[None, :] + window > (length - 1 + own)[:, None], scores, float("-inf"))
+    return scores
+
+
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
-    qkv_ptr, keys_ptr, values_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, batch_rows_ptr, lengths_ptr,
+    qkv_ptr, keys_ptr, values_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, batch_rows_ptr, lengths_ptr, limits_ptr,
     tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, token_stride, table_stride, block_stride, window, scale,
     cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-    WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, WINDOWED: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (h, b, s): softmax(scale q K^T) V of the query heads of KV head h at place b, over split s of its row.
+
+    A place has WIDTH tokens, all of whose queries read a tile that is loaded once.
 
     q [PADDED_GROUP, PADDED_D], a tile of keys and of values [TILE, PADDED_D]; m, l and acc as in `device.softmax`.
 
@@ -185,13 +266,15 @@ def attend_to_rows(
     length = tl.load(lengths_ptr + row)
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
     begin, end = _share(length, window, split, tl.num_programs(2), WINDOWED, TILE)
+    limit = tl.load(limits_ptr + row) if WIDTH > 1 else 0
     block = tl.load(table_ptr + (length - 1) // BLOCK_SIZE, mask=split == 0, other=0)
     slot = _offsets(block, block_stride, length - 1, head, BLOCK_SIZE, D)
     cos, sin = _rotation(rotations_ptr, length - 1, D, PADDED_D)
-    token_ptr = qkv_ptr + place * token_stride
+    token_ptr = qkv_ptr + place * WIDTH * token_stride
     tile = tl.arange(0, TILE)
     d = tl.arange(0, PADDED_D)
     g = tl.arange(0, PADDED_GROUP)
+    own = g // GROUP
     if EARLY:
         COMPUTED: tl.constexpr = triton.next_power_of_2(GROUP)
         q = tl.zeros([PADDED_GROUP, PADDED_D], keys_ptr.dtype.element_ty)
@@ -210,19 +293,22 @@ def attend_to_rows(
             if start == first_round:
                 wait_for_last(PDL)
                 q, m, l, acc = _begin(
-                    token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale,
-                    cap, eps, HEADS, KV_HEADS, PADDED_GROUP, COMPUTED, NORM, D, PADDED_D,
+                    token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, split, head,
+                    cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
+                    COMPUTED, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
                 )  # fmt: skip
             scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
             scores = tl.where(seen[None, :], scores, float("-inf"))
+            scores = _inside(scores, positions, own, length, window, WIDTH, WINDOWED)
             m, l, acc = visit(m, l, acc, scores, v, None)
     else:
         first = tl.where(begin < end, (end - begin - 1) % TILE + 1, 0)
         seen = tile < first
         wait_for_last(PDL)
         q, m, l, acc = _begin(
-            token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale,
-            cap, eps, HEADS, KV_HEADS, PADDED_GROUP, PADDED_GROUP, NORM, D, PADDED_D,
+            token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, split, head,
+            cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
+            PADDED_GROUP, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
         )  # fmt: skip
         k, v, filled = _load_first(
             keys_ptr, values_ptr, table_ptr, block_stride, begin + tile, seen, head, BLOCK_SIZE, D, PADDED_D
@@ -231,6 +317,7 @@ def attend_to_rows(
         k, v = tl.where(filled, k, 0.0), tl.where(filled, v, 0.0)
         scores = _capped(tl.dot(q, tl.trans(k), input_precision="ieee"), cap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
+        scores = _inside(scores, begin + tile, own, length, window, WIDTH, WINDOWED)
         m, l, acc = visit(m, l, acc, scores, v, None)
         for start in tl.range(begin + first, end, TILE, num_stages=STAGES):
             positions = start + tile
@@ -238,15 +325,18 @@ def attend_to_rows(
             at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
             keys, values = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
             scores = _capped(tl.dot(q, keys, input_precision="ieee"), cap)
+            scores = _inside(scores, positions, own, length, window, WIDTH, WINDOWED)
             m, l, acc = visit(m, l, acc, scores, values, None)
 
     rows = place * HEADS + head * GROUP + g
-    mask = (g < GROUP)[:, None] & (d < D)[None, :]
+    if WIDTH > 1:
+        rows = (place * WIDTH + own) * HEADS + head * GROUP + g % GROUP
+    mask = (g < GROUP * WIDTH)[:, None] & (d < D)[None, :]
     if SPLIT:
         rows = rows * tl.num_programs(2) + split
         tl.store(accs_ptr + rows[:, None] * D + d[None, :], acc, mask=mask)
-        tl.store(ms_ptr + rows, m, mask=g < GROUP)
-        tl.store(ls_ptr + rows, l, mask=g < GROUP)
+        tl.store(ms_ptr + rows, m, mask=g < GROUP * WIDTH)
+        tl.store(ls_ptr + rows, l, mask=g < GROUP * WIDTH)
     else:
         result = (acc / l[:, None]).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + rows[:, None] * D + d[None, :], result, mask=mask)

@@ -82,14 +82,25 @@ def key_bytes(head_dim: int, dtype: torch.dtype) -> int:
     return triton.next_power_of_2(head_dim) * dtype.itemsize
 
 
-def choose_tile(batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tiling:
-    """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`."""
+def padded_group(group: int, width: int = 1) -> int:
+    """Rows of the tile of scores of a KV head that `group` query heads of each of `width` tokens read."""
+    return max(16, triton.next_power_of_2(group * width))
+
+
+def choose_tile(
+    batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1, *, padded: int = 16
+) -> Tiling:
+    """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`.
+
+    With more than 16 `padded` rows, a warp for each 16 at least: their sums would not fit into the registers of fewer.
+    """
     size = key_bytes(head_dim, dtype)
-    return next(
+    tiling = next(
         tiling
         for most_bytes, most_rows, least_splits, tiling in TILINGS
         if size <= most_bytes and batch <= most_rows and splits >= least_splits
     )
+    return tiling._replace(warps=max(tiling.warps, padded // 16))
 
 
 def choose_splits(
