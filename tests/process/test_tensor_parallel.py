@@ -31,14 +31,16 @@ from tests.unit.adapters.engine_process.client.engines import (
     until,
     until_restarted,
 )
-from tests.unit.adapters.pytorch.tiny_models import make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, LATENT, make_prompt, make_tiny_model
 
 ODD = {"vocab_size": 131, "tie_word_embeddings": True}
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "tied-odd-vocabulary": ("llama", ODD, 2),
     "experts": ("mixtral", {}, 2),
+    "latents": ("deepseek_v3", {**LATENT, "num_attention_heads": 4}, 2),
+    "states": ("qwen3_next", {**HYBRID, "linear_num_key_heads": 4, "linear_num_value_heads": 8}, 2),
 }
-"""Each with two KV heads."""
+"""Each with what two ranks can share."""
 MORE: dict[str, tuple[str, dict[str, Any], int]] = {
     "four-ranks": ("llama", {**ODD, "num_key_value_heads": 4, "attention_bias": True}, 4),
     "four-ranks-of-experts": ("mixtral", {"num_key_value_heads": 4, "sliding_window": 11}, 4),

@@ -20,6 +20,7 @@ from tests.unit.adapters.pytorch.tiny_models import (
     CASES,
     CPU,
     GRANITE,
+    LATENT,
     PagedRun,
     TinyModel,
     make_prompt,
@@ -27,12 +28,9 @@ from tests.unit.adapters.pytorch.tiny_models import (
 )
 
 REFUSED = {
-    "deepseek_v2": "latent attention",
-    "deepseek_v3": "latent attention",
     "minimax_m2": "norms the queries of all heads together",
     "olmo2": "norms the queries of all heads together",
     "olmoe": "norms the queries of all heads together",
-    "qwen3_next": "delta nets",
 }
 ODD: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -41,12 +39,24 @@ ODD: dict[str, Any] = {
     "mlp_bias": True,
 }
 """For four ranks: a head for each, a vocabulary that they cannot share evenly, and biases that one of them has to add."""
+FOUR_HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+EVEN: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_key_value_heads": None},
+    "deepseek_v3": {"num_key_value_heads": None},
+    "qwen3_next": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},
+}
+"""What of a family must be divided beside its attention heads."""
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     **{
-        family: (family, {**config, "num_attention_heads": 4, "num_key_value_heads": 2}, 2)
+        family: (family, {**config, **FOUR_HEADS, **EVEN.get(family, {})}, 2)
         for family, config in CASES.items()
         if family not in REFUSED
     },
+    "queries projected at once": (
+        "deepseek_v2",
+        {**LATENT, **FOUR_HEADS, **EVEN["deepseek_v2"], "q_lora_rank": None, "attention_bias": True},
+        4,
+    ),
     "odd": ("llama", ODD, 4),
     "odd-tied": ("granite", {**GRANITE, **ODD, "tie_word_embeddings": True}, 4),
     "fewer-ids-than-ranks-want": ("llama", {**ODD, "vocab_size": 9}, 4),

@@ -1,4 +1,4 @@
-"""Gated delta nets: their states, and a step of them on a CPU."""
+"""Gated delta nets: their states, their heads on each rank, and a step of them on a CPU."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class DeltaKind:
         sums = self.spec.num_value_heads, self.spec.key_dim, self.spec.value_dim
         return [(sums, torch.float32), ((self.spec.taps, self.spec.channels), torch.float32)]
 
-    def split(self, _divide: Callable[[int, str], int], /) -> str:
-        """See `MixerKind`."""
-        return "delta nets"
+    def split(self, divide: Callable[[int, str], int], /) -> DeltaSpec:
+        """See `MixerKind`: key heads, with the value heads that read them."""
+        key_heads = divide(self.spec.num_key_heads, "key heads")
+        group = self.spec.num_value_heads // self.spec.num_key_heads
+        return attrs.evolve(self.spec, num_key_heads=key_heads, num_value_heads=group * key_heads)
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:

@@ -66,6 +66,11 @@ class DeltaNet(Part):
         tensors |= prefixed("out_proj", self.output.checkpoint_tensors())
         return self.norm_tensors() | prefixed("linear_attn", tensors)
 
+    def sections(self) -> dict[str, tuple[int, ...]]:
+        """Queries, keys and values, which one convolution goes over."""
+        keys, values = self.heads.num_key_heads * self.heads.key_dim, self.heads.inner
+        return {"linear_attn.conv1d.weight": (keys, keys, values)}
+
     def fill_plainly(self) -> None:
         """Let some heads remember long and some short."""
         count = self.heads.num_value_heads

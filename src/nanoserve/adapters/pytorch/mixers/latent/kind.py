@@ -1,4 +1,4 @@
-"""Latent attention: its blocks of latents, and a step of it on a CPU."""
+"""Latent attention: its blocks of latents, its heads on each rank, and a step of it on a CPU."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LatentKind:
         """See `MixerKind`."""
         return [((block_size, self.spec.cache_elements), dtype)]
 
-    def split(self, _divide: Callable[[int, str], int], /) -> str:
-        """See `MixerKind`."""
-        return "latent attention"
+    def split(self, divide: Callable[[int, str], int], /) -> LatentSpec:
+        """See `MixerKind`: heads; what they read is the same for all of them, so every rank keeps it."""
+        return attrs.evolve(self.spec, num_heads=divide(self.spec.num_heads, "heads"))
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
