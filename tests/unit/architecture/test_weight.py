@@ -18,7 +18,7 @@ ROOMS = {
     "kernels": 11980,
     "adapters/pytorch": 11190,
     "adapters": 10105,
-    "entrypoints/server": 9430,
+    "entrypoints/server": 9500,
     "entrypoints": 11225,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
