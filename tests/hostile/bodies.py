@@ -12,6 +12,7 @@ import attrs
 CONTEXT = 1024
 SOUND: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": {"prompt": "Once", "max_tokens": 2},
+    "/inference/v1/generate": {"token_ids": [5], "sampling_params": {"max_tokens": 2}},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/tokenize": {"prompt": "Once"},
     "/detokenize": {"tokens": [1, 2]},
@@ -60,6 +61,7 @@ MASSES: Mapping[str, bytes] = {
 """Given to the fields that hold lists or texts of any length, and to one that no one knows."""
 MASSIVE: Mapping[str, Sequence[str]] = {
     "/v1/completions": ("prompt", "stop", "stop_token_ids", "bad_words", "logit_bias", "unheard_of"),
+    "/inference/v1/generate": ("token_ids", "sampling_params"),
     "/v1/chat/completions": ("messages", "allowed_token_ids", "tools"),
     "/tokenize": ("prompt",),
     "/detokenize": ("tokens",),

@@ -122,8 +122,14 @@ def make_order(
         cache_salt=salt,
         priority=given("priority", 0),
         prompt_name=prompt_name,
-        max_tokens_name=next((name for name in _MAX_TOKENS_NAMES if given(name, None) is not None), None),
-        **{"is_turn": isinstance(prompt, Conversation), "model": given("model", ""), **more},
+        **{
+            "is_turn": isinstance(prompt, Conversation),
+            "model": given("model", ""),
+            "max_tokens_name": next(
+                (name for name in _MAX_TOKENS_NAMES if given(name, None) is not None), None
+            ),
+            **more,
+        },
     )
 
 

@@ -38,8 +38,8 @@ from nanoserve.entrypoints.server.http.logprobs import TokenText, as_id, chosen_
 from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame, respond
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.wire import (
+    AnswerBody,
     ChatBody,
-    GenerationBody,
     StreamOptions,
     TokenizeBody,
 )
@@ -139,7 +139,7 @@ class ChunkWriter(abc.ABC):
     _kind: ClassVar[str]
 
     def __init__(
-        self, body: GenerationBody, service: TextService, num_logprobs: int | None, num_scored: int | None
+        self, body: AnswerBody, service: TextService, num_logprobs: int | None, num_scored: int | None
     ) -> None:
         options = body.stream_options or StreamOptions()
         self._head: dict[str, Any] = {

@@ -25,21 +25,26 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: Annotated[bool | None, only(False)] = None
 
 
-@sampling_body(Api.OPENAI)
-class GenerationBody(msgspec.Struct, kw_only=True):
-    """What the endpoints that generate have in common."""
+class AnswerBody(msgspec.Struct, kw_only=True):
+    """Which model answers, and what is said of its answer."""
 
     model: str | None = None
-    best_of: int | None = None
-    echo: bool | None = None
+    request_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_timings: bool | None = None
+
+
+@sampling_body(Api.OPENAI)
+class GenerationBody(AnswerBody, kw_only=True):
+    """What the endpoints that generate have in common."""
+
+    best_of: int | None = None
+    echo: bool | None = None
+    truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
-    request_id: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -87,3 +88,79 @@ def test_more_than_the_bound_is_refused_with_the_setting_that_raises_it(
     answer = raw_embedded.post(path, json=fields)
     assert answer.status_code == 400
     assert f"{name}: must be at most 100, got 101; max_logprobs raises the bound" in answer.text
+
+
+GENERATE = "/inference/v1/generate"
+
+
+def test_tokens_are_generated_from_tokens(raw_embedded: httpx.Client) -> None:
+    sampling = {"max_tokens": 5, "temperature": 0.8, "seed": 3, "logprobs": 2, "prompt_logprobs": 1, "n": 2}
+    body = {
+        "token_ids": [5, 6, 7],
+        "request_id": "mine",
+        "sampling_params": sampling,
+        "return_token_ids": True,
+    }
+    found = ask(raw_embedded, GENERATE, **body)
+    like = ask(raw_embedded, COMPLETIONS, prompt=[5, 6, 7], top_p=1, top_k=0, **sampling, **AS_IDS)
+    assert (found["request_id"], found["id"]) == ("mine", "generate-tokens-mine")
+    assert found["usage"] == like["usage"]
+    assert found["prompt_token_ids"] == [5, 6, 7]
+    assert found["prompt_logprobs"] == like["choices"][0]["prompt_logprobs"]
+    for ours, theirs in zip(found["choices"], like["choices"], strict=True):
+        assert ours["token_ids"] == theirs["token_ids"]
+        assert ours["finish_reason"] == theirs["finish_reason"] == "length"
+        content = ours["logprobs"]["content"]
+        assert [each["token_id"] for each in content] == ours["token_ids"]
+        assert [each["token"] for each in content] == theirs["logprobs"]["tokens"]
+        assert [each["logprob"] for each in content] == theirs["logprobs"]["token_logprobs"]
+        for each in content:
+            ranks = {top["token_id"]: top["rank"] for top in each["top_logprobs"]}
+            assert [*ranks.values()] == [1, 2]
+            assert ranks.get(each["token_id"], each["rank"]) == each["rank"]
+
+
+def test_streamed_tokens_are_those_of_the_whole_answer(raw_embedded: httpx.Client) -> None:
+    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 6, "seed": 3, "logprobs": 0}}
+    (choice,) = ask(raw_embedded, GENERATE, **body)["choices"]
+    streamed = raw_embedded.post(GENERATE, json={**body, "stream": True}).text
+    events = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(each)["choices"][0] for each in events]
+    assert [token for each in chunks for token in each["token_ids"]] == choice["token_ids"]
+    assert [score for each in chunks for score in each["logprobs"]["content"]] == choice["logprobs"][
+        "content"
+    ]
+    assert chunks[-1]["finish_reason"] == "length"
+
+
+def test_tokens_end_at_a_stop_string_and_follow_a_grammar(raw_embedded: httpx.Client) -> None:
+    ids = raw_embedded.post("/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"]
+    free = {"max_tokens": 30, "temperature": 0}
+    (choice,) = ask(raw_embedded, GENERATE, token_ids=ids, sampling_params={**free, "stop": ["."]})["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ".")
+    kept = {**free, "structured_outputs": {"regex": "(yes|no)"}}
+    (choice,) = ask(raw_embedded, GENERATE, token_ids=ids, sampling_params=kept)["choices"]
+    text = raw_embedded.post("/detokenize", json={"tokens": choice["token_ids"], "skip_special_tokens": True})
+    assert text.json()["prompt"] in {"yes", "no"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [4096]}, "token_ids"),
+        ({"token_ids": "Once"}, "token_ids"),
+        ({"features": {"mm_hashes": {}}}, "features"),
+        ({"sampling_params": {"priority": 1}}, "sampling_params.priority"),
+        ({"sampling_params": {"logprobs": 101}}, "logprobs"),
+        ({"sampling_params": {"temperature": -1}}, "temperature"),
+        ({"sampling_params": {"max_tokens": 1000}}, "max_tokens"),
+    ],
+)
+def test_what_tokens_cannot_be_made_of_is_refused_by_name(
+    raw_embedded: httpx.Client, fields: dict[str, Any], name: str
+) -> None:
+    answer = raw_embedded.post(GENERATE, json={"token_ids": [5], "sampling_params": {}, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name, answer.text

@@ -1,0 +1,165 @@
+"""`POST /inference/v1/generate`: token ids in, token ids out, in vLLM's shape. Nothing is turned into text or back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+
+from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.field_support import harmless, only, refusing, sampling_body
+from nanoserve.entrypoints.server.http.fields import body_format, given_sampling, make_order, read_sampling
+from nanoserve.entrypoints.server.http.logprobs import as_id, finite
+from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.protocols.openai import wire
+from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
+from nanoserve.ports.checks import check_logprobs
+from nanoserve.ports.sampling import Api
+from nanoserve.ports.step import TokenLogprobs
+
+
+@sampling_body(Api.OPENAI)
+class TokenSampling(msgspec.Struct, kw_only=True):
+    """The `sampling_params`. What is left out is neutral, whatever the model's files recommend, and `max_tokens` the context's rest."""
+
+    logprobs: int | None = None
+    structured_outputs: dict[str, Any] | None = None
+    detokenize: Annotated[bool | None, harmless("there is no text")] = None
+    output_kind: Annotated[int | None, harmless("`stream` says it")] = None
+    priority: Annotated[Any, only()] = None
+    cache_salt: Annotated[Any, only()] = None
+
+
+@refusing
+class TokensBody(wire.AnswerBody, kw_only=True):
+    """The body of `POST /inference/v1/generate`; `return_token_ids` asks for those of the prompt."""
+
+    token_ids: list[int]
+    sampling_params: TokenSampling
+    return_tokens_as_token_ids: Annotated[bool | None, harmless("there are no others")] = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    features: Annotated[Any, only()] = None
+
+
+class ScoredId(msgspec.Struct):
+    """A token at one position: by its id, and as older clients read it."""
+
+    token_id: int
+    token: str
+    logprob: float
+    rank: int
+
+
+class ChosenId(ScoredId):
+    """The token at one position of the answer, and the likeliest ones there."""
+
+    top_logprobs: list[ScoredId]
+
+
+class IdLogprobs(msgspec.Struct):
+    """The log-probabilities of an answer."""
+
+    content: list[ChosenId]
+
+
+class TokensChoice(msgspec.Struct, kw_only=True):
+    """One answer, or what a chunk adds to it."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: IdLogprobs | None = None
+    finish_reason: wire.FinishName | None = None
+    stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    timings: wire.Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """The answer of `/inference/v1/generate`."""
+
+    id: str
+    request_id: str
+    object: str
+    created: int
+    model: str
+    choices: list[TokensChoice]
+    usage: wire.Usage
+    prompt_logprobs: list[wire.PromptPosition] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+@post("/inference/v1/generate", status_code=200, **documented(TokensBody))
+async def generate_tokens(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> Response[Tokens]:
+    """Continue one prompt `n` times."""
+    body = await read_body(request, TokensBody)
+    service.check_model(body.model)
+    asked = body.sampling_params
+    given = {name: value for name, (_, value) in given_sampling(asked, Api.OPENAI).items()}
+    for name, count in ("logprobs", asked.logprobs), ("prompt_logprobs", given.get("prompt_logprobs")):
+        check_logprobs(name, count, service.facts.max_logprobs)
+    detokenize = bool(given.get("stop"))
+    sampling = read_sampling(asked, Api.OPENAI, {}, logprobs=asked.logprobs, detokenize=detokenize)
+    order = make_order(
+        body,
+        prompt=tuple(body.token_ids),
+        prompt_name="token_ids",
+        sampling=sampling,
+        client=client,
+        format=body_format(asked),
+        max_tokens_name=given.get("max_tokens") and "max_tokens",
+    )
+    writer = TokensWriter(body, service, sampling.logprobs, sampling.prompt_logprobs)
+    return await respond(request, service, writer, [order])
+
+
+class TokensWriter(ChunkWriter):
+    """Writes ids."""
+
+    _prefix = "generate-tokens"
+    _kind = "generate.tokens"
+
+    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
+        """One chunk for each piece."""
+        is_first = not any(each.is_shown for each in answer.choices)
+        more = self._prompt_fields(choice.generation) if is_first else {}
+        return self._piece_chunk(answer, self._choice(choice, piece), **self._named, **more)
+
+    async def whole(self, answer: Answer) -> Tokens:
+        """Every choice and the usage."""
+        choices = [self._choice(each, each.joined()) for each in answer.choices]
+        prompt = self._prompt_fields(answer.generations[0])
+        return Tokens(choices=choices, usage=self._usage(answer), **self._head, **self._named, **prompt)
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {"request_id": self._head["id"].removeprefix(f"{self._prefix}-")}
+
+    def _choice(self, choice: Choice, piece: Piece) -> TokensChoice:
+        fields = self._end_fields(piece) | {"token_ids": list(piece.token_ids)}
+        if self._num_logprobs is not None:
+            fields["logprobs"] = _chosen(piece.logprobs, self._num_logprobs)
+        return TokensChoice(index=choice.index, **fields)
+
+
+def _chosen(scores: Sequence[TokenLogprobs], count: int) -> IdLogprobs:
+    def scored(token: int, logprob: float, rank: int) -> tuple[int, str, float, int]:
+        return token, as_id(token)[0], finite(logprob), rank
+
+    return IdLogprobs(
+        [
+            ChosenId(
+                *scored(each.token_id, each.logprob, each.rank),
+                [ScoredId(*scored(*likely, rank)) for rank, likely in enumerate(each.top[:count], start=1)],
+            )
+            for each in scores
+        ]
+    )
