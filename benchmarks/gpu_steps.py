@@ -113,6 +113,7 @@ def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None
                 num_computed_tokens=context - 1,
                 block_tables=(table,) * len(spec.cache_groups),
                 sampling=sampling,
+                max_length=context + 160,
             )
         )
     released = tuple(range(batch))

@@ -29,6 +29,7 @@ def admitted(
     *tables: Iterable[int],
     computed: int = 0,
     num_prompt: int | None = None,
+    max_length: int = 1 << 20,
     **sampling: Any,
 ) -> AdmittedRow:
     """A row with a block table for each cache group; without a seed of its own it draws by its first tokens."""
@@ -39,6 +40,7 @@ def admitted(
         num_computed_tokens=computed,
         block_tables=tuple(tuple(table) for table in tables),
         sampling=RowSampling(**{"seed": sum(tokens[:5])} | sampling),
+        max_length=max_length,
     )
 
 

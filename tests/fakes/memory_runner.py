@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
@@ -29,6 +30,7 @@ from nanoserve.ports.step import (
     StepResult,
     TableUpdate,
     TokenLogprobs,
+    accepted_length,
 )
 
 
@@ -46,6 +48,8 @@ class _Row:
     prompt_logprobs: bool
     logprobs: bool
     pooling: Pooling | None
+    max_length: int
+    takes_drafts: bool
     seen: list[int] = attrs.field(factory=list)
 
 
@@ -92,7 +96,10 @@ class MemoryRunner:
         block_size: int,
         vocab_size: int,
         fail_at: dict[int, StepFailedError] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
+        self._drafter = drafter
+        self.widths: list[tuple[int, tuple[int, ...]]] = []
         self.num_steps = 0
         self.num_tokens = 0
         self._groups = tuple(groups)
@@ -159,6 +166,8 @@ class MemoryRunner:
         masks = self._masks.pop(plan.step, {})
         for chunk in plan.chunks:
             self._forward(chunk.row, chunk.start, chunk.length, result)
+        if plan.width > 1:
+            return self._compute_wide(plan, result)
         for index in plan.decoding:
             self._forward(index, self.rows[index].num_computed, 1, result)
         for chunk in plan.chunks:
@@ -173,6 +182,52 @@ class MemoryRunner:
                 self._draw(index, masks.get(index), result)
         return result
 
+    def _compute_wide(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """Draft, compute and compare, row by row."""
+        if plan.masked or self._recurrent:
+            raise BrokenPlanError("a step is wide that must not be")
+        for chunk in plan.chunks:
+            self._read_back(chunk)
+        for index in plan.pooling_rows:
+            self._pool(index, result)
+        counts, num_drafts = [], 0
+        for chunk in plan.chunks:
+            if chunk.samples:
+                self._draw(chunk.row, None, result)
+                counts.append(1)
+        for index in plan.decoding:
+            row = self.rows[index]
+            gained, drafted = self._go_on_widely(row, plan.width)
+            result.token_ids.extend(gained)
+            counts.append(len(gained))
+            num_drafts += drafted
+            if row.logprobs:
+                result.logprobs[index] = tuple(map(_score, gained))
+        self.widths.append((plan.width, tuple(counts[len(counts) - len(plan.decoding) :])))
+        return attrs.evolve(result, counts=tuple(counts), num_drafts=num_drafts)
+
+    def _go_on_widely(self, row: _Row, width: int) -> tuple[list[int], int]:
+        """The tokens that a row gains, and how many drafts it had. What is not reserved for it is not there to be written to."""
+        length = len(row.token_ids)
+        if length == row.max_length:
+            return [], 0
+        drafts: Sequence[int] = ()
+        if self._drafter is not None and row.takes_drafts:
+            drafts = self._drafter.propose(tuple(row.token_ids), width - 1)[: row.max_length - length - 1]
+        guessed = attrs.evolve(row, token_ids=[*row.token_ids, *drafts])
+        for position in range(row.num_computed, len(guessed.token_ids)):
+            self._write(guessed, position)
+        drawn = []
+        for place in range(len(drafts) + 1):
+            seen = attrs.evolve(
+                guessed, token_ids=guessed.token_ids[: length + place], num_computed=length + place
+            )
+            drawn.append(self._next_token(seen, None))
+        gained = drawn[: accepted_length(drafts, drawn)]
+        row.num_computed += len(gained)
+        row.token_ids += gained
+        return gained, len(drafts)
+
     def _admit(self, admitted: AdmittedRow) -> None:
         if admitted.row in self.rows:
             raise BrokenPlanError(f"row {admitted.row} is admitted while it is held")
@@ -185,6 +240,8 @@ class MemoryRunner:
             prompt_logprobs=admitted.sampling.prompt_logprobs is not None,
             logprobs=admitted.sampling.logprobs is not None,
             pooling=admitted.pooling,
+            max_length=admitted.max_length,
+            takes_drafts=admitted.sampling.takes_drafts,
         )
 
     def _update(self, update: TableUpdate) -> None:
@@ -261,7 +318,7 @@ class MemoryRunner:
         row.token_ids.append(token)
         result.token_ids.append(token)
         if row.logprobs:
-            result.logprobs[index] = _score(token)
+            result.logprobs[index] = (_score(token),)
 
     def _pool(self, index: int, result: StepResult) -> None:
         """Make a row's vector of the states that its own chunks have computed."""

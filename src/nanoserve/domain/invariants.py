@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nanoserve.domain.scheduling.scheduler import Scheduler
-from nanoserve.domain.scheduling.sequence_table import num_planned
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.step import SINK_BLOCK
 
@@ -92,7 +91,9 @@ def _audit_isolation(scheduler: Scheduler) -> None:
 
 
 def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
-    planned = num_planned(sequence, scheduler.step)
+    decoding, longest = scheduler.table.decoding, sequence.max_total_tokens
+    most = decoding.num_planned(sequence)
+    planned = min(most, longest - 1)
     size = scheduler.limits.block_size
     recurrent = {group for group, _, _ in scheduler.cache.states.of(sequence)}
     for group, table in enumerate(sequence.block_tables):
@@ -100,8 +101,8 @@ def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
             _require(len(table) == 1, "a row has not exactly one live state")
         else:
             _require(len(table) * size >= planned, "a planned token has no slot")
-    _require(planned < sequence.max_total_tokens, "a token is planned beyond the sequence's end")
-    _require(len(sequence.token_ids) < sequence.max_total_tokens, "a sequence outlived its length")
+    _require(most < longest or not decoding.is_exact, "a token is planned beyond the sequence's end")
+    _require(len(sequence.token_ids) < longest, "a sequence outlived its length")
     _require(
         sequence.num_shared_blocks * size <= len(sequence.token_ids), "a block is shared before it is full"
     )

@@ -123,12 +123,18 @@ class Pipeline(Generic[TicketT]):
                 self._fail(plan, broken)
                 return
             self._end_broken(plan, broken)
+        flight = self._scheduler.flights[0]
         gained = self._scheduler.commit(result)
         if self.recorder is not None:
+            self.recorder.note_surplus(flight.surplus(result))
             self.recorder.note_committed(plan.step, gained)
         try:
             self._draw(begin=True)  # the device waits for it, and events can be made meanwhile
         finally:
+            self._answers.report(gained, events)
+        while gained := self._scheduler.commit_more():
+            if self.recorder is not None:
+                self.recorder.note_committed(plan.step, gained)
             self._answers.report(gained, events)
         self._draw()
 
@@ -143,7 +149,10 @@ class Pipeline(Generic[TicketT]):
     def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
         result = self._runner.collect(ticket)
         asked, yielded = len(plan.sampling_rows), len(result.token_ids)
-        if asked != yielded:
+        counts = result.counts
+        if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > plan.width):
+            raise StepFailedError(f"{asked} rows were to yield up to {plan.width} tokens and {counts} came")
+        if not counts and asked != yielded:
             raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
         if {*plan.pooling_rows} != {*result.pooled}:
             raise StepFailedError(

@@ -64,7 +64,7 @@ class Sequence:
         junction: the length up to which all but its recurrent groups could have reused a prefix; 0 if no further.
         lost_tokens: what could have been reused beside, had its groups of one kind kept theirs, by the name of that kind.
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
-        decode_offset: in the decode set, step number minus position; the position of step s is s - offset.
+        decode_offset: in the decode set, where it stands there.
         last_step: the newest step that computes it, kept up to date outside the decode set.
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
         block_hashes: the chained hashes of its full blocks, as far as they were needed.

@@ -29,6 +29,7 @@ class EngineSizes:
         max_loras: slots for adapters, so the most that one step computes with; 0 where there are none.
         max_lora_rank: the largest rank of an adapter.
         max_logprobs: how many of the likeliest tokens a request may have reported for each position.
+        max_width: the most tokens that one row computes in a decoding step, its newest and drafts behind it; 1 where nothing is drafted.
     """
 
     max_num_seqs: int
@@ -42,6 +43,7 @@ class EngineSizes:
     max_loras: int = 0
     max_lora_rank: int = 0
     max_logprobs: int = 20
+    max_width: int = 1
 
     @property
     def num_kv_blocks(self) -> int:

@@ -2,11 +2,32 @@
 
 A plan carries deltas only. The runner keeps one persistent *row* per running sequence (its tokens, length, block
 tables, sampling state), so a steady decode step costs as much as what changed, not as much as the batch.
+
+Wide steps. In a step of width w every decoding row computes its newest token and up to w - 1 *drafts* behind it, guesses of how the row
+goes on. They are made on the device from what the row holds when the step begins, so they need no host and any number of steps may be
+in flight. For a row of n tokens, with drafts d(1) to d(k), k < w, the step
+
+1. writes keys and values of tokens n - 1 (the newest) to n - 1 + k and attends as a chunk does: each sees itself and what is before it;
+2. draws the token s(i) that follows each of them, i = 0 to k, by the noise of its own output position, as a narrow step at that position
+   would draw it;
+3. keeps s(0), and s(i) while all drafts before it were right: d(1) = s(0), ..., d(i) = s(i - 1) (`accepted_length`).
+
+So the row gains 1 to k + 1 tokens, which are those that narrow steps would have given it, whoever guessed, and its length grows by as
+many. What was written behind them is garbage that the next step writes anew. The host learns the counts at `collect`.
+
+A row never comes to be longer than its `max_length`: what is drawn beyond is not kept, so a row at its end gains nothing (count 0), and
+a wide step writes nothing at position `max_length` - 1 or behind it (such writes go to the sink). Up to there its blocks are reserved,
+for as far as all steps in flight can bring it. A narrow step never has a row at its end, and has no counts.
+
+A row whose draws depend on more than seed, position and logits has no drafts yet (`RowSampling.takes_drafts`), nor has one for which
+nothing was guessed: it computes and gains one token. Steps with masked rows are narrow.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -49,6 +70,12 @@ class RowSampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether a draw depends on seed, position and logits alone, and not on tokens that are drawn in the same step."""
+        neutral = self.presence_penalty == self.frequency_penalty == 0.0 and self.repetition_penalty == 1.0
+        return neutral and not self.min_tokens and not self.bad_token_sequences
+
 
 @attrs.frozen(kw_only=True)
 class AdmittedRow:
@@ -61,6 +88,7 @@ class AdmittedRow:
         num_computed_tokens: how many already have their KV in the row's blocks (a prefix hit).
         block_tables: per cache group, the block of each `block_size` tokens, in order; of a recurrent group, its one
             live state.
+        max_length: its tokens at the end of its answer at the most; see wide steps above.
         lora_slot: the slot of its adapter; 0 where it has none.
         pooling: what the row's tokens are made into; such a row never yields a token.
     """
@@ -71,6 +99,7 @@ class AdmittedRow:
     num_computed_tokens: int
     block_tables: tuple[tuple[int, ...], ...]
     sampling: RowSampling
+    max_length: int
     lora_slot: int = 0
     pooling: Pooling | None = None
 
@@ -144,6 +173,8 @@ class StepPlan:
             whose first chunk starts at 0 begins with an empty state, whatever is in its slot.
         decoding: rows that compute their newest token, which may still be in flight on the device, and yield
             the next one. The same tuple object is passed while membership does not change.
+        width: tokens that each decoding row computes at the most; 1 is an ordinary step. It is never more than
+            `EngineSizes.max_width`, and rows times width are never more than the most tokens of a step.
         masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
             queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
         stores: blocks to carry out to host memory. What is in them was written by steps that have been collected, and no step
@@ -161,6 +192,7 @@ class StepPlan:
     table_updates: tuple[TableUpdate, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     decoding: tuple[int, ...] = ()
+    width: int = 1
     copies: tuple[BlockCopy, ...] = ()
     masked: tuple[int, ...] = ()
     stores: tuple[SlotCopy, ...] = ()
@@ -182,9 +214,9 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens this step computes."""
+        """How many tokens this step computes, as many drafts as it can have among them."""
         chunks = self.chunks
-        return (sum(chunk.length for chunk in chunks) if chunks else 0) + len(self.decoding)
+        return (sum(chunk.length for chunk in chunks) if chunks else 0) + len(self.decoding) * self.width
 
 
 @attrs.frozen
@@ -205,8 +237,10 @@ class StepResult:
     """The result of a step.
 
     Attributes:
-        token_ids: one id per row of `StepPlan.sampling_rows`, in that order.
-        logprobs: by row, for the rows that asked.
+        token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a wide step all that a row has gained, row after row.
+        counts: of a wide step, how many tokens each of these rows has gained; empty where each has one.
+        num_drafts: of a wide step, how many drafts were compared.
+        logprobs: by row, for the rows that asked, of each token that it gained.
         prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
             there, for the positions that this step's chunks computed.
         pooled: by row, the vectors of the rows whose chunks pool.
@@ -216,8 +250,19 @@ class StepResult:
     """
 
     token_ids: list[int]
-    logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
+    counts: tuple[int, ...] = ()
+    num_drafts: int = 0
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
     pooled: dict[int, tuple[float, ...]] = attrs.field(factory=dict)
     broken: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
+
+
+def accepted_length(drafts: Sequence[int], drawn: Sequence[int]) -> int:
+    """How many of a row's draws count in a wide step: the first, and each that comes behind drafts that were all drawn.
+
+    `drawn[i]` follows `drafts[i - 1]`, so there is one more of them.
+    """
+    right = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, drawn, strict=False))
+    return 1 + sum(1 for _ in right)

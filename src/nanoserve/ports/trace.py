@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import attrs
 
 TRACE_VERSION = 1
-LEFT_OUT_IF_EMPTY: Mapping[str, bool] = {"left out if empty": True}
-"""Marks a last field that lines do not have where it is empty."""
+LEFT_OUT_IF_USUAL: Mapping[str, bool] = {"left out if usual": True}
+"""Marks a last field that lines do not have where it has its default."""
 
 
 @attrs.frozen(kw_only=True)
@@ -84,9 +84,13 @@ class Preemption:
 
 @attrs.frozen
 class Repetition:
-    """The newest step yields no token for a sequence, whose mask is late: it computes the same token again in another one."""
+    """A step yields a sequence so many tokens less than it was planned for: the next one computes at positions that were planned before.
+
+    A narrow step does where the sequence's mask is late, a wide one where drafts were wrong.
+    """
 
     key: int
+    num_tokens: int = attrs.field(default=1, metadata=LEFT_OUT_IF_USUAL)
 
 
 @attrs.frozen
@@ -112,12 +116,17 @@ class TracedChunk:
 class PlannedStep:
     """A step was handed to the runner; `decoding` is None where the same sequences decode as in the step before.
 
-    The first one after a `Snapshot` always says which sequences decode.
+    The first one after a `Snapshot` always says which sequences decode. Each of them computes `width` tokens at the most.
     """
 
     step: int
     chunks: tuple[TracedChunk, ...]
     decoding: tuple[int, ...] | None
+    width: int = attrs.field(default=1, metadata=LEFT_OUT_IF_USUAL)
+
+
+Happening = Admission | Preemption | Repetition | PlannedStep
+"""What a turn did, in its order."""
 
 
 @attrs.frozen
@@ -255,7 +264,7 @@ class Turn:
 
     at: float
     arrived: tuple[Arrival, ...] = ()
-    happened: tuple[Admission | Preemption | Repetition | PlannedStep, ...] = ()
+    happened: tuple[Happening, ...] = ()
     ended: tuple[Ending, ...] = ()
     committed: int | None = None
     num_generated: int = 0
@@ -291,7 +300,7 @@ class TracedSequence:
     num_scheduled_tokens: int = 0
     num_shared_blocks: int = 0
     tables: tuple[tuple[int, ...], ...] = ()
-    states: tuple[tuple[int, int, int], ...] = attrs.field(default=(), metadata=LEFT_OUT_IF_EMPTY)
+    states: tuple[tuple[int, int, int], ...] = attrs.field(default=(), metadata=LEFT_OUT_IF_USUAL)
 
 
 @attrs.frozen(kw_only=True)

@@ -116,7 +116,7 @@ def test_prompts_are_scored_in_small_dtypes() -> None:
     result = step(runner, admitted=[scored], chunks=[Chunk(0, 0, 5, samples=True)])
     assert sorted(result.prompt_logprobs[0]) == [1, 2, 3, 4]
     assert all(score.logprob <= 0 and len(score.top) == 2 for score in result.prompt_logprobs[0].values())
-    assert result.logprobs[0].rank == 1
+    assert result.logprobs[0][0].rank == 1
 
 
 def test_one_token_per_step_is_enough(wanted: list[int]) -> None:

@@ -57,11 +57,12 @@ def as_text(value: Any) -> str:
     return repr(value)
 
 
-_SWITCHES = {"starts_anew", "lora_slot", "pools"}
+_USUAL = {"starts_anew": False, "lora_slot": 0, "pools": False, "width": 1}
 
 
 def _is_empty(name: str, value: object) -> bool:
-    return value is None or value in ((), "", {}, []) or (name in _SWITCHES and not value)
+    """`max_length` says again what the request did."""
+    return name == "max_length" or value is None or value in ((), "", {}, []) or _USUAL.get(name) == value
 
 
 def traffic(world: World, dice: random.Random) -> None:

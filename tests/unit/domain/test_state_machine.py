@@ -22,6 +22,7 @@ from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.request import FinishReason, Request
 from tests.fakes.memory_runner import expected_vector
+from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.unit.domain.faults import Fault
 from tests.unit.domain.kv_event_reader import KVEventReader, check_reader
 from tests.unit.domain.late_copies import LateDirectory, LateRunner
@@ -78,7 +79,7 @@ def expectation(request: Request, index: int, max_model_len: int, window: int | 
 REQUESTS = st.fixed_dictionaries(
     {
         "length": st.integers(1, 22),
-        "seed": st.integers(0, 5),
+        "seed": st.integers(0, 2),
         "n": st.sampled_from([1, 1, 1, 2, 4]),
         "max_tokens": st.one_of(st.none(), st.integers(1, 18)),
         "min_tokens": st.sampled_from([0, 0, 3]),
@@ -109,6 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
         slack=st.lists(st.integers(0, 8), min_size=4, max_size=4),
         depth=st.integers(1, 3),
         host_slots=st.sampled_from([0, 2, 12]),
+        acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         dice=st.randoms(use_true_random=False),
         limits=st.fixed_dictionaries(
             {
@@ -121,6 +123,7 @@ class EngineMachine(RuleBasedStateMachine):
                 "prefix_caching": st.booleans(),
                 "isolated": st.booleans(),
                 "max_itl": st.sampled_from([None, 0.0005, 1.0]),
+                "max_width": st.sampled_from([1, 2, 4, 8]),
             }
         ),
     )
@@ -131,12 +134,22 @@ class EngineMachine(RuleBasedStateMachine):
         slack: list[int],
         depth: int,
         host_slots: int,
+        acceptance: float,
         dice: random.Random,
         limits: dict[str, Any],
     ) -> None:
         is_carried = groups in {(FULL,), (LATENT,)} and limits["prefix_caching"]
         longest, budget = limits["max_model_len"] - 1, limits["max_num_batched_tokens"]
         laws = [law_of(group, limits["block_size"]) for group in groups]
+        self.window = min((group.window for group in groups if group.window), default=None)
+        drafter = ScriptedDrafter(
+            lambda tokens, count: oracle(
+                tokens, count, seed=dice.choice((0, 1, 2)), vocab=VOCAB, window=self.window
+            ),
+            acceptance,
+            dice,
+            vocab_size=VOCAB,
+        )
         self.kv_events = KVEventReader(limits["block_size"], isolated=limits["isolated"])
         self.world = World(
             groups=groups,
@@ -148,7 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             classes=CLASSES,
             kv_events=self.kv_events if limits["prefix_caching"] else None,
-            runner=functools.partial(LateRunner, dice=dice),
+            runner=functools.partial(LateRunner, dice=dice, drafter=drafter),
             directory=lambda runner: LateDirectory(runner, dice),
             host_slots=host_slots if is_carried else 0,
             min_offload_tokens=2,
@@ -157,7 +170,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.recorder = self.world.engine.record(LETTERS)
         self.replay = Replay(self.recorder.snapshot())
         self.requests: dict[str, Request] = {}
-        self.window = min((group.window for group in groups if group.window), default=None)
 
     @rule(fields=REQUESTS, tail=st.just(()))
     def add(self, fields: dict[str, Any], tail: Sequence[int]) -> None:

@@ -142,7 +142,7 @@ class TorchRunner:
             token_ids = [drawn.get(row, 0) for row in ticket.asked]
         result = StepResult(
             token_ids=token_ids,
-            logprobs=dict(zip(ticket.scored_rows, scores, strict=True)),
+            logprobs={row: (score,) for row, score in zip(ticket.scored_rows, scores, strict=True)},
             prompt_logprobs=prompt_logprobs,
             broken=broken,
             copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),

@@ -48,12 +48,12 @@ class TwinnedClass:
     def __init__(self, port: type, twins: Mapping[type, type]) -> None:
         hints = get_type_hints(port)
         names = [field.name for field in attrs.fields(port)]
-        self._may_lack_last = bool(
-            attrs.fields(port) and attrs.fields(port)[-1].metadata == trace.LEFT_OUT_IF_EMPTY
-        )
+        fields = attrs.fields(port)
+        self._may_lack_last = bool(fields) and fields[-1].metadata == trace.LEFT_OUT_IF_USUAL
+        self._usual = fields[-1].default if fields else None
         types_of: list[Any] = [(name, _twin_type(hints[name], twins)) for name in names]
         if self._may_lack_last:
-            types_of[-1] = (*types_of[-1], ())
+            types_of[-1] = (*types_of[-1], self._usual)
         self.port = port
         self.tag = TAGS.get(port)
         self.twin = msgspec.defstruct(
@@ -73,7 +73,7 @@ class TwinnedClass:
     def entries(self, value: Any) -> list[Any]:
         """The array of a port's value."""
         entries = list(self._read(value))
-        if self._may_lack_last and not entries[-1]:
+        if self._may_lack_last and entries[-1] == self._usual:
             del entries[-1]
         for index in self._nested:
             entries[index] = [KINDS[type(each)].entries(each) for each in entries[index]]

@@ -209,6 +209,10 @@ class KVCache:
                     self.journal.append(trace.TableGrown(sequence.key, group, tuple(fresh)))
         return updates
 
+    def has_room(self, count: int) -> bool:
+        """True if so many blocks are free in every group."""
+        return all(pool.num_free >= count for _, _, pool in self._paged)
+
     def _drop_behind(self, sequence: Sequence, start: int) -> None:
         for group, law, pool in self._paged:
             table = sequence.block_tables[group]

@@ -19,7 +19,8 @@ from typing import Any
 
 import attrs
 
-from nanoserve.domain.scheduling.steps import Draft, InFlightStep
+from nanoserve.domain.scheduling.draft import Draft
+from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (

@@ -36,7 +36,10 @@ class Suspects(dict[Sequence, int]):
         guilty = [by_row[row] for row in rows if row in by_row]
         if guilty or len(by_row) == 1:
             return guilty or list(by_row.values())
-        pending = Counter(sequence for each in earlier for sequence in each.sampling)
+        pending: Counter[Sequence] = Counter()
+        for each in earlier:
+            pending.update(each.sampling)
+            pending.update(dict.fromkeys(each.decoding.sequences, each.plan.width - 1))
         alive = [each for each in by_row.values() if each.phase is not Phase.FINISHED]
         for sequence in sorted(alive, key=lambda each: each.order):
             self[sequence] = len(sequence.token_ids) + pending[sequence]

@@ -16,6 +16,8 @@ are served before waiting ones:
 Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since, and no
 row needs a block or is through. Then the scheduler `is_settled`, and looks at nothing else.
 
+A step may be wide: rows then compute drafts beside their newest token, and yield as many tokens as were right (`speculation.py`).
+
 Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its value is
 known, and the device itself feeds the value into the next step. What does need values waits for `commit`: stop ids, the names
 of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
@@ -31,49 +33,38 @@ from __future__ import annotations
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
-from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.isolation import Suspects
+from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.scheduling.sequence_table import Counters, SequenceTable
-from nanoserve.domain.scheduling.steps import Draft, InFlightStep, Progress
+from nanoserve.domain.scheduling.sequence_table import Population
+from nanoserve.domain.scheduling.speculation import Speculation
+from nanoserve.domain.scheduling.steps import InFlightStep, Progress, Stopped, stopped_by
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
-from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.events import SequenceAdmitted
 from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.step import Chunk, StepPlan, StepResult, TableUpdate
+from nanoserve.ports.step import Chunk, StepPlan, StepResult
 
 
-class Scheduler:
+class Scheduler(Population):
     """Plans steps over device rows and KV blocks. Deterministic: the same calls give the same plans.
 
     Attributes:
         flights: planned steps that are not committed, the oldest first.
-        step, committed_step: the newest step that was planned, and that was committed.
-        notices, ended: what has happened since the engine reported last.
-        is_settled: whether the next step is the last one, one token further, unless a row has a date.
-        cut_short_at: the newest step that was planned when a sequence last ended before its full length: such steps compute too much.
+        committed_step: the newest step that was committed.
     """
 
     def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
-        self.limits = limits
-        self.cache = cache
-        self.table = SequenceTable(limits)
-        self.counters = Counters(since=clock.now())
-        self.constraints = Constraints()
-        self.suspects = Suspects()
+        super().__init__(limits, cache, clock)
         self.flights: list[InFlightStep] = []
-        self.step = self.committed_step = self.cut_short_at = 0
+        self.committed_step = 0
         self.last_commit = 0.0
-        self.is_settled = False
-        self.notices: list[SequenceAdmitted | SequencePreempted] = []
-        self.ended: list[Sequence] = []
-        self._clock = clock
         itl = limits.max_itl
         self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
-        self._remapped: dict[int, list[TableUpdate]] = {}
+        self._rounds: list[list[Progress]] = []
+        self._speculation = Speculation(self) if limits.max_width > 1 else None
 
     def add(self, request: Request) -> None:
         """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
@@ -95,18 +86,21 @@ class Scheduler:
         now, decoding = self._clock.now(), self.table.decoding
         for sequence in self.table.deadlines.due(now):
             self.finish(sequence, FinishReason.TIMEOUT)
-        if self.is_settled and not decoding.has_date(self.step + 1):
-            return self._repeat(now)
+        width = self._speculation.choose_width() if self._speculation else 1
+        if self.is_settled and width and not decoding.has_date(width):
+            return self._repeat(width, now)
         if self.constraints.compiling or self.constraints.late:
             self._admit_compiled()
         tiers = self.cache.tiers
         for sequence in () if tiers is None else tiers.poll():
-            self.table.let_go(sequence, self.step)
-        if self.suspects and self.flights:
+            self.table.let_go(sequence)
+        if self._speculation and self.constraints.matchers:  # a grammar may have come
+            width = self._speculation.choose_width()
+        if not width or (self.suspects and self.flights):
             return None
-        draft = Draft(self.step + 1)
+        draft = Draft(self.step + 1, width)
         self._grow_decoding(draft)
-        left = self.limits.max_num_batched_tokens - len(decoding)
+        left = self.limits.max_num_batched_tokens - width * len(decoding)
         if self._chunk_budget is not None:
             left = self._chunk_budget.allowance(left, len(decoding))
         left = self._continue_prefills(draft, left)
@@ -116,12 +110,14 @@ class Scheduler:
             return None
         return self._dispatch(draft, now)
 
-    def _repeat(self, now: float) -> StepPlan:
+    def _repeat(self, width: int, now: float) -> StepPlan:
         """The step before, one token further."""
         self.step += 1
-        decoding = self.table.decoding.snapshot()
-        plan = StepPlan(step=self.step, decoding=decoding.rows)
-        self.flights.append(InFlightStep(plan, (), decoding, [], [], now))
+        members = self.table.decoding
+        decoding = members.snapshot()
+        plan = StepPlan(step=self.step, decoding=decoding.rows, width=width)
+        members.advance(width)
+        self.flights.append(InFlightStep(plan, (), decoding, [], [], now, is_exact=members.is_exact))
         self.counters.steps += 1
         return plan
 
@@ -138,31 +134,38 @@ class Scheduler:
         if self.cache.tiers is not None:
             plan = self.cache.tiers.go_along(plan)
         self._remapped.clear()
-        filling, through = members.needing_blocks(step + 1), members.through_after(step)
+        members.advance(draft.width)
+        filling = members.needing_blocks(1) if members.is_exact else []
+        may_be_through, through = members.ends(draft.width)
         chunks = tuple(draft.chunks)
-        self.flights.append(InFlightStep(plan, chunks, decoding, filling, through, now, draft.copies))
+        flight = InFlightStep(
+            plan, chunks, decoding, filling, may_be_through, now, draft.copies, members.is_exact
+        )
+        self.flights.append(flight)
         # Those that leave are computed in this step all the same: `decoding` was taken before.
         for sequence in through:
             members.leave(sequence, step)
         for sequence, chunk in draft.chunks:
             if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
-                members.join(sequence, step + 1)
+                members.join(sequence)
         self.counters.steps += 1
         moves = self.table.waiting or prefilling or self.suspects or bound or self.cache.tiers is not None
         self.is_settled = bool(members) and not moves
         return plan
 
     def _grow_decoding(self, draft: Draft) -> None:
-        decoding = self.table.decoding
-        for sequence in decoding.needing_blocks(draft.step):
+        decoding, width = self.table.decoding, draft.width
+        for sequence in decoding.needing_blocks(width):
             while sequence in decoding:
                 assert sequence.decode_offset is not None
-                position = draft.step - sequence.decode_offset
-                updates = self.cache.grow(sequence, position, position + 1)
+                newest = decoding.reach + width - sequence.decode_offset
+                lowest = newest - decoding.slack - width + 1
+                end = min(newest + 1, sequence.max_total_tokens - 1)
+                updates = self.cache.grow(sequence, lowest, end)
                 if updates is not None:
                     draft.table_updates.extend(updates)
                     if self.cache.has_states:
-                        draft.copy(self.cache.states.take(sequence, position, decoding=True))
+                        draft.copy(self.cache.states.take(sequence, newest, decoding=True))
                     break
                 # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self._preempt(self.table.rows.youngest(), draft)
@@ -241,7 +244,7 @@ class Scheduler:
         self.notices.append(SequenceAdmitted(request_id, sequence.index, row, cached, resumed))
 
     def commit(self, result: StepResult) -> list[Progress]:
-        """Bring home the oldest step in flight. Returns what each living sequence gained.
+        """Bring home the oldest step in flight. Returns what each living sequence gained; of a wide step, its first token.
 
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
@@ -249,6 +252,7 @@ class Scheduler:
         now = self._clock.now()
         self._observe(flight, now)
         self.committed_step = flight.plan.step
+        self.table.decoding.land(flight.plan.width)
         if self.cache.tiers is not None:
             self.cache.tiers.settle(flight.plan.step, result.copied)
         if flight.chunks:
@@ -261,11 +265,7 @@ class Scheduler:
                 self._share(sequence, len(sequence.token_ids))
         if flight.copies:
             self.cache.states.settle(flight.copies)
-        progress, stopped = flight.land(result, self.constraints.missed, self.cut_short_at)
-        for sequence, token, reason in stopped:
-            if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
-                sequence.stop = token
-            self.finish(sequence, reason)
+        progress = self._land(flight, result)
         if flight.plan.masked:
             for sequence, error in self.constraints.consume(progress):
                 self.finish(sequence, FinishReason.ERROR, error)
@@ -276,6 +276,43 @@ class Scheduler:
                 self._preempt(cleared)
         return progress
 
+    def _land(self, flight: InFlightStep, result: StepResult) -> list[Progress]:
+        if flight.is_exact:
+            progress, stopped = flight.land(result, self.constraints.missed, self.cut_short_at)
+            self._end(stopped)
+            return progress
+        assert self._speculation is not None
+        self._speculation.note(flight, result)
+        self._rounds = flight.rounds(result, self.constraints.missed)
+        progress = self._land_round()
+        self._end(flight.land_vectors(result))
+        return progress
+
+    def commit_more(self) -> list[Progress]:
+        """What living sequences gained by the next token of the step that was committed last; empty when all of it is home."""
+        progress = self._land_round() if self._rounds else []
+        self.counters.generated_tokens += len(progress)
+        return progress
+
+    def _land_round(self) -> list[Progress]:
+        """Append one token of a step to each sequence that has one and lives, and end those that end with it."""
+        progress = (
+            [each for each in self._rounds.pop(0) if each[0].finish_reason is None] if self._rounds else []
+        )
+        for sequence, token, _ in progress:
+            # As in `commit`: its last token is computed now, and was known before.
+            if sequence.phase is Phase.RUNNING and not len(sequence.token_ids) % self.limits.block_size:
+                self._share(sequence, len(sequence.token_ids))
+            sequence.token_ids.append(token)
+        self._end(stopped_by([each[0] for each in progress]))
+        return progress
+
+    def _end(self, stopped: list[Stopped]) -> None:
+        for sequence, token, reason in stopped:
+            if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
+                sequence.stop = token
+            self.finish(sequence, reason)
+
     def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:
         if sequence.phase is Phase.FINISHED:
             return
@@ -285,51 +322,15 @@ class Scheduler:
         if sequence.phase is Phase.RUNNING:
             self._share(sequence, chunk.start + chunk.length - (sequence in self.constraints.missed))
 
-    def _share(self, sequence: Sequence, num_computed: int) -> None:
-        updates = self.cache.share(sequence, num_computed)
-        if updates:
-            self.is_settled = False
-            self._remapped.setdefault(updates[0].row, []).extend(updates)
-
     def _observe(self, flight: InFlightStep, now: float) -> None:
         # With several steps in flight, this one could not begin before the one ahead of it was done.
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
         num_tokens, num_decoding = flight.plan.num_tokens, len(flight.plan.decoding)
-        prefill = num_tokens - num_decoding
+        prefill = num_tokens - num_decoding * flight.plan.width
         self.counters.computed_prompt_tokens += prefill
         if self._chunk_budget is not None and num_tokens:
             self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
-
-    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
-        if sequence.phase is Phase.FINISHED:
-            return
-        if sequence.phase is Phase.RUNNING:
-            self._vacate(sequence)
-        self.is_settled = False
-        self.cut_short_at = self.cut_short_at if reason is FinishReason.LENGTH else self.step
-        self.suspects.pop(sequence, None)
-        self.constraints.close(sequence)
-        if self.cache.tiers is not None:
-            self.cache.tiers.drop(sequence)
-        self.table.end(sequence)
-        sequence.finish_reason, sequence.error, sequence.finished = reason, error, self._clock.now()
-        self.ended.append(sequence)
-        self.counters.finished[reason] += 1
-
-    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
-        if sequence.finish_reason is not None:
-            self.counters.finished[sequence.finish_reason] -= 1
-            self.counters.finished[reason] += 1
-            sequence.finish_reason, sequence.error = reason, error
-        self.finish(sequence, reason, error)
-
-    def abort(self, request_id: str) -> None:
-        """End every sequence of a request; unknown and finished requests are none."""
-        for sequence in list(self.table.requests.get(request_id, ())):
-            self.finish(sequence, FinishReason.ABORT)
 
     def fail(self, plan: StepPlan, guilty_rows: tuple[int, ...], message: str) -> list[Sequence]:
         """A step in flight failed. The guilty, which are returned, end with an error; all others are computed again.
@@ -356,8 +357,10 @@ class Scheduler:
             self.cache.tiers.cancel()
         # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
         self.committed_step = self.step
+        self._rounds.clear()
         for sequence in list(self.table.rows.running):
             self._preempt(sequence)
+        self.table.decoding.forget_flights()
         self.table.release_all()
 
     def draw(self, ticket: object) -> list[Sequence]:
@@ -378,23 +381,7 @@ class Scheduler:
     def _admit_compiled(self) -> None:
         for sequence, error in self.constraints.arrivals():
             if error is None:
-                self.table.let_go(sequence, self.step)
+                self.table.let_go(sequence)
                 continue
             for each in self.table.requests[sequence.request.request_id].copy():
                 self.finish(each, FinishReason.ERROR, error)
-
-    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
-        """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
-        self.is_settled = False
-        if draft is not None:
-            self.cache.states.cancel(draft.withdraw(sequence))
-        self._vacate(sequence)
-        self.table.send_back(sequence, held=self.constraints.awaits(sequence))
-        self.counters.preemptions += 1
-        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
-
-    def _vacate(self, sequence: Sequence) -> None:
-        self.cache.release(sequence)
-        row = self.table.unseat(sequence, self.step)
-        # Another sequence may have the row in the next plan, and these updates are for the tables of this one.
-        self._remapped.pop(row, None)

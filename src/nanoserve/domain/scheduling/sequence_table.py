@@ -1,4 +1,4 @@
-"""Where every living sequence stands: in line, held back, or on a row, where it prefills or decodes; and how many there were."""
+"""Where every living sequence stands: in line, held back, or on a row, where it prefills or decodes; how it loses its place; and how many there were."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import heapq
 
 import attrs
 
+from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.loras import Loras
+from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.draft import Draft
+from nanoserve.domain.scheduling.isolation import Suspects
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.queue import Deadlines, WaitingQueue
 from nanoserve.domain.scheduling.steps import DecodeSet
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
+from nanoserve.ports.driven import Clock
+from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import TableUpdate
 
 
 @attrs.define
@@ -30,6 +37,8 @@ class Counters:
     steps: int = 0
     computed_prompt_tokens: int = 0
     generated_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     leaked_blocks: int = 0
 
 
@@ -137,15 +146,15 @@ class SequenceTable:
             self.decoding.leave(sequence, step)
         sequence.num_scheduled_tokens = len(sequence.token_ids) - 1
         if not sits_out:
-            self.decoding.join(sequence, step + 1)
+            self.decoding.join(sequence)
 
-    def let_go(self, sequence: Sequence, step: int) -> None:
-        """What a sequence waited for is there after `step`, the newest planned one; it may have ended."""
+    def let_go(self, sequence: Sequence) -> None:
+        """What a sequence waited for is there; it may have ended."""
         if sequence in self._held:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
         elif sequence.phase is Phase.RUNNING and sequence not in self.decoding:
-            self.decoding.join(sequence, step + 1)
+            self.decoding.join(sequence)
 
     def may_sit(self, sequence: Sequence, step: int, committed: int) -> bool:
         """Whether nothing but room keeps a waiting sequence from a row in a step; `committed` is the newest one that is home.
@@ -206,8 +215,78 @@ class SequenceTable:
             del self.requests[request_id]
 
 
-def num_planned(sequence: Sequence, step: int) -> int:
-    """How many tokens of a running sequence are computed once `step`, the newest planned one, is done."""
-    if sequence.decode_offset is None:
-        return sequence.num_scheduled_tokens
-    return max(sequence.num_scheduled_tokens, step - sequence.decode_offset + 1)
+class Population:
+    """Sequences in their places, and what the scheduler and those who report must hear when one loses its own.
+
+    Attributes:
+        step: the newest step that was planned.
+        notices, ended: what has happened since the engine reported last.
+        is_settled: whether the next step is the last one, one token further, unless a row has a date.
+        cut_short_at: the newest step that was planned when a sequence last ended before its full length: such steps compute too much.
+    """
+
+    def __init__(self, limits: Limits, cache: KVCache, clock: Clock) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.table = SequenceTable(limits)
+        self.counters = Counters(since=clock.now())
+        self.constraints = Constraints()
+        self.suspects = Suspects()
+        self.step = self.cut_short_at = 0
+        self.is_settled = False
+        self.notices: list[SequenceAdmitted | SequencePreempted] = []
+        self.ended: list[Sequence] = []
+        self._clock = clock
+        self._remapped: dict[int, list[TableUpdate]] = {}
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence at any moment; its blocks and row are free at once. Does nothing to a finished one."""
+        if sequence.phase is Phase.FINISHED:
+            return
+        if sequence.phase is Phase.RUNNING:
+            self._vacate(sequence)
+        self.is_settled = False
+        self.cut_short_at = self.cut_short_at if reason is FinishReason.LENGTH else self.step
+        self.suspects.pop(sequence, None)
+        self.constraints.close(sequence)
+        if self.cache.tiers is not None:
+            self.cache.tiers.drop(sequence)
+        self.table.end(sequence)
+        sequence.finish_reason, sequence.error, sequence.finished = reason, error, self._clock.now()
+        self.ended.append(sequence)
+        self.counters.finished[reason] += 1
+
+    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
+        if sequence.finish_reason is not None:
+            self.counters.finished[sequence.finish_reason] -= 1
+            self.counters.finished[reason] += 1
+            sequence.finish_reason, sequence.error = reason, error
+        self.finish(sequence, reason, error)
+
+    def abort(self, request_id: str) -> None:
+        """End every sequence of a request; unknown and finished requests are none."""
+        for sequence in list(self.table.requests.get(request_id, ())):
+            self.finish(sequence, FinishReason.ABORT)
+
+    def _share(self, sequence: Sequence, num_computed: int) -> None:
+        updates = self.cache.share(sequence, num_computed)
+        if updates:
+            self.is_settled = False
+            self._remapped.setdefault(updates[0].row, []).extend(updates)
+
+    def _preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
+        """Send a running sequence back to wait; what is in `draft` for its row is taken out of it."""
+        self.is_settled = False
+        if draft is not None:
+            self.cache.states.cancel(draft.withdraw(sequence))
+        self._vacate(sequence)
+        self.table.send_back(sequence, held=self.constraints.awaits(sequence))
+        self.counters.preemptions += 1
+        self.notices.append(SequencePreempted(sequence.request.request_id, sequence.index))
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self.cache.release(sequence)
+        row = self.table.unseat(sequence, self.step)
+        # Another sequence may have the row in the next plan, and these updates are for the tables of this one.
+        self._remapped.pop(row, None)

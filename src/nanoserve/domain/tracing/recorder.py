@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nanoserve.domain.scheduling.scheduler import Scheduler
-from nanoserve.domain.scheduling.sequence_table import num_planned
 from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports import trace
@@ -39,7 +38,7 @@ class Recorder:
         scheduler.cache.journal = self._journal
         self._turns: list[trace.Turn] = []
         self._arrived: list[trace.Arrival] = []
-        self._happened: list[trace.Admission | trace.Preemption | trace.Repetition | trace.PlannedStep] = []
+        self._happened: list[trace.Happening] = []
         self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
         self._decoding: DecodingRows | None = None
         self._committed: int | None = None
@@ -87,14 +86,19 @@ class Recorder:
         same = flight.decoding is self._decoding
         self._decoding = flight.decoding
         decoding = None if same else tuple([sequence.key for sequence in flight.decoding.sequences])
-        self._happened.append(trace.PlannedStep(flight.plan.step, chunks, decoding))
+        self._happened.append(trace.PlannedStep(flight.plan.step, chunks, decoding, flight.plan.width))
 
     def note_repeated(self, sequences: Iterable[Sequence]) -> None:
         """The newest step was drawn without these."""
         self._happened.extend(trace.Repetition(each.key) for each in sequences)
 
+    def note_surplus(self, surplus: Iterable[tuple[Sequence, int]]) -> None:
+        """A step came home that has given these fewer tokens than it was planned for."""
+        self._note_moves()
+        self._happened.extend(trace.Repetition(sequence.key, lacks) for sequence, lacks in surplus)
+
     def note_committed(self, step: int, gained: list[Progress]) -> None:
-        """A step came home."""
+        """A step came home, or more of it."""
         self._committed = step
         self._num_generated += len(gained)
         if self._tokenizer is not None:
@@ -191,7 +195,7 @@ def _traced(sequence: Sequence, scheduler: Scheduler) -> trace.TracedSequence:
         phase=sequence.phase.value,
         row=sequence.row,
         num_cached_tokens=sequence.num_cached_tokens,
-        num_scheduled_tokens=num_planned(sequence, scheduler.step) if is_running else 0,
+        num_scheduled_tokens=scheduler.table.decoding.num_planned(sequence) if is_running else 0,
         num_shared_blocks=sequence.num_shared_blocks,
         tables=scheduler.cache.traced_tables(sequence),
         states=scheduler.cache.states.of(sequence),

@@ -75,7 +75,7 @@ class Replay:
             prefix_hits=self.prefix_hits,
         )
 
-    def _move(self, event: trace.Admission | trace.Preemption | trace.Repetition | trace.PlannedStep) -> None:
+    def _move(self, event: trace.Happening) -> None:
         match event:
             case trace.Admission(key, row, num_cached, resumed):
                 first = {} if resumed else {"num_cached_tokens": num_cached}
@@ -83,8 +83,8 @@ class Replay:
             case trace.Preemption(key):
                 self._schedule(key, 0, phase="preempted", row=None)
                 self.preemptions += 1
-            case trace.Repetition(key):
-                self._num_decoded[key] -= 1
+            case trace.Repetition(key, num_tokens):
+                self._num_decoded[key] -= num_tokens
             case trace.PlannedStep():
                 self._plan(event)
 
@@ -96,7 +96,7 @@ class Replay:
             self.decoding = planned.decoding
         if unknown := set(self.decoding) - self.sequences.keys():
             raise KeyError(*unknown)
-        self._num_decoded.update(self.decoding)
+        self._num_decoded.update(dict.fromkeys(self.decoding, planned.width))
 
     def _change_cache(self, change: trace.KVChange) -> None:
         match change:

@@ -110,7 +110,7 @@ def test_logprobs_are_those_of_the_model_not_of_the_sampler(llama: TinyModel) ->
     expected = llama.expected([*prompt, 5, 5])["logits"].log_softmax(-1)
     for position, result in enumerate(driver.results, start=5):
         assert result.logprobs.keys() == {0}
-        assert_scored(result.logprobs[0], 5, expected[position], num_top=3)
+        assert_scored(result.logprobs[0][0], 5, expected[position], num_top=3)
 
 
 @pytest.mark.parametrize("chunks", [(23,), (1,) * 23, (4, 4, 4, 4, 4, 3), (20, 3), (22, 1)])

@@ -58,6 +58,7 @@ class Row(msgspec.Struct, array_like=True):
     num_computed_tokens: int
     block_tables: tuple[tuple[int, ...], ...]
     sampling: RowSampling
+    max_length: int
     lora_slot: int
     pooling: Pooling | None
 
@@ -71,6 +72,7 @@ class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):
     table_updates: tuple[TableUpdate, ...]
     chunks: tuple[Chunk, ...]
     decoding: tuple[int, ...] | None
+    width: int
     copies: tuple[BlockCopy, ...]
     masked: tuple[int, ...]
     stores: tuple[SlotCopy, ...]
@@ -125,6 +127,7 @@ class RankWire:
             plan.table_updates,
             plan.chunks,
             decoding,
+            plan.width,
             plan.copies,
             plan.masked,
             plan.stores,
@@ -152,6 +155,7 @@ class RankWire:
             table_updates=message.table_updates,
             chunks=message.chunks,
             decoding=self._decoding,
+            width=message.width,
             copies=message.copies,
             masked=message.masked,
             stores=message.stores,

@@ -317,6 +317,7 @@ def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> No
                 num_computed_tokens=0,
                 block_tables=(),
                 sampling=attrs.evolve(EVERYTHING, logprobs=most),
+                max_length=1,
             )
         )
     prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()

@@ -189,9 +189,10 @@ class Drawing:
         broken: tuple[int, ...] = ()
         if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token
             broken = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
-        logprobs: dict[int, TokenLogprobs] = {}
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if ticket.scores is not None and ticket.scores_download is not None:
-            logprobs = ticket.scores.read(ticket.scores_download.wait())
+            scores = ticket.scores.read(ticket.scores_download.wait())
+            logprobs = {row: (score,) for row, score in scores.items()}
         return StepResult(
             token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
             logprobs=logprobs,

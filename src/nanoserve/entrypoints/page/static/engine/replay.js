@@ -123,7 +123,8 @@ export class Replay {
       Object.assign(sequence, { row: null, numScheduled: 0 });
       this.preemptions += 1;
     } else if (kind === "repeat") {
-      sequence.numScheduled -= 1;
+      const [, numTokens = 1] = fields;
+      sequence.numScheduled -= numTokens;
     }
   }
 
@@ -133,11 +134,11 @@ export class Replay {
     sequence.phase = phase;
   }
 
-  #plan(step, chunks, decoding) {
+  #plan(step, chunks, decoding, width = 1) {
     this.step = step;
     for (const [key, start, length] of chunks) this.sequences.get(key).numScheduled = start + length;
     if (decoding !== null) this.decoding = decoding;
-    for (const key of this.decoding) this.sequences.get(key).numScheduled += 1;
+    for (const key of this.decoding) this.sequences.get(key).numScheduled += width;
   }
 
   #changeCache([kind, key, ...fields]) {

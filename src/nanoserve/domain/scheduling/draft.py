@@ -1,0 +1,82 @@
+"""The next step while it is drafted: deltas that can still be withdrawn."""
+
+from __future__ import annotations
+
+import attrs
+
+from nanoserve.domain.kv.states import PlannedCopy
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.step import AdmittedRow, Chunk, LoraLoad, StepPlan, TableUpdate
+
+
+@attrs.define
+class Draft:
+    """The deltas gathered so far; what concerns one row can be withdrawn if the row is preempted after all."""
+
+    step: int
+    width: int = 1
+    chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
+    admitted: list[AdmittedRow] = attrs.field(factory=list)
+    table_updates: list[TableUpdate] = attrs.field(factory=list)
+    copies: tuple[PlannedCopy, ...] = ()
+
+    def admit(self, sequence: Sequence, row: int) -> None:
+        """Tell the runner all about a sequence that has been given a row."""
+        admitted = AdmittedRow(
+            row=row,
+            token_ids=tuple(sequence.token_ids),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_computed_tokens=sequence.num_scheduled_tokens,
+            block_tables=tuple(tuple(table) for table in sequence.block_tables),
+            sampling=sequence.sampling,
+            max_length=sequence.max_total_tokens,
+            lora_slot=sequence.lora_slot,
+            pooling=sequence.request.pooling,
+        )
+        self.admitted.append(admitted)
+
+    def compute(self, sequence: Sequence, start: int, end: int) -> Chunk:
+        """Compute tokens [start, end) of a sequence that prefills; after its last known token the step yields something."""
+        assert sequence.row is not None
+        is_last, pooled = end == len(sequence.token_ids), sequence.request.pooling is not None
+        samples, pools = is_last and not pooled, is_last and pooled
+        chunk = Chunk(sequence.row, start, end - start, samples=samples, pools=pools)
+        self.chunks.append((sequence, chunk))
+        sequence.num_scheduled_tokens, sequence.last_step = end, self.step
+        return chunk
+
+    def copy(self, copies: list[PlannedCopy]) -> None:
+        """Add copies; most steps have none."""
+        if copies:
+            self.copies = (*self.copies, *copies)
+
+    def withdraw(self, sequence: Sequence) -> list[PlannedCopy]:
+        """Forget every delta of a sequence's row; returns the copies that will not be done."""
+        row = sequence.row
+        self.chunks = [entry for entry in self.chunks if entry[1].row != row]
+        self.admitted = [each for each in self.admitted if each.row != row]
+        self.table_updates = [update for update in self.table_updates if update.row != row]
+        withdrawn = [each for each in self.copies if each.sequence is sequence]
+        self.copies = tuple(each for each in self.copies if each.sequence is not sequence)
+        return withdrawn
+
+    def seal(
+        self,
+        released: list[int],
+        decoding: tuple[int, ...],
+        masked: tuple[int, ...] = (),
+        lora_loads: tuple[LoraLoad, ...] = (),
+    ) -> StepPlan:
+        """The finished plan."""
+        return StepPlan(
+            step=self.step,
+            released=tuple(released),
+            admitted=tuple(self.admitted),
+            table_updates=tuple(self.table_updates),
+            chunks=tuple(chunk for _, chunk in self.chunks),
+            decoding=decoding,
+            width=self.width,
+            copies=tuple([each.copy for each in self.copies]) if self.copies else (),
+            masked=masked,
+            lora_loads=lora_loads,
+        )

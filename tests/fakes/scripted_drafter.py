@@ -1,0 +1,30 @@
+"""A drafter that is right as often as a test wants: it knows how sequences go on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+Continuation = Callable[[Sequence[int], int], Sequence[int]]
+"""The tokens that follow, so many of them."""
+
+
+class ScriptedDrafter:
+    """Guesses `right` tokens, each with probability `acceptance`, and else the id after it; remembers how many were right from the start on."""
+
+    def __init__(
+        self, right: Continuation, acceptance: float, dice: random.Random, *, vocab_size: int
+    ) -> None:
+        self._right, self._acceptance, self._dice = right, acceptance, dice
+        self._vocab_size = vocab_size
+        self.leads: list[int] = []
+
+    def propose(self, token_ids: Sequence[int], count: int, /) -> list[int]:
+        right = self._right(token_ids, count)
+        guesses = [
+            token if self._dice.random() < self._acceptance else (token + 1) % self._vocab_size
+            for token in right
+        ]
+        agrees = [guess == token for guess, token in zip(guesses, right, strict=True)]
+        self.leads.append([*agrees, False].index(False))
+        return guesses

@@ -1,0 +1,199 @@
+"""Drafts save steps and change nothing else: how many tokens each wide step gives, and what is given back when it gave fewer."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+from typing import Any
+
+import attrs
+import pytest
+
+from nanoserve.domain.invariants import audit
+from nanoserve.domain.scheduling.steps import DecodeSet
+from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import StepPlan, StepResult, accepted_length
+from tests.fakes.scripted_drafter import ScriptedDrafter
+from tests.unit.domain.test_scheduling_cost import work_of_a_step
+from tests.unit.domain.tokenizers import characters
+from tests.unit.domain.world import FULL, VOCAB, RecordingRunner, World, oracle
+
+LETTERS = characters("abcdefghijklmnopqrstuvwx")
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+LATENT = CacheGroup(layers=(6,), kind=Latent())
+
+
+def drafting_world(
+    acceptance: float, width: int, *, vocab: int = VOCAB, window: int | None = None, **settings: Any
+) -> tuple[World, ScriptedDrafter]:
+    right = functools.partial(oracle, vocab=vocab, window=window)
+    drafter = ScriptedDrafter(right, acceptance, random.Random(1), vocab_size=vocab)
+    runner = functools.partial(RecordingRunner, drafter=drafter)
+    settings = {"max_num_batched_tokens": 128, "vocab_size": vocab} | settings
+    return World(runner=runner, max_width=width, **settings), drafter
+
+
+def test_the_first_wrong_draft_ends_what_counts() -> None:
+    assert accepted_length((), (7,)) == 1
+    assert accepted_length((1, 2, 3), (1, 2, 3, 4)) == 4
+    assert accepted_length((1, 2, 3), (1, 9, 3, 4)) == 2
+    assert accepted_length((9, 2, 3), (1, 2, 3, 4)) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("width", [2, 4, 8])
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
+def test_a_wide_step_gives_what_drafts_were_right_and_one_more(
+    acceptance: float, width: int, depth: int
+) -> None:
+    world, drafter = drafting_world(acceptance, width, depth=depth)
+    world.add("a", range(5), max_tokens=60)
+    world.run()
+    assert world.answer("a").token_ids == oracle(range(5), 60)
+    given = [count for _, (count,) in world.runner.widths if count]
+    # The last step is cut where the answer ends.
+    assert given[:-1] == [lead + 1 for lead in drafter.leads][: len(given) - 1]
+    assert sum(given) == 59
+    if acceptance == 1.0:
+        assert len(given) == math.ceil(59 / width)
+    if acceptance == 0.0:
+        assert len(given) == 59
+    assert len(world.runner.widths) - len(given) < depth
+    assert world.scheduler.counters.accepted_tokens == sum(given) - len(world.runner.widths)
+    assert world.free_blocks == [64]
+
+
+@pytest.mark.parametrize("groups", [(FULL,), (NARROW,), (FULL, NARROW), (LATENT,)])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_crowds_in_a_cramped_cache_say_what_they_say_alone(
+    groups: tuple[CacheGroup, ...], depth: int
+) -> None:
+    window = 5 if NARROW in groups else None
+    preemptions = 0
+    for width, acceptance in itertools.product([2, 4, 8], [0.0, 0.7, 1.0]):
+        world, _ = drafting_world(
+            acceptance, width, groups=groups, depth=depth, num_blocks=26, max_num_seqs=4, window=window
+        )
+        for number in range(7):
+            world.add(f"r{number}", range(number, number + 9), max_tokens=30 + number, n=1 + number % 2)
+        for _ in range(9):
+            world.turn()
+        world.engine.abort("r2")
+        world.run()
+        for (name, index), answer in world.answers.items():
+            number = int(name[1:])
+            said = oracle(range(number, number + 9), 30 + number, index=index, window=window)
+            assert answer.token_ids == (said if number != 2 else said[: len(answer.token_ids)])
+        assert max(width for width, _ in world.runner.widths) == width
+        assert world.free_blocks == [26] * len(groups)
+        preemptions += world.preemptions
+    assert preemptions or NARROW in groups
+
+
+def test_what_ends_an_answer_ends_it_in_the_middle_of_a_step() -> None:
+    said = oracle(range(4), 40, vocab=24)
+    text = LETTERS.decode(said)
+    stop, shown = text[9:12], text.index(text[9:12])
+    stop_id = said[17]
+    first = said.index(stop_id)
+    for width in (1, 4, 8):
+        world, _ = drafting_world(1.0, width, vocab=24, tokenizer=LETTERS, depth=2)
+        world.add("text", range(4), max_tokens=40, stop=(stop,), stream=True)
+        world.add("id", range(4), max_tokens=40, stop_token_ids=(stop_id,), logprobs=0)
+        world.add("length", range(4), max_tokens=7)
+        world.run()
+        answer = world.answer("text")
+        assert (answer.text, answer.reason) == (text[:shown], FinishReason.STOP)
+        assert answer.last is not None
+        assert (answer.last.stop, answer.last.num_generated) == (stop, shown + 3)
+        assert world.answer("id").token_ids == said[: first + 1]
+        assert world.answer("id").logprobs == said[: first + 1]
+        assert world.answer("length").token_ids == said[:7]
+        assert world.scheduler.counters.generated_tokens == shown + 3 + first + 1 + 7
+
+
+def test_rows_whose_draws_depend_on_each_other_have_no_drafts() -> None:
+    world, drafter = drafting_world(1.0, 4)
+    world.add("a", range(4), max_tokens=12, presence_penalty=0.5)
+    world.add("b", range(4), max_tokens=12, min_tokens=3)
+    world.run()
+    assert not drafter.leads
+    assert world.answer("a").token_ids == world.answer("b").token_ids == oracle(range(4), 12)
+
+
+def test_states_cannot_go_back_so_their_steps_are_narrow() -> None:
+    world, drafter = drafting_world(1.0, 4, groups=(FULL, CacheGroup(layers=(3,), kind=Recurrent(16, 16))))
+    world.add("a", range(4), max_tokens=12)
+    world.run()
+    assert not drafter.leads
+    assert world.answer("a").token_ids == oracle(range(4), 12)
+
+
+def test_a_step_too_crowded_for_drafts_is_narrow() -> None:
+    world, _ = drafting_world(1.0, 4, max_num_batched_tokens=11)
+    for number in range(3):
+        world.add(f"r{number}", range(number, number + 3), max_tokens=6 + 9 * number)
+    world.run()
+    rows = {len(counts) for _, counts in world.runner.widths}
+    assert rows == {1, 2}
+    assert world.answer("r2").token_ids == oracle(range(2, 5), 24)
+
+
+def test_a_failed_wide_step_is_computed_again() -> None:
+    for depth in (1, 2):
+        world, _ = drafting_world(0.8, 4, depth=depth, fail_at={4: StepFailedError("lost")})
+        for number in range(3):
+            world.add(f"r{number}", range(number, number + 6), max_tokens=20)
+        world.run()
+        for number in range(3):
+            assert world.answer(f"r{number}").token_ids == oracle(range(number, number + 6), 20)
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (5,), (3,)])
+def test_counts_that_cannot_be_fail_the_step(counts: tuple[int, ...]) -> None:
+    class Lying(RecordingRunner):
+        def collect(self, ticket: StepPlan, /) -> StepResult:
+            result = super().collect(ticket)
+            return attrs.evolve(result, counts=counts) if ticket.width > 1 else result
+
+    world = World(runner=Lying, max_width=4)
+    world.add("a", range(5), max_tokens=9)
+    world.run()
+    assert world.answer("a").reason is FinishReason.ERROR
+
+
+def test_a_wide_step_costs_its_plan_the_same_for_few_rows_and_many() -> None:
+    work = []
+    for rows in (4, 64):
+        world, _ = drafting_world(
+            0.0,
+            4,
+            max_num_seqs=65,
+            max_num_batched_tokens=512,
+            num_blocks=900,
+            max_model_len=64,
+            block_size=64,
+        )
+        for number in range(rows):
+            world.add(f"r{number}", range(number, number + 3), max_tokens=50)
+        for _ in range(3):
+            world.turn()
+        work.append(work_of_a_step(world))
+    assert work[0] == work[1]
+
+
+def test_a_row_is_looked_at_when_its_dates_come_and_set_right() -> None:
+    members = DecodeSet(block_size=4)
+    assert members.is_exact
+    world, _ = drafting_world(0.0, 8)
+    world.add("a", range(5), max_tokens=40)
+    while world.engine.has_work:
+        world.turn()
+        audit(world.scheduler)
+        for sequence in world.scheduler.table.rows.running:
+            reserved = [len(table) * 4 for table in sequence.block_tables]
+            assert max(reserved) <= len(sequence.token_ids) + 8 + 4
