@@ -24,7 +24,8 @@ from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.kv import BlockDirectory, KVEventPublisher
 from nanoserve.ports.lora import LoraFacts, LoraStore
 from nanoserve.ports.model_spec import CacheGroup
-from nanoserve.ports.request import Request
+from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.steering import PauseMode, Steering
 
 
 class Engine(Generic[TicketT]):
@@ -78,14 +79,21 @@ class Engine(Generic[TicketT]):
         self._kv_events = kv_events
         self._paranoid = paranoid
         self._events: list[EngineEvent] = []
+        self._paused: PauseMode | None = None
         self._lora_store = lora_store
 
     @property
     def has_work(self) -> bool:
         """True if a turn would compute, collect or report something."""
-        tiers = self.scheduler.cache.tiers
-        is_serving = self.scheduler.table.requests or self.scheduler.ended or self._pipeline
-        return bool(is_serving or (tiers is not None and tiers.is_busy))
+        table, tiers = self.scheduler.table, self.scheduler.cache.tiers
+        if self.scheduler.ended or self._pipeline:
+            return True
+        if self._paused is None:
+            return bool(table.requests or (tiers is not None and tiers.is_busy))
+        has_started = table.rows.running or table.waiting.head(table.rows.open_to)
+        return table.deadlines.is_due(self._clock.now()) or bool(
+            self._paused is PauseMode.WAIT and has_started
+        )
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
@@ -106,7 +114,10 @@ class Engine(Generic[TicketT]):
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened, as `Pipeline.advance` does."""
         events = self._events
-        self._pipeline.advance(events)
+        if self._paused is PauseMode.KEEP:
+            for sequence in self.scheduler.table.deadlines.due(self._clock.now()):
+                self.scheduler.finish(sequence, FinishReason.TIMEOUT)
+        self._pipeline.advance(events, fills=self._paused is not PauseMode.KEEP)
         if self._pipeline.recorder is not None:
             self._pipeline.recorder.note_turn()
         events[:0] = self.scheduler.notices
@@ -157,6 +168,24 @@ class Engine(Generic[TicketT]):
         if cache.events is not None:
             cache.events.note_cleared()
         self._publish_kv_events()
+
+    @property
+    def steering(self) -> Steering:
+        """Where it stands."""
+        return Steering(paused=self._paused is not None)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as ever."""
+        if mode is PauseMode.ABORT:
+            for request_id in self.request_ids():
+                self.abort(request_id)
+        self._paused = PauseMode.WAIT if mode is PauseMode.WAIT else PauseMode.KEEP
+        self.scheduler.table.waiting.is_closed = True
+
+    def resume(self) -> None:
+        """Go on where it was paused."""
+        self._paused = None
+        self.scheduler.table.waiting.is_closed = False
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
@@ -231,6 +260,7 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
         late_compiles=counted.late_compiles,
         graph_steps=dict(counted.graph_steps),
         lora_requests=dict(scheduler.table.loras.requests),
+        paused=scheduler.table.waiting.is_closed,
         device_wait_seconds=counted.device_wait_seconds or 0.0,
         tiers={} if scheduler.cache.tiers is None else scheduler.cache.tiers.counts(),
     )

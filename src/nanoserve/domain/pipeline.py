@@ -52,15 +52,16 @@ class Pipeline(Generic[TicketT]):
         """How many steps are in flight."""
         return len(self._in_flight)
 
-    def advance(self, events: list[EngineEvent]) -> None:
-        """Fill the pipeline, bring home the oldest step, and append its events.
+    def advance(self, events: list[EngineEvent], *, fills: bool = True) -> None:
+        """Fill the pipeline, unless it is only to be emptied, bring home the oldest step, and append its events.
 
         A step that fails ends the sequences at fault with an error; all others are computed again. Where no sequence is known to
         be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner cannot compute any more.
         """
         constraints, tiers = self._scheduler.constraints, self._scheduler.cache.tiers
         try:
-            self._fill()
+            if fills:
+                self._fill()
             if self._in_flight:
                 self._bring_home_oldest(events)
             elif constraints.compiling or constraints.late:

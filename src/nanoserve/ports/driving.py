@@ -12,10 +12,11 @@ from typing import Protocol, runtime_checkable
 
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineFacts, EngineState, Living
-from nanoserve.ports.engine_link import Command, Logged, Report, Watch
+from nanoserve.ports.engine_link import Command, Logged, Order, Report, Watch
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.lora import LoraFacts
 from nanoserve.ports.request import Request
+from nanoserve.ports.steering import PauseMode, Steering
 from nanoserve.ports.trace import Snapshot, Turn
 
 
@@ -59,6 +60,16 @@ class EngineHandle(Protocol):
 
     def forget_lora(self, name: str) -> None:
         """Let no request name an adapter any more. Raises `UnknownModelError`."""
+
+    @property
+    def steering(self) -> Steering:
+        """Where it stands."""
+
+    def pause(self, mode: PauseMode) -> None:
+        """Make no more steps but those that `mode` asks for; requests that arrive wait."""
+
+    def resume(self) -> None:
+        """Go on where it was paused."""
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
@@ -182,6 +193,13 @@ class EngineClient(Protocol):
 
     async def unload_lora(self, name: str) -> None:
         """Let requests no longer name an adapter; those that have can finish. Raises `UnknownModelError` or `EngineLoadingError`."""
+
+    @property
+    def steering(self) -> Steering:
+        """Where the engine stands, or stood last; one that takes its place comes back so."""
+
+    async def steer(self, order: Order) -> Steering:
+        """Have the engine carry out an order. Raises `BadValueError`, `ConflictError`, `EngineLoadingError` or `EngineDiedError`."""
 
     def watch(self, asked: Watch, listener: WatchListener) -> None:
         """Have every engine, this one and those that follow, keep a step log; again: report a snapshot of it.

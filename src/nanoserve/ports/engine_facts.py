@@ -69,6 +69,7 @@ class EngineFacts(EngineSizes):
         model: the folder or hub name it was started with; "built-in" for the embedded model.
         device: where it computes, cpu or cuda, and `dtype` in which numbers.
         threads: processor threads.
+        tensor_parallel_size: processes that compute the model.
         depth: steps in flight at once.
         loras: the names of the adapters that requests may name.
         kv_bytes: what all KV blocks take together.
@@ -81,6 +82,7 @@ class EngineFacts(EngineSizes):
     device: str
     dtype: str
     threads: int = 1
+    tensor_parallel_size: int = 1
     depth: int = 1
     loras: tuple[str, ...] = ()
     kv_bytes: int = 0
@@ -135,6 +137,7 @@ class EngineState:
         late_compiles: kernels that were not ready when a step needed them.
         graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
         lora_requests: requests by the adapter that they named, of those that have their names still.
+        paused: whether no steps are made although there may be work.
         tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty where nothing is.
     """
 
@@ -166,6 +169,7 @@ class EngineState:
     graph_steps: Mapping[str, int] = attrs.field(factory=dict)
     device_wait_seconds: float = 0.0
     lora_requests: Mapping[str, int] = attrs.field(factory=dict)
+    paused: bool = False
     tiers: Mapping[str, TierCounts] = attrs.field(factory=dict)
 
 

@@ -14,6 +14,7 @@ import attrs
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
+from nanoserve.ports.steering import PauseMode, Steering
 
 
 @attrs.frozen
@@ -68,7 +69,7 @@ class ForgetPrefixes:
 
 @attrs.frozen
 class LoadLora:
-    """Read an adapter and give it a name, beside running steps; answered by `LoraLoaded`.
+    """Read an adapter and give it a name, beside running steps; answered by `Obeyed`.
 
     Attributes:
         number: tells answers apart.
@@ -83,10 +84,30 @@ class LoadLora:
 
 @attrs.frozen
 class UnloadLora:
-    """Let no request name an adapter any more; answered by `LoraLoaded`."""
+    """Let no request name an adapter any more; answered by `Obeyed`."""
 
     number: int
     name: str
+
+
+@attrs.frozen
+class Pause:
+    """Make no more steps; answered by `Obeyed` once what runs is where `mode` wants it.
+
+    Attributes:
+        forgets: whether the prefix cache is emptied then.
+    """
+
+    mode: PauseMode
+    forgets: bool = False
+    number: int = 0
+
+
+@attrs.frozen
+class Resume:
+    """Go on after a `Pause`; answered by `Obeyed`."""
+
+    number: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -173,12 +194,13 @@ class Refused:
 
 
 @attrs.frozen
-class LoraLoaded:
-    """An adapter has its name, or has none any more; or the class and the text of the error for which that was refused."""
+class Obeyed:
+    """A numbered command was carried out; or the class and the text of the error for which it was refused."""
 
     number: int
     error: str = ""
     message: str = ""
+    steering: Steering | None = None
 
 
 @attrs.frozen
@@ -238,13 +260,17 @@ Command = (
     | ForgetPrefixes
     | LoadLora
     | UnloadLora
+    | Pause
+    | Resume
     | Watch
     | Unwatch
     | Follow
     | Opened
     | Stop
 )
-Report = Prepared | Began | Ready | Failed | Refused | Turned | LoraLoaded | Logged | Moved
+Report = Prepared | Began | Ready | Failed | Refused | Turned | Obeyed | Logged | Moved
+Order = Pause | Resume
+"""What steers an engine."""
 
 
 def owner_of(request_id: str) -> str:

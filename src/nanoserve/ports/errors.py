@@ -91,5 +91,9 @@ class UnknownModelError(NanoserveError):
     """The request names a model that is not served here."""
 
 
+class ConflictError(NanoserveError):
+    """What is asked for cannot be done in the state that the engine is in."""
+
+
 class DeadlineError(NanoserveError):
     """The request's time was over before any of its answer was there."""

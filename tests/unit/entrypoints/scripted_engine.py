@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from nanoserve.adapters.engine_process.client.requests import reported_error
+from nanoserve.adapters.engine_process.host.obeying import Obeying
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.ports.driving import EngineHandle, EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
+from nanoserve.ports.engine_link import Obeyed, Order, Report
 from nanoserve.ports.errors import EngineDiedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.request import Request
+from nanoserve.ports.steering import Steering
 from tests.inside import inside
 from tests.unit.entrypoints.server.watch.watched_engine import WatchedEngine
 
@@ -76,6 +80,26 @@ class ScriptedEngine:
 
     async def unload_lora(self, name: str) -> None:
         self.engine.forget_lora(name)
+
+    @property
+    def steering(self) -> Steering:
+        return self.engine.steering
+
+    async def steer(self, order: Order) -> Steering:
+        reports: list[Report] = []
+        obeying = Obeying(self.engine, reports.append)
+        obeying.obey(order)
+        while not reports:
+            self._wake.set()
+            await asyncio.sleep(0)
+            if not self.engine.has_work:
+                obeying.settle()
+        self._wake.set()
+        obeyed = reports[0]
+        assert isinstance(obeyed, Obeyed)
+        if obeyed.error:
+            raise reported_error(obeyed.error, obeyed.message)
+        return self.engine.steering
 
     @property
     def is_idle(self) -> bool:

@@ -65,9 +65,13 @@ class WaitingQueue:
 
     The order is a sequence's own (`Sequence.order`), so a preempted sequence comes back to the place it had. Sequences
     held back for something that is not there yet count as waiting, but stand in no line.
+
+    Attributes:
+        is_closed: whether only preempted sequences come next.
     """
 
     def __init__(self, classes: Collection[RequestClass]) -> None:
+        self.is_closed = False
         self._lines = {each.name: LazyHeap[Sequence](_is_waiting) for each in classes}
         self._lengths = {each.name: 0 for each in classes}
         self._bounds = {each.name: each.max_waiting for each in classes}
@@ -106,6 +110,8 @@ class WaitingQueue:
         best: Sequence | None = None
         for name, line in self._lines.items():
             entry = line.peek()
+            if entry and self.is_closed and entry[1].phase is not Phase.PREEMPTED:
+                continue
             if entry and is_open(name) and (best is None or entry[1].order < best.order):
                 best = entry[1]
         return best
@@ -160,6 +166,11 @@ class Deadlines:
         for time in (sequence.request.deadline, sequence.request.queue_timeout):
             if time is not None:
                 self._alarms.note_death()
+
+    def is_due(self, now: float) -> bool:
+        """Whether there are any."""
+        entry = self._alarms.peek()
+        return entry is not None and entry[0] <= now
 
     def due(self, now: float) -> list[Sequence]:
         """The sequences whose time is up at clock reading `now`, in order of their alarms."""

@@ -266,6 +266,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         device=found.device,
         dtype=found.dtype,
         threads=loaded.threads,
+        tensor_parallel_size=settings.tensor_parallel_size,
         depth=choices.choose_depth(settings, found.device),
         loras=tuple(named_loras(settings.lora)),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,

@@ -19,7 +19,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.page.files import INDEX, Page, read_page
-from nanoserve.entrypoints.server import loras
+from nanoserve.entrypoints.server import loras, steering
 from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
@@ -60,6 +60,7 @@ class Server:
     feed: LiveFeed
     redaction: Redaction | None = None
     host_names: Collection[str] | None = None
+    steering_keys: security.KeyRing = attrs.field(init=False)
     tracing: Tracing | None = None
     counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
@@ -74,6 +75,7 @@ class Server:
     def __attrs_post_init__(self) -> None:
         bounds = self.settings.bounds
         spans = None if self.tracing is None else self.tracing.write_spans
+        self.steering_keys = security.read_steering_keys(self.settings.access, self.keys)
         folder = self.settings.access.lora_dir
         self.lora_folders = None if folder is None else loras.LoraFolders(folder)
         self.conversations = ConversationStore(lifetime=bounds.conversation_lifetime, now=self.clock.now)
@@ -136,11 +138,13 @@ class Server:
         readable: Collection[str] = (),
         names: Collection[str] | None = None,
         counting: Counting | None = None,
+        own_keys: tuple[Collection[str], security.KeyRing] | None = None,
         document: ApiDocument | None = None,
     ) -> AccessLog:
         """Routes behind every layer: the log, CORS and the gate.
 
         `readable` paths need no key; None as `names` allows all, and as `counting` has the rate limits hold here alone.
+        `own_keys` are paths that take no client's key, and the keys they take.
         """
         access, bounds = self.settings.access, self.settings.bounds
         app: ASGIApp = Litestar(
@@ -162,6 +166,7 @@ class Server:
             shapes=shapes,
             readable=readable,
             names=names,
+            own_keys=own_keys,
         )
         if access.cors_origin:
             app = security.Cors(app, access.cors_origin)
@@ -169,8 +174,14 @@ class Server:
 
     def for_clients(self, routes: Sequence[Any], **more: Any) -> AccessLog:
         """One that every protocol's clients call, under the names and the limits of this server."""
+        own_keys = (steering.PATHS, self.steering_keys) if self.settings.access.steering else None
         return self.guarded(
-            routes, shapes=ERROR_SHAPES, names=self.host_names, counting=self.counting, **more
+            routes,
+            shapes=ERROR_SHAPES,
+            names=self.host_names,
+            counting=self.counting,
+            own_keys=own_keys,
+            **more,
         )
 
 
@@ -181,6 +192,7 @@ def make_app(server: Server) -> AccessLog:
     document = ApiDocument(routes, server.dependencies(), ERROR_SHAPES)
     if server.lora_folders is not None:
         routes += loras.ROUTES
+    routes += steering.ROUTES if server.settings.access.steering else [steering.turned_off]
     own = [*openapi.ROUTES, *(page.ROUTES if ui else page.ROUTES_WITHOUT_PAGE)]
     readable = read_page().paths if ui else (INDEX,)
     return server.for_clients([*routes, *own], readable=readable, document=document)

@@ -22,9 +22,10 @@ from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, r
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.entrypoints.server import serving
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
-from nanoserve.entrypoints.server.http.security import KeyRing, read_keys
+from nanoserve.entrypoints.server.http.security import KeyRing, read_keys, read_steering_keys
 from nanoserve.entrypoints.server.report import Started
 from nanoserve.entrypoints.server.sockets import (
+    is_on_this_machine,
     listening_sockets,
     model_names,
     raise_open_files,
@@ -58,6 +59,7 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     listen = settings.serve.listen
     _check_workers(listen)
     keys = read_keys(settings.serve.access, settings.class_names)
+    own_keys = read_steering_keys(settings.serve.access, keys)
     if len(keys) and not settings.serve.access.share_prefix_cache:
         settings = isolated(settings)
     if settings.trace.trace is not None:
@@ -66,6 +68,8 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     raise_open_files(settings.serve.bounds.max_connections)
     with contextlib.ExitStack() as stack:
         groups = stack.enter_context(listening_sockets(listen))
+        if settings.serve.access.steering and not len(own_keys) and not is_on_this_machine(groups[0]):
+            raise BadValueError("steering_key", "is needed where other machines can connect; give one")
         admin = [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else ()
         scraped: Sequence[socket.socket] = ()
         if listen.metrics_port is not None:

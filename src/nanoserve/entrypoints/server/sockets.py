@@ -130,6 +130,11 @@ def is_on_loopback(sockets: Sequence[socket.socket]) -> bool:
     )
 
 
+def is_on_this_machine(sockets: Sequence[socket.socket]) -> bool:
+    """Whether no other machine can connect."""
+    return is_on_loopback([each for each in sockets if each.family != socket.AF_UNIX])
+
+
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

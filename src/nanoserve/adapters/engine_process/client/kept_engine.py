@@ -20,6 +20,7 @@ from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import EngineDiedError, EngineLoadingError, NanoserveError
 from nanoserve.ports.request import Request
+from nanoserve.ports.steering import PauseMode, Steering
 
 _AWAY: Final = (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED)
 TRANSITIONS: Final = {
@@ -84,6 +85,8 @@ class KeptEngine(Generic[KeeperT]):
         self._folders: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[None]] = {}
+        self._pause: engine_link.Pause | None = None
+        self._steering = Steering()
 
     @property
     def status(self) -> EngineStatus:
@@ -100,6 +103,11 @@ class KeptEngine(Generic[KeeperT]):
     def restarts(self) -> int:
         """How often it had to be started again."""
         return self.keeper.restarts
+
+    @property
+    def steering(self) -> Steering:
+        """Where the engine stood when it last obeyed an order; a pause counts from the moment at which it is asked for."""
+        return attrs.evolve(self._steering, paused=self._pause is not None)
 
     @property
     def is_idle(self) -> bool:
@@ -152,15 +160,29 @@ class KeptEngine(Generic[KeeperT]):
             self.facts = attrs.evolve(self.facts, loras=tuple([each for each in names if each not in fewer]))
             self.on_move()
 
-    async def _ask(self, command: engine_link.LoadLora | engine_link.UnloadLora) -> None:
-        if self._status is not EngineStatus.READY:
-            raise EngineLoadingError("the engine is starting; try again later")
+    async def steer(self, order: engine_link.Order) -> Steering:
+        """Have the engine carry out an order. One that dies while it is paused comes back paused."""
+        self._check_ready()
+        match order:
+            case engine_link.Pause():
+                self._pause = order
+            case engine_link.Resume():
+                self._pause = None
+        await self._ask(attrs.evolve(order, number=next(self._numbers)))
+        return self.steering
+
+    async def _ask(self, command: engine_link.LoadLora | engine_link.UnloadLora | engine_link.Order) -> None:
+        self._check_ready()
         answer = self._asked[command.number] = asyncio.get_running_loop().create_future()
         try:
             self.requests.send(command)
             await answer
         finally:
             del self._asked[command.number]
+
+    def _check_ready(self) -> None:
+        if self._status is not EngineStatus.READY:
+            raise EngineLoadingError("the engine is starting; try again later")
 
     def watch(self, asked: engine_link.Watch, listener: WatchListener) -> None:
         """Have this engine and those that follow keep a step log."""
@@ -186,7 +208,7 @@ class KeptEngine(Generic[KeeperT]):
                 self.facts = attrs.evolve(facts, loras=tuple(names))
             case engine_link.Refused():
                 self.requests.refuse(report)
-            case engine_link.LoraLoaded():
+            case engine_link.Obeyed():
                 self._answer(report)
             case engine_link.Logged():
                 self._tell(report)
@@ -196,6 +218,8 @@ class KeptEngine(Generic[KeeperT]):
     def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
         """An engine is ready and takes commands: what waits for one is its work now."""
         self.requests.engine = send
+        if self._pause is not None:
+            self.requests.send(engine_link.Pause(PauseMode.KEEP))
         for name, folder in self._folders.items():
             self.requests.send(engine_link.LoadLora(next(self._numbers), name, folder, at_once=True))
         self.move(EngineStatus.READY)
@@ -211,7 +235,7 @@ class KeptEngine(Generic[KeeperT]):
             for answer in self._asked.values():
                 if not answer.done():
                     answer.set_exception(
-                        EngineDiedError("the engine ended while it read an adapter; load it again")
+                        EngineDiedError("the engine ended before it had done this; ask for it again")
                     )
         self._tell(status)
         self._settled.set()
@@ -229,11 +253,12 @@ class KeptEngine(Generic[KeeperT]):
         if self._status is not EngineStatus.STOPPED:
             self.close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
 
-    def _answer(self, report: engine_link.LoraLoaded) -> None:
+    def _answer(self, report: engine_link.Obeyed) -> None:
+        self._steering = report.steering or self._steering
         answer = self._asked.get(report.number)
-        if answer is None:  # of one that a new engine has read again
+        if answer is None or answer.done():  # of what a new engine has to do again
             if report.error:
-                structlog.get_logger().error("an adapter could not be read again", reason=report.message)
+                structlog.get_logger().error("a new engine could not do this again", reason=report.message)
         elif report.error:
             answer.set_exception(reported_error(report.error, report.message))
         else:

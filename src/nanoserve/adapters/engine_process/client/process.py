@@ -240,7 +240,8 @@ class EngineLife:
             case Failed():
                 self.failure = reported_error(report.error, report.message)
             case Turned(events, state):
-                if events or (state and state.last_step > self._last_step) or self._is_idle():
+                has_news = events or (state and (state.paused or state.last_step > self._last_step))
+                if has_news or self._is_idle():
                     self._watch.note_progress()
                 if state:
                     self._last_step = state.last_step

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from nanoserve.adapters.engine_process.host.lora_reading import READ_PERIOD, LoraReading
+from nanoserve.adapters.engine_process.host.obeying import Obeying
 from nanoserve.adapters.engine_process.host.watching import BATCH_PERIOD, Watching
 from nanoserve.ports import engine_link
 from nanoserve.ports.driving import EngineHandle, Link
@@ -39,6 +40,7 @@ class EngineLoop:
         self._next_report = self._next_leak_count = 0.0
         self._has_owners = False
         self._reading = LoraReading(engine, link.send)
+        self._obeying = Obeying(engine, link.send)
 
     def run(self) -> None:
         """Work until a `Stop` comes."""
@@ -50,6 +52,8 @@ class EngineLoop:
                     self._watching.finish()
                     return
                 self._obey(command)
+            if self._obeying.pauses and not self._engine.has_work:
+                self._obeying.settle()
             if self._engine.has_work:
                 self._turn()
             else:
@@ -79,6 +83,8 @@ class EngineLoop:
                 self._reading.begin(command)
             case engine_link.UnloadLora():
                 self._reading.unload(command)
+            case engine_link.Pause() | engine_link.Resume():
+                self._obeying.obey(command)
             case engine_link.Watch():
                 self._watching.start(command)
             case engine_link.Unwatch():

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from nanoserve.ports.driving import EngineHandle
-from nanoserve.ports.engine_link import LoadLora, LoraLoaded, Report, UnloadLora
+from nanoserve.ports.engine_link import LoadLora, Obeyed, Report, UnloadLora
 from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.lora import LoraFacts
 
@@ -19,7 +19,7 @@ READ_PERIOD: Final = 0.01
 
 
 class LoraReading:
-    """Obeys `LoadLora` and `UnloadLora`, and answers with `LoraLoaded`.
+    """Obeys `LoadLora` and `UnloadLora`, and answers with `Obeyed`.
 
     Attributes:
         begun: how many adapters are being read.
@@ -52,7 +52,7 @@ class LoraReading:
         except NanoserveError as error:
             self._refuse(command.number, error)
         else:
-            self._send(LoraLoaded(command.number))
+            self._send(Obeyed(command.number))
 
     def _put(self, command: LoadLora) -> None:
         self._read.put((command, self._facts(command)))
@@ -68,9 +68,9 @@ class LoraReading:
             self._refuse(command.number, found)
             return
         self._engine.name_lora(command.name, found)
-        self._send(LoraLoaded(command.number))
+        self._send(Obeyed(command.number))
 
     def _refuse(self, number: int, error: Exception) -> None:
         if not isinstance(error, NanoserveError):
             structlog.get_logger().error("an adapter could not be read", error=repr(error))
-        self._send(LoraLoaded(number, type(error).__name__, str(error)))
+        self._send(Obeyed(number, type(error).__name__, str(error)))

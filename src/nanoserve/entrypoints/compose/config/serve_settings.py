@@ -98,6 +98,14 @@ class AccessSettings:
         or_none(text("FOLDER"), "none"),
         "Let clients load LoRA adapters from folders below this one, by /v1/load_lora_adapter; needs --max-loras.",
     )
+    steering: bool = setting(
+        False, boolean(), "Let trainers pause the engine and steer it otherwise (see docs/rl.md)."
+    )
+    steering_key: tuple[Secret, ...] = setting(
+        (),
+        secrets(),
+        "A key that --steering wants and clients do not have; needed where clients have keys, or on other machines.",
+    )
     cors_origin: tuple[str, ...] = setting(
         (), origins(), "A web origin whose pages may call the server; repeatable, * is every one."
     )

@@ -115,6 +115,7 @@ _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
     (errors.DrainingError, _means(503, "draining")),
     (errors.EngineLoadingError, _means(503, "engine_loading")),
     (ServiceUnavailableError, _means(503, "unavailable")),
+    (errors.ConflictError, _means(409, "conflict")),
     (errors.DeadlineError, _means(504, "deadline_exceeded")),
     (errors.EngineDiedError, _means(500, "engine_died")),
     (

@@ -102,12 +102,16 @@ class KeyRing:
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented. Every key is compared, each in constant time, so that time tells nothing."""
-        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
+        digest = _digest(presented)
         found = None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
                 found = key
         return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 ANONYMOUS: Final = b""
@@ -129,6 +133,8 @@ class Gate:
             header passes: browsers always send one.
         readable: paths that may be read without a key: the files of the page, which are the same everywhere and say
             nothing of this server.
+        own_keys: paths that change what all are answered, and the keys that they take instead of clients' keys. Where there are none,
+            pages in a browser, which say where they are from, may not call them.
     """
 
     _app: ASGIApp
@@ -138,6 +144,7 @@ class Gate:
     _shapes: Shapes
     _readable: Collection[str] = ()
     _names: Collection[str] | None = None
+    _own_keys: tuple[Collection[str], KeyRing] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -165,7 +172,13 @@ class Gate:
                 )
 
     def _let_in(self, scope: Any) -> None:
-        key = self._key_of(scope) if len(self._keys) else self._anonymous
+        keys = self._keys
+        if self._own_keys is not None and scope["path"] in self._own_keys[0]:
+            keys = self._own_keys[1]
+            if not len(keys) and any(name == b"origin" for name, _ in scope["headers"]):
+                message = "Pages in a browser may not steer the engine; give it a --steering-key."
+                raise RequestError(403, message, code="origin_not_allowed")
+        key = _key_of(scope, keys) if len(keys) else self._anonymous
         peer = scope.get("client")
         client = key.client if key.client.identity or not peer else attrs.evolve(key.client, identity=peer[0])
         scope["state"][_CLIENT_KEY] = client
@@ -174,21 +187,22 @@ class Gate:
         if scope["method"] == "POST":
             self._limits.spend(key)
 
-    def _key_of(self, scope: Any) -> Key:
-        presented = _presented(scope["headers"])
-        if presented is None:
-            message = "A key is needed: send it as the header Authorization: Bearer KEY."
-            raise _unauthorized(message, "missing_api_key")
-        key = self._keys.find(presented)
-        if key is None:
-            raise _unauthorized("The key is not one of this server's.", "invalid_api_key")
-        return key
-
 
 def client_of(request: Request[Any, Any, Any]) -> Client:
     """The client that the gate found; for injection into handlers."""
     client: Client = request.scope["state"].get(_CLIENT_KEY) or Client()
     return client
+
+
+def _key_of(scope: Any, keys: KeyRing) -> Key:
+    presented = _presented(scope["headers"])
+    if presented is None:
+        message = "A key is needed: send it as the header Authorization: Bearer KEY."
+        raise _unauthorized(message, "missing_api_key")
+    key = keys.find(presented)
+    if key is None:
+        raise _unauthorized("The key is not one of this server's.", "invalid_api_key")
+    return key
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
@@ -268,6 +282,20 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
     return KeyRing([key for key in keys if distinct[key.digest] is key])
 
 
+def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
+    """The keys that steering wants. Raises `BadValueError` where clients have keys and it has none, or one of theirs."""
+    found = KeyRing(
+        [Key(digest=_digest(each.value), client=Client(name="steering")) for each in settings.steering_key]
+    )
+    if settings.steering and len(keys) and not len(found):
+        raise BadValueError(
+            "steering_key", "is needed where clients have keys; give one that none of them has"
+        )
+    if set(found.digests) & set(keys.digests):
+        raise BadValueError("steering_key", "is a client's key too; give one that no client has")
+    return found
+
+
 @attrs.frozen
 class _Entry:
     """One key as it was written: its name if it brings none, its place for errors, and its fields."""
@@ -282,7 +310,7 @@ def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) 
     if ("key" in fields) == ("sha256" in fields):
         raise BadValueError("api_key_file", f"{entry.place} must have either key or sha256")
     if "key" in fields:
-        digest = hashlib.sha256(fields["key"][0].value.encode()).digest()
+        digest = _digest(fields["key"][0].value)
     elif re.fullmatch(r"[0-9a-fA-F]{64}", fields["sha256"]):
         digest = bytes.fromhex(fields["sha256"])
     else:

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 from litestar import get, post
 from litestar.di import NamedDependency
+from litestar.params import FromQuery
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
@@ -28,10 +29,16 @@ class Version(msgspec.Struct):
     version: str
 
 
+class WorldSize(msgspec.Struct):
+    """How many processes compute the model."""
+
+    world_size: int
+
+
 class ServerInfo(msgspec.Struct, kw_only=True):
     """The decisions of the server's start; `default_sampling` comes from the file that is named beside it.
 
-    From `model_id` on, what gateways made for SGLang read.
+    From `model_id` on, what gateways made for SGLang read; `vllm_config` is there where `config_format=json` asks for it.
     """
 
     version: str
@@ -50,6 +57,7 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     max_total_tokens: int
     max_prefill_tokens: int
     max_running_requests: int
+    vllm_config: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -79,6 +87,7 @@ async def server_info(
     engine: NamedDependency[EngineClient],
     bounds: NamedDependency[BoundSettings],
     service: NamedDependency[TextService],
+    config_format: FromQuery[str | None] = None,
 ) -> ServerInfo:
     """Model, device, sizes, memory, bounds, and the sampling defaults with their origin."""
     facts, names = service.facts, service.settings.model_names
@@ -94,10 +103,24 @@ async def server_info(
         model_id=names[0],
         model_path=facts.model,
         served_model_name=names[0],
+        tp_size=facts.tensor_parallel_size,
+        vllm_config=_vllm_config(facts, names[0]) if config_format == "json" else msgspec.UNSET,
         max_total_tokens=facts.num_kv_blocks * facts.block_size,
         max_prefill_tokens=facts.max_num_batched_tokens,
         max_running_requests=facts.max_num_seqs,
     )
+
+
+def _vllm_config(facts: EngineFacts, name: str) -> dict[str, Any]:
+    """What trainers made for vLLM read of its configuration, under its names."""
+    model = {"model": facts.model, "served_model_name": name, "max_model_len": facts.max_model_len}
+    loras = {"max_lora_rank": facts.max_lora_rank, "max_loras": facts.max_loras}
+    return {
+        "model_config": {**model, "dtype": f"torch.{facts.dtype}"},
+        "lora_config": loras if facts.max_loras else None,
+        "parallel_config": {"data_parallel_size": 1, "tensor_parallel_size": facts.tensor_parallel_size},
+        "weight_transfer_config": None,
+    }
 
 
 @get(["/model_info", "/get_model_info"], summary="What the model is", tags=["operation"])
@@ -114,19 +137,26 @@ async def model_info(service: NamedDependency[TextService]) -> ModelInfo:
 
 
 class Done(msgspec.Struct):
-    """It was done."""
+    """It was done; clients of different age read different fields."""
 
     status: str = "ok"
+    success: bool = True
 
 
 @post("/reset_prefix_cache", status_code=200, summary="Empty the prefix cache", tags=["administration"])
 async def reset_prefix_cache(engine: NamedDependency[EngineClient]) -> Done:
     """Cached prefixes are computed again when they are needed; running requests are not touched."""
     engine.forget_prefixes()
-    structlog.get_logger().info("the prefix cache was emptied by an administrator")
+    structlog.get_logger().info("the prefix cache was emptied")
     return Done()
 
 
-ROUTES: Final = (version, server_info, model_info)
+@get("/get_world_size", summary="How many processes compute the model", tags=["operation"])
+async def get_world_size(service: NamedDependency[TextService]) -> WorldSize:
+    """The ranks of tensor parallelism."""
+    return WorldSize(service.facts.tensor_parallel_size)
+
+
+ROUTES: Final = (version, server_info, model_info, get_world_size)
 ADMIN_ROUTES: Final = (reset_prefix_cache,)
 """Served on a socket of their own, and on no other."""

@@ -57,9 +57,9 @@ class Health:
         return self.obstacle_to_progress
 
     def last_step_age(self) -> float:
-        """Seconds that the engine has had work and made no step; 0 while it has none."""
+        """Seconds that the engine has had work and made no step; 0 while it has none or is paused."""
         state, now = self.engine.state, self.clock.now()
-        if state is None or not state.running + state.waiting:
+        if state is None or state.paused or not state.running + state.waiting:
             self._busy_since = None
             return 0.0
         if self._busy_since is None:

@@ -57,7 +57,7 @@ class WorkerStart:
 
 def encode_start(start: WorkerStart) -> bytes:
     """What is sent."""
-    access = attrs.evolve(start.settings.serve.access, api_key=())
+    access = attrs.evolve(start.settings.serve.access, api_key=(), steering=False, steering_key=())
     serve = attrs.evolve(start.settings.serve, access=access)
     body = msgspec.msgpack.encode(attrs.evolve(start, settings=attrs.evolve(start.settings, serve=serve)))
     return _LENGTH.pack(len(body)) + body

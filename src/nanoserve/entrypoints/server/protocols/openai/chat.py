@@ -52,6 +52,7 @@ from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
 _DONE: Final = b"data: [DONE]\n\n"
+_FINISH_NAMES: Final = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
 
 
 @post("/v1/chat/completions", status_code=200, **documented(ChatBody))
@@ -201,12 +202,11 @@ class ChunkWriter(abc.ABC):
     def _end_fields(self, piece: Piece) -> dict[str, Any]:
         """What choices of every kind say of a piece, behind their text.
 
-        An answer that was cut by its deadline, or because the server had to leave, is shorter than it could have been:
-        `length`, with the cause in `stop_reason`.
+        An answer that was cut by its deadline is shorter than it could have been: `length`, with the cause in `stop_reason`.
         """
         reason, stop = piece.finish_reason, piece.stop
         fields: dict[str, Any] = {
-            "finish_reason": reason and ("stop" if reason is FinishReason.STOP else "length")
+            "finish_reason": reason and _FINISH_NAMES.get(reason, "length"),
         }
         if stop is None and reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
             stop = reason.value

@@ -128,7 +128,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool = False
 
 
-FinishName = Literal["stop", "length", "tool_calls"]
+FinishName = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class ScoredToken(msgspec.Struct):

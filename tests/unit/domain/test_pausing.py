@@ -1,0 +1,126 @@
+"""A paused engine: what goes on, what stays where it is, what waits, and that nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.steering import PauseMode
+from tests.unit.domain.world import World, oracle
+
+LONG = 20
+
+
+def running(depth: int = 1, count: int = 3, **limits: Any) -> World:
+    """A world in which so many requests are in the middle of their answers."""
+    world = World(depth=depth, **limits)
+    for number in range(count):
+        world.add(f"r{number}", [number + 1, 5, 7], max_tokens=LONG)
+    for _ in range(4):
+        world.turn()
+    return world
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_keep_brings_home_what_is_in_flight_and_goes_on_where_it_stopped(depth: int) -> None:
+    world = running(depth)
+    rows = {each.request.request_id: each.row for each in world.scheduler.table.rows.running}
+    world.engine.pause(PauseMode.KEEP)
+    world.run()
+    steps, free = world.scheduler.step, world.free_blocks
+    assert not world.engine.has_work
+    assert world.scheduler.flights == []
+    assert {each.request.request_id: each.row for each in world.scheduler.table.rows.running} == rows
+    world.add("late", [9, 9], max_tokens=4)
+    assert not world.engine.has_work
+    assert (world.scheduler.step, world.free_blocks) == (steps, free)
+    assert world.engine.state().paused
+    world.engine.resume()
+    world.run()
+    assert world.preemptions == 0
+    for number in range(3):
+        assert world.answer(f"r{number}").token_ids == oracle([number + 1, 5, 7], LONG)
+    assert world.answer("late").token_ids == oracle([9, 9], 4)
+
+
+def test_wait_finishes_what_runs_and_admits_nothing() -> None:
+    world = running(count=2, max_num_seqs=2)
+    world.add("behind", [3, 3], max_tokens=4)
+    world.engine.pause(PauseMode.WAIT)
+    world.add("late", [4, 4], max_tokens=4)
+    world.run()
+    assert [world.answer(f"r{number}").reason for number in range(2)] == [FinishReason.LENGTH] * 2
+    assert [world.answer(name).token_ids for name in ("behind", "late")] == [[], []]
+    world.engine.resume()
+    world.run()
+    assert world.answer("behind").token_ids == oracle([3, 3], 4)
+    assert world.answer("late").token_ids == oracle([4, 4], 4)
+
+
+def test_wait_finishes_those_too_that_give_their_blocks_back() -> None:
+    world = World(num_blocks=8, max_num_seqs=2)
+    world.add("old", [1, 2, 3], max_tokens=LONG)
+    world.add("young", [4, 5, 6], max_tokens=LONG)
+    world.turn()
+    world.engine.pause(PauseMode.WAIT)
+    world.add("late", [7], max_tokens=2)
+    world.run()
+    assert world.preemptions
+    assert world.answer("old").token_ids == oracle([1, 2, 3], LONG)
+    assert world.answer("young").token_ids == oracle([4, 5, 6], LONG)
+    assert world.answer("late").token_ids == []
+
+
+def test_abort_ends_all_with_what_they_have() -> None:
+    world = running(2)
+    world.engine.pause(PauseMode.ABORT)
+    world.run()
+    for number in range(3):
+        answer = world.answer(f"r{number}")
+        assert answer.reason is FinishReason.ABORT
+        assert answer.token_ids
+        assert answer.token_ids == oracle([number + 1, 5, 7], LONG)[: len(answer.token_ids)]
+    assert world.free_blocks == [64]
+    world.add("late", [8], max_tokens=2)
+    assert not world.engine.has_work
+    world.engine.resume()
+    world.run()
+    assert world.answer("late").token_ids == oracle([8], 2)
+
+
+def test_a_paused_engine_frees_who_leaves_and_who_runs_out_of_time() -> None:
+    world = running()
+    world.add("waits", [9], queue_timeout=5.0)
+    world.engine.pause(PauseMode.KEEP)
+    world.run()
+    kept = world.free_blocks[0]
+    world.engine.abort("r1")
+    world.run()
+    assert world.answer("r1").reason is FinishReason.ABORT
+    assert world.free_blocks[0] > kept
+    world.clock.time += 10
+    assert world.engine.has_work
+    world.run()
+    assert world.answer("waits").reason is FinishReason.TIMEOUT
+    world.engine.resume()
+    world.run()
+    assert world.answer("r0").token_ids == oracle([1, 5, 7], LONG)
+
+
+@pytest.mark.parametrize("mode", PauseMode)
+def test_pausing_twice_and_resuming_without_a_pause_change_nothing(mode: PauseMode) -> None:
+    world = running()
+    world.engine.resume()
+    world.engine.pause(mode)
+    world.run()
+    world.engine.pause(mode)
+    assert not world.engine.has_work
+    stood = [world.engine.steering.paused]
+    world.engine.resume()
+    world.engine.resume()
+    stood.append(world.engine.steering.paused)
+    assert stood == [True, False]
+    world.run()
+    assert world.scheduler.table.requests == {}

@@ -1,0 +1,135 @@
+"""The routes of trainers: who may call them, what they answer, and what they do to clients."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
+
+import httpx
+import pytest
+
+from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.compose.config.kinds import Secret
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from nanoserve.entrypoints.server.http.security import Key, KeyRing, read_keys, read_steering_keys
+from nanoserve.entrypoints.server.steering import PATHS
+from nanoserve.ports.errors import BadValueError
+from tests.patience import PATIENCE, wait_until
+from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
+
+STEERED = AccessSettings(steering=True)
+
+
+def client(world: AppWorld, key: str | None = None) -> httpx.Client:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=world.url, timeout=PATIENCE, trust_env=False, headers=headers)
+
+
+def ask(world: AppWorld, **more: Any) -> dict[str, Any]:
+    body = {"model": "scripted", "prompt": "abc", "max_tokens": 6, "seed": 1, "ignore_eos": True}
+    with client(world) as http:
+        answer = http.post("/v1/completions", json={**body, **more})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_without_the_flag_each_route_says_how_to_turn_it_on() -> None:
+    with app_world() as world, client(world) as http:
+        for path in PATHS:
+            for answer in (http.get(path), http.post(path)):
+                assert answer.status_code == 404
+                assert "--steering" in answer.json()["error"]["message"]
+        assert ask(world)["choices"][0]["text"]
+
+
+def test_requests_of_a_paused_server_wait_and_are_answered_after_it() -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        expected = ask(world)["choices"][0]["text"]
+        assert http.get("/is_paused").json() == {"is_paused": False}
+        assert http.post("/pause", params={"mode": "keep"}).json() == {"status": "paused"}
+        assert http.get("/is_paused").json() == {"is_paused": True}
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, world)
+            wait_until(lambda: len(world.engine.requests) == 2)
+            steps = world.engine.engine.scheduler.step
+            assert http.get("/health").status_code == 200
+            assert (waiting.done(), world.engine.engine.scheduler.step) == (False, steps)
+            assert http.post("/resume").json() == {"status": "resumed"}
+            assert waiting.result(PATIENCE)["choices"][0]["text"] == expected
+        assert http.post("/reset_prefix_cache", json={}).json() == {"success": True, "status": "ok"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_aborted_answer_is_what_there_was_and_says_so(stream: bool) -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        whole = ask(world, max_tokens=60)["choices"][0]["text"]
+        world.engine.budget = 10
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            body = {"model": "scripted", "prompt": "abc", "max_tokens": 60, "seed": 1}
+            asked = pool.submit(
+                http.post, "/v1/completions", json={**body, "ignore_eos": True, "stream": stream}
+            )
+            wait_until(lambda: world.engine.budget == 0)
+            with client(world) as trainer:
+                paused = pool.submit(trainer.post, "/pause")
+                wait_until(lambda: world.engine.steering.paused)
+                world.engine.allow(None)
+                assert paused.result(PATIENCE).json() == {"status": "paused"}
+            answer = asked.result(PATIENCE)
+        if stream:
+            assert '"finish_reason":"abort"' in answer.text
+        else:
+            choice = answer.json()["choices"][0]
+            assert choice["finish_reason"] == "abort"
+            assert choice["text"]
+            assert whole.startswith(choice["text"])
+            assert len(choice["text"]) < len(whole)
+
+
+def test_a_wrong_mode_is_named() -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        refused = http.post("/pause", params={"mode": "stop"})
+        assert refused.status_code == 400
+        assert "keep, wait, abort" in refused.json()["error"]["message"]
+        assert http.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_steering_has_a_key_of_its_own() -> None:
+    access = AccessSettings(
+        api_key=(Secret("sk-client"),), steering=True, steering_key=(Secret("sk-trainer"),)
+    )
+    with app_world(access=access) as world:
+        for key, steers, asks in ((None, 401, 401), ("sk-client", 401, 200), ("sk-trainer", 200, 401)):
+            with client(world, key) as http:
+                assert http.get("/is_paused").status_code == steers
+                assert http.get("/v1/models").status_code == asks
+
+
+def test_pages_in_a_browser_cannot_steer_without_a_key() -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        refused = http.post("/pause", headers={"origin": "http://127.0.0.1"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
+        assert http.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_a_key_that_would_not_divide_trainers_from_clients_is_refused() -> None:
+    clients = KeyRing(
+        [Key(digest=read_keys(AccessSettings(api_key=(Secret("a"),))).digests[0], client=Client())]
+    )
+    with pytest.raises(BadValueError, match="is needed where clients have keys"):
+        read_steering_keys(STEERED, clients)
+    with pytest.raises(BadValueError, match="is a client's key too"):
+        read_steering_keys(AccessSettings(steering=True, steering_key=(Secret("a"),)), clients)
+    assert len(read_steering_keys(STEERED, KeyRing([]))) == 0
+
+
+def test_trainers_find_what_they_read_of_vllm_s_configuration() -> None:
+    with app_world() as world, client(world) as http:
+        assert "vllm_config" not in http.get("/server_info").json()
+        found = http.get("/server_info", params={"config_format": "json"}).json()["vllm_config"]
+        assert found["model_config"]["dtype"].startswith("torch.")
+        assert found["lora_config"] is None
+        assert found["parallel_config"] == {"data_parallel_size": 1, "tensor_parallel_size": 1}
+        assert found["weight_transfer_config"] is None
+        assert http.get("/get_world_size").json() == {"world_size": 1}
