@@ -54,7 +54,7 @@ class Sequence:
 
     Attributes:
         index: which of the request's n answers this is.
-        order: smaller is served first and preempted last: (priority, arrival number).
+        order: smaller is served first and preempted last: (whether it is deferred, priority, arrival number).
         token_ids: the prompt, then what was generated and committed.
         max_total_tokens: the length at which it ends; of one that is pooled a length that it never reaches.
         stop_ids: tokens that end it, from `min_total_tokens` tokens on.
@@ -76,7 +76,7 @@ class Sequence:
 
     request: Request
     index: int
-    order: tuple[int, int]
+    order: tuple[bool, int, int]
     arrived: float
     sampling: RowSampling
     max_total_tokens: int
@@ -111,7 +111,12 @@ class Sequence:
     @property
     def key(self) -> int:
         """The number of its arrival, which no other sequence of the engine has."""
-        return self.order[1]
+        return self.order[-1]
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it fills what others leave: it comes behind all that are not, and makes way for them."""
+        return self.order[0]
 
     @property
     def computes_all(self) -> bool:

@@ -12,6 +12,8 @@ from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.sampling import SamplingParams
 
 DEFAULT_CLASS = "default"
+DEFERRED_CLASS = "deferred"
+"""The class of what can wait: its sequences come behind those of all others under every policy, and make way for them."""
 
 
 class FinishReason(enum.Enum):

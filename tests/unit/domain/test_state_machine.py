@@ -20,7 +20,7 @@ from nanoserve.domain.tracing.replay import Replay
 from nanoserve.ports.errors import QueueFullError, StepFailedError
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.pooling import Pooling, PoolingKind
-from nanoserve.ports.request import FinishReason, Request
+from nanoserve.ports.request import DEFERRED_CLASS, FinishReason, Request
 from tests.fakes.memory_runner import expected_vector
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.unit.domain.faults import Fault
@@ -41,7 +41,11 @@ GROUPS = (
     (STATE,), (FULL, STATE), (STATE, FULL), (NARROW, STATE), (FULL, STATE, RARE), (FULL, NARROW, STATE), (FULL, RARE),
     (LATENT,), (LATENT, STATE), (FULL, LATENT, NARROW, STATE), (STATE, NARROW, LATENT, FULL),
 )  # fmt: skip
-CLASSES = (RequestClass(), RequestClass(name="batch", priority=2, max_running=2, max_waiting=7))
+CLASSES = (
+    RequestClass(),
+    RequestClass(name="batch", priority=2, max_running=2, max_waiting=7),
+    RequestClass(name=DEFERRED_CLASS),
+)
 CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 
 
@@ -84,7 +88,7 @@ REQUESTS = st.fixed_dictionaries(
         "max_tokens": st.one_of(st.none(), st.integers(1, 18)),
         "min_tokens": st.sampled_from([0, 0, 3]),
         "priority": st.integers(-1, 1),
-        "request_class": st.sampled_from(["default", "default", "batch"]),
+        "request_class": st.sampled_from(["default", "default", "batch", DEFERRED_CLASS]),
         "cache_salt": st.sampled_from(["", "", "salt"]),
         "eos": st.sampled_from([(), (3,), (3, 7, 11)]),
         "stop_token_ids": st.sampled_from([(), (5,)]),

@@ -15,6 +15,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.entrypoints.compose.assembly import Assembly
+from nanoserve.entrypoints.compose.choices import make_classes
 from nanoserve.ports.driven import ChatTemplate, Check, Clock, Message
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, StepFailedError
@@ -111,6 +112,7 @@ def scripted_assembly(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens or 64,
         policy=policy,
+        classes=make_classes(None),
     )
     tokenizer = LetterTokenizer()
     engine = Engine(

@@ -26,7 +26,7 @@ Blocks may be kept beside the device as well (`tiers.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
@@ -286,6 +286,13 @@ class KVCache:
         """Its tables as the step log has them, which reports states apart from blocks."""
         laws = zip(self._laws, sequence.block_tables, strict=False)
         return tuple(tuple(table) if law.snapshots is None else () for law, table in laws)
+
+    def forget_steps(self, copies: Iterable[PlannedCopy]) -> None:
+        """Steps in flight, which have these `copies`, do not count any more."""
+        self.states.cancel(copies)
+        self.promises.take_back()
+        if self.tiers is not None:
+            self.tiers.cancel()
 
     def forget_prefixes(self, *, with_directory: bool = True) -> None:
         """Empty the prefix cache in all its tiers, or in all but the directory."""

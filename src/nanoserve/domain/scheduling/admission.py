@@ -12,7 +12,7 @@ from nanoserve.domain.scheduling.limits import Limits, Policy
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports import errors
 from nanoserve.ports.checks import check_integer, check_logprobs, check_number, check_vocabulary
-from nanoserve.ports.request import Request
+from nanoserve.ports.request import DEFERRED_CLASS, Request
 from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling
 
@@ -53,7 +53,7 @@ def expand_request(
         Sequence(
             request=request,
             index=index,
-            order=(priority, arrival + index),
+            order=(request.request_class == DEFERRED_CLASS, priority, arrival + index),
             arrived=now,
             sampling=_row_sampling(request, index, stop_ids),
             max_total_tokens=_max_total_tokens(request, limits),

@@ -81,7 +81,7 @@ class WaitingQueue:
 
     def length(self, class_name: str) -> int:
         """How many sequences of one class wait."""
-        return self._lengths[class_name]
+        return self._lengths.get(class_name, 0)
 
     def check_room(self, request: Request) -> None:
         """Raise `QueueFullError` where the request's sequences would exceed its class's bound."""

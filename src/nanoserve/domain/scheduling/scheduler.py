@@ -1,16 +1,15 @@
 """Who computes what in the next step, and what became of the last one.
 
 There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt, a
-prefix hit, a resumption after preemption and a decode are that rule with different numbers. `plan` never waits for a token's
-value, only for its existence, so several steps may be in flight; `commit` brings the values.
+prefix hit, a resumption after preemption and a decode are that rule with different numbers.
 
 Theory of operation. `num_scheduled` counts the tokens of a sequence that some planned step computes; it may be one ahead of the
-tokens that are known for every step in flight. `plan` makes a step from four sources, in this order, so that running sequences
-are served before waiting ones:
+tokens that are known for every step in flight. `plan` makes a step from four sources, in this order:
 
 1. Rows in the decode set compute one token each; only those at the first position of a block are looked at (`DecodeSet`).
 2. Prefills that have begun go on with the tokens that are left of the step's budget, the oldest first.
 3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
+   Deferred sequences do 2 and 3 behind all others.
 4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
 
 Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since, and no
@@ -22,10 +21,10 @@ Planning needs only that a token exists: its position follows from the step's nu
 known, and the device itself feeds the value into the next step. What does need values waits for `commit`: stop ids, the names
 of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
 
-Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out, the
-sequence that comes last in order gives back all it has, is withdrawn from the draft, and waits for its old place in the queue:
-it has no chunk in the draft yet, whose blocks another one could have found. Length is bounded in advance (`max_total_tokens`),
-so the decode set knows when a row leaves. Who is to blame for a failed step is for `isolation.py` to say.
+Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out, or one
+that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has, is withdrawn from the draft,
+and waits for its old place in the queue: it has no chunk in the draft yet, whose blocks another one could have found. Length is
+bounded in advance, so the decode set knows when a row leaves. Who is to blame for a failed step is for `isolation.py` to say.
 """
 
 from __future__ import annotations
@@ -103,8 +102,9 @@ class Scheduler(Population):
         left = self.limits.max_num_batched_tokens - width * len(decoding)
         if self._chunk_budget is not None:
             left = self._chunk_budget.allowance(left, len(decoding))
-        left = self._continue_prefills(draft, left)
-        self._admit(draft, left, now)
+        for deferred in (False, True) if self.table.has_deferred else (False,):
+            left = self._continue_prefills(draft, left, deferred=deferred)
+            left = self._admit(draft, left, now, deferred=deferred)
         computes_something = draft.chunks or decoding or self.table.loras.planned
         if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
             return None
@@ -170,8 +170,8 @@ class Scheduler(Population):
                 # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self._preempt(self.table.rows.youngest(), draft)
 
-    def _continue_prefills(self, draft: Draft, left: int) -> int:
-        for sequence in list(self.table.prefilling):
+    def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool) -> int:
+        for sequence in [each for each in self.table.prefilling if each.is_deferred is deferred]:
             if left <= 0:
                 break
             # One that is further back may have been preempted for the blocks of one before it.
@@ -197,26 +197,31 @@ class Scheduler(Population):
             self.table.prefilling.remove(sequence)
         return end - start
 
-    def _admit(self, draft: Draft, left: int, now: float) -> None:
+    def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool) -> int:
         rows = self.table.rows
-        while left > 0 and rows.free:
+        while left > 0 and (rows.free or (rows.has_deferred and not deferred)):
             sequence = self._next_to_admit()
-            if sequence is None or not self.table.may_sit(sequence, draft.step, self.committed_step):
-                return
+            if sequence is None or sequence.is_deferred is not deferred:
+                break
+            if not self.table.may_sit(sequence, draft.step, self.committed_step):
+                break
             shared = self.cache.match(sequence)
             start = shared * self.limits.block_size
             if self.cache.has_states:
                 copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
                 if self.cache.states.is_expected(sequence, start, self.table.prefilling, copies):
-                    return
+                    break
             chunk_end = self.cache.chunk_end(sequence, start, left)
             spare = self._spare if rows.running else [0] * len(self._spare)
-            if not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
-                return
+            if not rows.free or not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
+                if deferred or not rows.has_deferred:
+                    break
+                self._preempt(rows.youngest(), draft)  # which makes way
+                continue
             tiers = None if self.suspects else self.cache.tiers
             run = [] if tiers is None else tiers.worth_fetching(sequence, shared)
             if run and tiers is not None and tiers.num_waiting >= len(rows.free):
-                return  # what comes in for more sequences than there are rows would displace what others need
+                break  # what comes in for more sequences than there are rows would displace what others need
             self.table.waiting.pop(sequence)
             if run and tiers is not None and tiers.fetch(sequence, shared, run):
                 self.table.hold(sequence)
@@ -225,6 +230,7 @@ class Scheduler(Population):
             sequence.num_scheduled_tokens = start
             self._seat(sequence, draft, now)
             left -= self._compute_chunk(sequence, draft, left)
+        return left
 
     def _next_to_admit(self) -> Sequence | None:
         if not self.suspects:
@@ -237,8 +243,7 @@ class Scheduler(Population):
         sequence.fetches = 0
         row = self.table.seat(sequence)
         if sequence.first_scheduled is None:
-            sequence.first_scheduled = now
-            sequence.num_cached_tokens = sequence.num_scheduled_tokens
+            sequence.first_scheduled, sequence.num_cached_tokens = now, sequence.num_scheduled_tokens
         draft.admit(sequence, row)
         request_id, cached = sequence.request.request_id, sequence.num_scheduled_tokens
         self.notices.append(SequenceAdmitted(request_id, sequence.index, row, cached, resumed))
@@ -349,12 +354,8 @@ class Scheduler(Population):
 
         The runner may never have seen the rows that those steps released, so the next step releases all there are.
         """
-        for flight in self.flights:
-            self.cache.states.cancel(flight.copies)
+        self.cache.forget_steps([each for flight in self.flights for each in flight.copies])
         self.flights.clear()
-        self.cache.promises.take_back()
-        if self.cache.tiers is not None:
-            self.cache.tiers.cancel()
         # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
         self.committed_step = self.step
         self._rounds.clear()

@@ -17,7 +17,7 @@ from nanoserve.domain.scheduling.steps import DecodeSet
 from nanoserve.domain.sequence import Phase, Sequence, Trigger
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import DEFERRED_CLASS, FinishReason
 from nanoserve.ports.step import TableUpdate
 
 
@@ -62,6 +62,11 @@ class RowPool:
         """True if the class may have one more row."""
         bound = self._bounds[class_name]
         return bound is None or self._taken_by_class[class_name] < bound
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether a deferred sequence, which then is the last in order, holds a row."""
+        return self._taken_by_class.get(DEFERRED_CLASS, 0) > 0
 
     def take(self, sequence: Sequence) -> int:
         """Give the sequence a row."""
@@ -119,6 +124,11 @@ class SequenceTable:
         """The sequences that have not ended, in the order of arrival."""
         families = self.requests.values()
         return [each for family in families for each in family if each.phase is not Phase.FINISHED]
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether a deferred sequence waits or runs."""
+        return self.rows.has_deferred or self.waiting.length(DEFERRED_CLASS) > 0
 
     def add(self, sequences: list[Sequence], *, may_start: bool) -> None:
         """A request's sequences stand in line if they `may_start`."""

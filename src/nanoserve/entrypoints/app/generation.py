@@ -232,8 +232,9 @@ class Reservation:
 
     def count_bytes(self, num_bytes: int) -> None:
         """The constraint is known. Raises `OverloadedError` where too much of others' waits."""
-        self._reservations.add_bytes(num_bytes)
-        self.num_bytes += num_bytes
+        if self._waits:
+            self._reservations.add_bytes(num_bytes)
+            self.num_bytes += num_bytes
 
     def start(self) -> None:
         """The engine has begun; idempotent."""
@@ -292,11 +293,14 @@ class Reservations:
                 raise OverloadedError(f"{message}; try again later")
             self.counts.add("waiting_bytes", number)
 
-    def take(self, wanted: Sequence[tuple[int, int]], *, rows: int) -> list[Reservation]:
+    def take(
+        self, wanted: Sequence[tuple[int, int]], *, rows: int, deferred: bool = False
+    ) -> list[Reservation]:
         """Reservations for requests that are wanted together, as (sequences, prompt tokens) each: all of them, or none.
 
-        `rows` is how many sequences the engine runs at once. Raises `DrainingError`, `OverloadedError`, or
-        `BadValueError` for more requests at once than could ever be let in.
+        `rows` is how many sequences the engine runs at once. Deferred requests stand in nobody's way, so they count as living only;
+        the engine bounds how many wait. Raises `DrainingError`, `OverloadedError`, or `BadValueError` for more requests at once
+        than could ever be let in.
         """
         requests, all_tokens = len(wanted), sum(tokens for _, tokens in wanted)
         with self.counts.lock:
@@ -304,11 +308,15 @@ class Reservations:
                 raise DrainingError("the server is shutting down and takes no more requests", retry_after=5)
             self.check_count(requests, rows=rows)
             self._check_sequences(sum(sequences for sequences, _ in wanted), rows)
-            self._check_room(requests, all_tokens, rows)
+            if not deferred:
+                self._check_room(requests, all_tokens, rows)
+                self.counts.add("waiting", requests)
+                self.counts.add("waiting_tokens", all_tokens)
             self.counts.add("living", requests)
-            self.counts.add("waiting", requests)
-            self.counts.add("waiting_tokens", all_tokens)
-        return [Reservation(sequences, tokens, self) for sequences, tokens in wanted]
+        return [
+            Reservation(0 if deferred else sequences, tokens, self, waits=not deferred)
+            for sequences, tokens in wanted
+        ]
 
     def check_count(self, requests: int, *, rows: int) -> None:
         """Raise `BadValueError` for more requests at once than could ever be let in."""

@@ -17,7 +17,7 @@ from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
 from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint
 from nanoserve.ports.pooling import PoolerSpec, Pooling
-from nanoserve.ports.request import DEFAULT_CLASS, Request
+from nanoserve.ports.request import DEFAULT_CLASS, DEFERRED_CLASS, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
@@ -92,6 +92,11 @@ class Client:
     cache_salt: str = ""
     request_class: str = DEFAULT_CLASS
     priority: int = 0
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether its requests can wait: as long as it takes, and in nobody's place."""
+        return self.request_class == DEFERRED_CLASS
 
 
 @attrs.frozen

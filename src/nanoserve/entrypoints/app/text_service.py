@@ -131,7 +131,8 @@ class TextService:
             check_text(self.settings.pooler)
         self._checks.check_samplings(orders, facts)
         wanted = [(order.sampling.n, self._checks.check_order(order, facts)) for order in orders]
-        reservations = self.reservations.take(wanted, rows=facts.max_num_seqs)
+        deferred = all(order.client.is_deferred for order in orders)
+        reservations = self.reservations.take(wanted, rows=facts.max_num_seqs, deferred=deferred)
         opened: list[Generation] = []
         try:
             wordings = {order.sampling.bad_words for order in orders}
@@ -180,8 +181,10 @@ class TextService:
         facts: EngineFacts,
         bad_words: tuple[tuple[int, ...], ...],
     ) -> tuple[Request, Reading | None]:
+        deferred = order.client.is_deferred
+        timeout = None if deferred else self.settings.request_timeout
         try:
-            async with asyncio.timeout(self.settings.request_timeout):
+            async with asyncio.timeout(timeout):
                 ids = await self._prompt(order, facts)
         except TimeoutError:
             raise DeadlineError(
@@ -189,7 +192,7 @@ class TextService:
             ) from None
         ids = self._checks.fitted(ids, order, facts)
         reservation.count_tokens(len(ids))
-        sampling, timeout = order.sampling, self.settings.request_timeout
+        sampling = order.sampling
         reading = await self._reading(order, ids)
         if reading is not None:
             # Its marks may be special tokens; the parser drops those that are no part of an answer.
@@ -211,7 +214,7 @@ class TextService:
             request_class=order.client.request_class,
             cache_salt=_joined_salt(order),
             deadline=None if timeout is None else self._clock.now() + timeout,
-            queue_timeout=self.settings.queue_timeout,
+            queue_timeout=None if deferred else self.settings.queue_timeout,
             stream=order.stream,
             lora=order.model if order.model in self.loras else "",
             constraint=constraint,

@@ -13,11 +13,12 @@ from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.model_spec import ModelSpec, Recurrent
-from nanoserve.ports.request import DEFAULT_CLASS
+from nanoserve.ports.request import DEFERRED_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
 """A shorter context is used only if it is asked for."""
 MOST_MASK_THREADS: Final = 8
+_MOST_DEFERRED: Final = 4096
 FitT = TypeVar("FitT")
 
 
@@ -158,11 +159,11 @@ def mask_threads() -> int:
 
 
 def make_classes(written: str | None) -> tuple[RequestClass, ...]:
-    """The classes of requests: those that were written down, and the default one for all others."""
+    """The classes of requests: those that were written down, one for what can wait, and the default one for all others."""
+    always = (RequestClass(), RequestClass(name=DEFERRED_CLASS, max_waiting=_MOST_DEFERRED))
     classes = [_read_class(*each.split(":")) for each in written.split(",")] if written else []
-    if DEFAULT_CLASS not in (each.name for each in classes):
-        classes.append(RequestClass())
-    return tuple(classes)
+    names = {each.name for each in classes}
+    return (*classes, *(each for each in always if each.name not in names))
 
 
 def _read_class(

@@ -25,6 +25,24 @@ def test_as_many_as_the_engine_has_rows_for_and_then_the_queue() -> None:
     door.take([(1, 10)], rows=3)
 
 
+def test_deferred_requests_take_nobody_s_place_and_are_let_in_when_others_are_not() -> None:
+    door = Reservations(SETTINGS)
+    deferred = door.take([(3, 500)] * 3, rows=1, deferred=True)
+    deferred[0].count_tokens(900)
+    deferred[0].start()
+    door.take([(1, 90)] * 3, rows=1)
+    with pytest.raises(OverloadedError, match="too many requests: 3 waiting"):
+        door.take([(1, 1)], rows=1)
+    deferred += door.take([(1, 1)], rows=1, deferred=True)
+    for each in deferred:
+        each.count_bytes(10**9)
+        each.give_back()
+    assert (door.living, door.counts["waiting"], door.counts["running_sequences"]) == (3, 3, 0)
+    door.begin_drain()
+    with pytest.raises(DrainingError):
+        door.take([(1, 1)], rows=1, deferred=True)
+
+
 def test_together_or_not_at_all() -> None:
     door = Reservations(SETTINGS)
     door.take([(1, 1), (1, 1)], rows=1)

@@ -23,6 +23,7 @@ from nanoserve.ports.errors import (
     DeadlineError,
     PromptTooLongError,
 )
+from nanoserve.ports.request import DEFERRED_CLASS
 from nanoserve.ports.sampling import SamplingParams
 from tests.unit.entrypoints.scripted_engine import ScriptedEngine
 from tests.unit.entrypoints.scripted_world import ColonTemplate, alone, scripted_assembly
@@ -152,6 +153,15 @@ async def test_the_bounds_of_time_are_the_requests() -> None:
         assert deadline is not None
         assert 0 < deadline - SystemClock().now() <= 60
         assert engine.requests[-1].queue_timeout == 30
+        await text_of(generation.pieces())
+
+
+async def test_what_can_wait_has_no_bounds_of_time() -> None:
+    settings = attrs.evolve(SETTINGS, request_timeout=60, queue_timeout=30)
+    async with played(settings) as (service, engine):
+        client = Client(request_class=DEFERRED_CLASS)
+        generation = await service.open(Order(prompt="a", sampling=SHORT, client=client))
+        assert (engine.requests[-1].deadline, engine.requests[-1].queue_timeout) == (None, None)
         await text_of(generation.pieces())
 
 

@@ -1,0 +1,118 @@
+"""What can wait: deferred sequences fill what others leave, come behind them in every step, and make way for them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nanoserve.domain.scheduling.limits import Policy, RequestClass
+from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
+from nanoserve.ports.request import DEFERRED_CLASS
+from tests.unit.domain.world import World, oracle
+
+CLASSES = (RequestClass(), RequestClass(name=DEFERRED_CLASS))
+
+
+def running(world: World) -> list[str]:
+    return [sequence.request.request_id for sequence in world.scheduler.table.rows.running]
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_others_come_first_whenever_they_came(policy: Policy) -> None:
+    world = World(classes=CLASSES, max_num_seqs=1, policy=policy)
+    world.add("line", range(4), max_tokens=2, request_class=DEFERRED_CLASS, priority=-9)
+    world.add("chat0", range(10, 14), max_tokens=2, priority=9)
+    world.add("chat1", range(20, 24), max_tokens=2)
+    admitted = []
+    while world.engine.has_work:
+        admitted += [each.request_id for each in world.turn() if isinstance(each, SequenceAdmitted)]
+    assert admitted[-1] == "line"
+    assert sorted(admitted[:-1]) == ["chat0", "chat1"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_are_given_back_to_others_and_the_answers_are_the_same(depth: int) -> None:
+    world = World(classes=CLASSES, max_num_seqs=3, depth=depth)
+    for number in range(3):
+        world.add(f"line{number}", range(number, number + 4), max_tokens=30, request_class=DEFERRED_CLASS)
+    for _ in range(5):
+        world.turn()
+    assert running(world) == ["line0", "line1", "line2"]
+    for number in range(2):
+        world.add(f"chat{number}", range(50 + number, 54 + number), max_tokens=10)
+    admitted = [each.request_id for each in world.turn() if isinstance(each, SequenceAdmitted)]
+    assert admitted == ["chat0", "chat1"]
+    assert running(world) == ["line0", "chat0", "chat1"]
+    world.run()
+    for number in range(3):
+        assert world.answer(f"line{number}").token_ids == oracle(range(number, number + 4), 30)
+    for number in range(2):
+        assert world.answer(f"chat{number}").token_ids == oracle(range(50 + number, 54 + number), 10)
+
+
+def test_blocks_are_given_back_to_others_too() -> None:
+    world = World(classes=CLASSES, num_blocks=16)
+    world.add("line0", range(20), max_tokens=12, request_class=DEFERRED_CLASS)
+    world.add("line1", range(100, 120), max_tokens=12, request_class=DEFERRED_CLASS)
+    for _ in range(3):
+        world.turn()
+    assert running(world) == ["line0", "line1"]
+    world.add("chat", range(200, 224), max_tokens=8)
+    events = world.turn()
+    assert [each.request_id for each in events if isinstance(each, SequencePreempted)] == ["line1"]
+    assert running(world) == ["line0", "chat"]
+    world.run()
+    assert world.answer("chat").token_ids == oracle(range(200, 224), 8)
+    assert world.answer("line1").token_ids == oracle(range(100, 120), 12)
+
+
+def test_a_prompt_of_others_is_computed_before_one_that_has_begun() -> None:
+    world = World(classes=CLASSES, max_num_batched_tokens=8)
+    world.add("line", range(40), max_tokens=2, request_class=DEFERRED_CLASS)
+    world.turn()
+    world.add("chat", range(50, 62), max_tokens=2)
+    plans = len(world.runner.plans)
+    world.turn()
+    world.turn()
+    (line, chat) = world.scheduler.table.rows.running
+    chunks = [[(each.row, each.length) for each in plan.chunks] for plan in world.runner.plans[plans:]]
+    assert chunks == [[(chat.row, 8)], [(chat.row, 4), (line.row, 4)]]
+    world.run()
+    assert world.answer("line").token_ids == oracle(range(40), 2)
+
+
+def test_nothing_deferred_is_admitted_while_another_waits_for_blocks() -> None:
+    world = World(classes=CLASSES, num_blocks=16)
+    world.add("first", range(40), max_tokens=8)
+    for _ in range(3):
+        world.turn()
+    world.add("large", range(100, 140), max_tokens=8)
+    world.add("line", range(200, 202), max_tokens=2, request_class=DEFERRED_CLASS)
+    for _ in range(3):
+        world.turn()
+        assert running(world) == ["first"]
+    world.run()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_deferred_sequence_is_admitted_while_another_one_stands_in_line(seed: int) -> None:
+    """Random traffic; in each plan, too, the chunks of others come first."""
+    dice = random.Random(seed)
+    world = World(
+        classes=CLASSES, max_num_seqs=4, num_blocks=24, max_num_batched_tokens=12, depth=1 + seed % 2
+    )
+    waiting = world.scheduler.table.waiting
+    for number in range(60):
+        kind = dice.choice(["default", DEFERRED_CLASS, DEFERRED_CLASS])
+        prompt = [dice.randrange(1000) for _ in range(dice.randint(1, 20))]
+        world.add(f"{kind}{number}", prompt, max_tokens=dice.randint(1, 12), request_class=kind)
+        for _ in range(dice.randint(0, 3)):
+            before = {each.name: waiting.length(each.name) for each in CLASSES}
+            events = world.turn()
+            admitted = [each.request_id for each in events if isinstance(each, SequenceAdmitted)]
+            deferred = [name.startswith(DEFERRED_CLASS) for name in admitted]
+            assert deferred == sorted(deferred)
+            if any(deferred):
+                assert deferred.count(False) == before["default"]
+    world.run()
