@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nanoserve.adapters.gguf.folder import present_folder
+from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.pytorch.linear.int4 import Int4Linear
+from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
 from nanoserve.adapters.pytorch.models import PAGES, DecoderModel, build_model
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError
+from tests.unit.adapters.gguf.gguf_files import write_gguf
+from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
+from tests.unit.adapters.pytorch.test_integer_weights import pack
+from tests.unit.adapters.pytorch.test_kept_weights import assert_same, store, weights
+from tests.unit.adapters.pytorch.test_kept_weights import pack as pack_experts
 from tests.unit.adapters.pytorch.tiny_models import (
     CASES,
     CPU,
+    GPT_OSS,
     GRANITE,
     LATENT,
     PagedRun,
@@ -86,7 +97,9 @@ class ThreadRanks:
         return found
 
 
-def split(tiny: TinyModel, size: int, quantization: str | None = None) -> list[DecoderModel]:
+def split(
+    tiny: TinyModel, size: int, quantization: str | None = None, *, keep: bool | None = None
+) -> list[DecoderModel]:
     board: list[Tensor | None] = [None] * size
     barrier = threading.Barrier(size)
     return [
@@ -96,6 +109,7 @@ def split(tiny: TinyModel, size: int, quantization: str | None = None) -> list[D
             dtype=torch.float32,
             device=CPU,
             quantization=quantization,
+            keep=keep,
             ranks=ThreadRanks(rank, size, board, barrier),
         )
         for rank in range(size)
@@ -106,6 +120,63 @@ def logits(model: DecoderModel, prompts: Sequence[Sequence[int]]) -> Tensor:
     """Of two prompts, the first one in two chunks."""
     run = PagedRun.start(model, [list(each) for each in prompts])
     return torch.cat([*run.step([5, len(prompts[1])]), *run.step([len(prompts[0]) - 5, 0])])
+
+
+def _floats(
+    form: str, family: str, sizes: dict[str, Any], kept: int
+) -> Callable[[Path], tuple[TinyModel, int]]:
+    def write(folder: Path) -> tuple[TinyModel, int]:
+        tiny = make_tiny_model(folder, family, **sizes)
+        store(folder, form)
+        return attrs.evolve(tiny, spec=attrs.evolve(tiny.spec, stored="fp8")), kept
+
+    return write
+
+
+def _layout(name: str, kept: int) -> Callable[[Path], tuple[TinyModel, int]]:
+    def write(folder: Path) -> tuple[TinyModel, int]:
+        tiny = make_tiny_model(folder, **WIDE)
+        pack(tiny, LAYOUTS[name])
+        return attrs.evolve(tiny, spec=read_spec(str(folder))), kept
+
+    return write
+
+
+def _mxfp4(folder: Path) -> tuple[TinyModel, int]:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_key_value_heads": 2, "num_attention_heads": 4}
+    tiny = make_tiny_model(
+        folder, "gpt_oss", **{**GPT_OSS, **sizes, "num_hidden_layers": 2, "layer_types": TYPES}
+    )
+    pack_experts(folder)
+    return attrs.evolve(tiny, spec=attrs.evolve(tiny.spec, stored="mxfp4")), 0
+
+
+WIDE: dict[str, Any] = {
+    "hidden_size": 128,
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 256,
+    **FOUR_HEADS,
+}
+TYPES = ["sliding_attention", "full_attention"]
+STORED: dict[str, Callable[[Path], tuple[TinyModel, int]]] = {
+    "blocks": _floats("blocks", "llama", WIDE, 8),
+    "blocks that are cut": _floats("blocks", "llama", {**WIDE, "intermediate_size": 200}, 6),
+    "rows": _floats("rows", "phi3", {**CASES["phi3"], **WIDE}, 8),
+    "tensor": _floats("tensor", "llama", WIDE, 8),
+    "experts": _floats(
+        "blocks", "qwen3_moe", {**CASES["qwen3_moe"], **WIDE, "moe_intermediate_size": 256}, 8
+    ),
+    "latents": _floats("rows", "deepseek_v3", {**LATENT, **FOUR_HEADS, **EVEN["deepseek_v3"]}, 11),
+    "awq": _layout("awq", 8),
+    "gptq, rows": _layout("gptq, rows", 8),
+    "gptq, act-order": _layout("gptq, act-order", 0),
+    "W4A16 with zero points": _layout("W4A16 with zero points", 8),
+    "W8A16": _layout("W8A16", 8),
+    "NVFP4": _layout("NVFP4", 0),
+    "mxfp4": _mxfp4,
+}
+"""Checkpoints, and how many matrices a rank of two keeps as they are."""
 
 
 def test_every_family_is_split_or_refused() -> None:
@@ -162,17 +233,64 @@ def test_what_cannot_be_split_is_refused(
         split(make_tiny_model(tmp_path, family, **config), size)
 
 
-def test_stored_forms_and_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", STORED.values(), ids=STORED)
+def test_a_stored_checkpoint_is_split_as_what_it_stands_for(
+    store: Callable[[Path], tuple[TinyModel, int]], tmp_path: Path
+) -> None:
+    """Its parts add up to the whole, and what a rank keeps as stored stands for its part; groups that would be cut are widened."""
+    tiny, kept = store(tmp_path)
+    prompts = [make_prompt(length, vocab_size=tiny.spec.vocab_size, seed=length) for length in (13, 9)]
+    parts = split(tiny, 2, keep=False)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(logits, parts, [prompts] * 2))
+    whole = logits(tiny.build(), prompts)
+    torch.testing.assert_close(found[0], whole, rtol=0, atol=2e-5 * max(1.0, whole.abs().max().item()))
+    for part, stored in zip(parts, split(tiny, 2, keep=True), strict=True):
+        assert assert_same(stored, part) == kept
+
+
+def test_a_gguf_file_is_split(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path / "tiny", hidden_size=64, intermediate_size=128)
+    folder = present_folder(str(write_gguf(tmp_path / "tiny.gguf", tiny.reference, kind="Q8_0")))
+    gguf = attrs.evolve(tiny, folder=Path(folder), spec=read_spec(folder))
+    whole = logits(gguf.build(), [make_prompt(13), make_prompt(9)])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(logits, split(gguf, 2), [[make_prompt(13), make_prompt(9)]] * 2))
+    torch.testing.assert_close(found[0], whole, rtol=0, atol=2e-5 * max(1.0, whole.abs().max().item()))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_each_rank_packs_its_part(tmp_path: Path, quantization: str) -> None:
+    """Scales are of a rank's own groups, so texts are near those of one rank and not equal to them."""
+    tiny = make_tiny_model(tmp_path, hidden_size=64)
+    prompts = [make_prompt(13), make_prompt(9)]
+    parts = split(tiny, 2, quantization)
+    assert any(isinstance(each, Int8Linear | Int4Linear) for each in parts[1].modules())
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(logits, parts, [prompts] * 2))
+    plain, packed = logits(tiny.build(), prompts), logits(split(tiny, 1, quantization)[0], prompts)
+    assert (found[0] - plain).abs().mean() < 2 * (packed - plain).abs().mean()
+
+
+def test_8_bit_floats_are_made_of_each_rank_s_part(tmp_path: Path) -> None:
+    tiny = make_tiny_model(tmp_path, **WIDE)
+    (whole,) = (weights(each) for each in split(tiny, 1, "fp8", keep=True))
+    for rank, part in enumerate(split(tiny, 2, "fp8", keep=True)):
+        outputs = [name for name, each in weights(part).items() if name.endswith(("down", "output"))]
+        assert len(outputs) == 4
+        for name in outputs:
+            own = weights(part)[name]
+            assert isinstance(own, StoredWeight)
+            assert torch.equal(own.float(), whole[name].float().chunk(2, 1)[rank])
+        plain = weights(split(tiny, 2)[rank])
+        for name, own in weights(part).items():
+            assert (own.float() - plain[name].float()).abs().max() < 0.07 * plain[name].float().abs().max()
+
+
+def test_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path)
-    with pytest.raises(BadValueError, match="quantization: int8 weights cannot be split over ranks yet"):
-        split(tiny, 2, quantization="int8")
     file, name = tmp_path / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     tensors = load_file(file)
-    save_file({**tensors, name: tensors[name].to(torch.float8_e4m3fn)}, file)
-    with pytest.raises(
-        ModelLoadError, match=r"float8_e4m3fn .* cannot be split over ranks yet: leave tensor_par"
-    ):
-        split(tiny, 2)
     save_file({**tensors, name: tensors[name][:32]}, file)
     with pytest.raises(ModelLoadError, match=r"has shape \[32, 48\], but the config asks for \[64, 48\]"):
         split(tiny, 2)

@@ -98,20 +98,21 @@ def build_model(
         BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
     _page(spec)  # known before a file is opened
-    made = _made_form(spec, quantization, keeps=_keeps(keep, device, ranks))
-    _check_quantization(spec, quantization, ranks)
+    made = _made_form(spec, quantization, keeps=_keeps(keep, device))
+    _check_quantization(spec, quantization)
     if made is not None and is_gguf(Path(folder)):
         raise BadValueError("quantization", "fp8 cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks)
+    slices = _slices(spec, model, ranks)
     if made is not None:
-        keep_as_stored(model, dict.fromkeys(model.checkpoint_tensors(), made))
-    elif spec.stored is not None and _keeps(keep, device, ranks):
-        keep_as_stored(model, stored_forms(folder, spec.packing))
-    _load(spec, folder, model, ranks, made, read=False)
+        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made), slices)
+    elif spec.stored is not None and _keeps(keep, device):
+        _keep(model, stored_forms(folder, spec.packing), slices)
+    _load(spec, folder, model, slices, made, read=False)
     _settle(model, device)
-    _load(spec, folder, model, ranks, made, read=True)
+    _load(spec, folder, model, slices, made, read=True)
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization if made is None else None)
@@ -119,7 +120,7 @@ def build_model(
 
 
 def _load(
-    spec: ModelSpec, folder: str, model: DecoderModel, ranks: Communicator, made: Form | None, *, read: bool
+    spec: ModelSpec, folder: str, model: DecoderModel, slices: Slices | None, made: Form | None, *, read: bool
 ) -> None:
     load_checkpoint(
         folder,
@@ -128,7 +129,7 @@ def _load(
         stacks=model.stacks(),
         unused=model.unused,
         scale_targets=scale_targets(model),
-        slices=_slices(spec, model, ranks),
+        slices=slices,
         packing=spec.packing,
         made=made,
         read=read,
@@ -146,13 +147,14 @@ def build_random_model(
     ranks: Communicator = ALONE,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
-    made = _made_form(spec, quantization, keeps=_keeps(keep, device, ranks))
-    _check_quantization(spec, quantization, ranks)
+    made = _made_form(spec, quantization, keeps=_keeps(keep, device))
+    _check_quantization(spec, quantization)
     model = _shaped(spec, dtype, ranks)
+    slices = _slices(spec, model, ranks)
     if made is not None:
-        keep_as_stored(model, dict.fromkeys(model.checkpoint_tensors(), made))
-    elif spec.stored is not None and _keeps(keep, device, ranks):
-        keep_as_stored(model, all_forms(model, spec.stored))
+        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made), slices)
+    elif spec.stored is not None and _keeps(keep, device):
+        _keep(model, all_forms(model, spec.stored), slices)
     _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     for form, scales in kept_scales(model):
@@ -206,26 +208,27 @@ def _made_form(spec: ModelSpec, quantization: str | None, *, keeps: bool) -> For
     if quantization != "fp8":
         return None
     if not keeps:
-        raise BadValueError("quantization", "fp8 is for one GPU; leave it out, or take int8 or int4 on a CPU")
+        raise BadValueError("quantization", "fp8 is for a GPU; leave it out, or take int8 or int4 on a CPU")
     if spec.stored is not None:
         message = f"fp8 cannot be made of a checkpoint that is stored quantized ({spec.stored}); leave it out"
         raise BadValueError("quantization", message)
     return FORMS["fp8"]
 
 
-def _check_quantization(spec: ModelSpec, quantization: str | None, ranks: Communicator) -> None:
-    if quantization is not None and ranks.size > 1:
-        message = f"{quantization} weights cannot be split over ranks yet; leave it out, or {SETTING} at 1"
-        raise BadValueError("quantization", message)
+def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
     if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
         raise BadValueError(
             "quantization", f"{quantization} has no kernels for a mixture of experts; leave it out"
         )
 
 
-def _keeps(keep: bool | None, device: torch.device, ranks: Communicator) -> bool:
-    """Whether what kernels compute with stays as it is stored; a rank cannot have its part of that yet."""
-    return ranks.size == 1 and (device.type == "cuda" if keep is None else keep)
+def _keeps(keep: bool | None, device: torch.device) -> bool:
+    """Whether what kernels compute with stays as it is stored."""
+    return device.type == "cuda" if keep is None else keep
+
+
+def _keep(model: DecoderModel, forms: Mapping[str, Form], slices: Slices | None) -> None:
+    keep_as_stored(model, forms if slices is None else slices.fitting(forms, model.checkpoint_tensors()))
 
 
 def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
-import torch
 from torch import Tensor
+
+from nanoserve.kernels.forms import Form
 
 SETTING = "tensor_parallel_size"
 
@@ -36,17 +37,43 @@ class Slices:
     whole_stacks: Mapping[str, tuple[Tensor, Sequence[str]]]
     sections: Mapping[str, Sequence[int]]
 
-    def pairs(self, name: str, stored: Tensor, destination: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Views of a stored tensor, and of the destination that each of them fills; a mapped file is read only where they lie."""
-        divided = [dim for dim, count in enumerate(stored.shape) if destination.shape[dim] != count]
+    def cuts(self, name: str, whole: Sequence[int], own: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
+        """The parts of a tensor of the shape `whole` that this rank's has: along which dimension, from where, and to where in one of the shape `own`."""
+        divided = [dim for dim, count in enumerate(whole) if own[dim] != count]
         if not divided:
-            yield stored, destination
+            yield 0, slice(0, whole[0]), slice(0, whole[0])
             return
         [dim] = divided
-        wholes = [own * self.size for own in self.sections.get(name, ())] or [stored.shape[dim]]
-        sources, targets = torch.split(stored, wholes, dim), [destination]
-        if len(wholes) > 1:
-            targets = list(torch.split(destination, list(self.sections[name]), dim))
-        for source, target in zip(sources, targets, strict=True):
-            own = share(source.shape[dim], self.rank, self.size)
-            yield source.narrow(dim, own.start, own.stop - own.start), target
+        begin = place = 0
+        for count in [size * self.size for size in self.sections.get(name, ())] or [whole[dim]]:
+            part = share(count, self.rank, self.size)
+            end = place + part.stop - part.start
+            yield dim, slice(begin + part.start, begin + part.stop), slice(place, end)
+            begin, place = begin + count, end
+
+    def pairs(self, name: str, stored: Tensor, destination: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Views of a stored tensor, and of the destination that each of them fills; a mapped file is read only where they lie."""
+        if stored.shape == destination.shape:
+            yield stored, destination
+            return
+        for dim, source, place in self.cuts(name, stored.shape, destination.shape):
+            yield part_of(stored, dim, source), part_of(destination, dim, place)
+
+    def fitting(self, forms: Mapping[str, Form], own: Mapping[str, Tensor]) -> dict[str, Form]:
+        """The forms of those matrices whose groups no rank's part cuts; `own` are this rank's, still plain."""
+        return {
+            name: form
+            for name, form in forms.items()
+            if name in own and own[name].dim() == 2 and _fits(form, own[name], self.wholes[name])
+        }
+
+
+def part_of(tensor: Tensor, dim: int, part: slice) -> Tensor:
+    """A view of some of a dimension."""
+    return tensor.narrow(dim, part.start, part.stop - part.start)
+
+
+def _fits(form: Form, own: Tensor, whole: Tensor) -> bool:
+    width, columns = own.shape[1], whole.shape[1]
+    of_whole_groups = form.group >= columns or width % form.group == 0
+    return width == columns or (of_whole_groups and width % form.multiple == 0)

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
+from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
 from nanoserve.adapters.pytorch.weights.floats import FloatMatrices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
@@ -56,7 +56,7 @@ def load_checkpoint(
     model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go there. Those of a GGUF file are
     dequantized on the host, piece by piece, and 8-bit floats, MXFP4 and integers where they are when they have arrived
     (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`, `weights/floats.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
-    embedding is missing: then it is that, too, as in transformers. With `slices`, only these are read, of tensors that are stored as plain numbers.
+    embedding is missing: then it is that, too, as in transformers. With `slices`, this rank has its part of each tensor; of plain numbers only that is read.
     With `made`, plain tensors that have a scale target are put into that form one at a time, so that no two are there in both.
     Without `read` nothing is: names and shapes are checked against destinations that need no memory.
 
@@ -66,50 +66,50 @@ def load_checkpoint(
     is_alone = tied_head and _outer(folder).keys() == {HEAD}
     embedding = next(each for each in destinations if each.endswith(EMBEDDING)) if is_alone else ""
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head and not is_alone else ()))
+    is_whole = slices is None
+    slices = slices or Slices(0, 1, destinations, stacks, {})
+    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
     if is_gguf(Path(folder)):
         packed = list(packed_tensors(Path(folder), ignored))
-        if slices is not None:
-            raise _cannot_be_split(packed[0].file, "a GGUF file")
-        pairs = list(_matches(str(packed[0].file), packed, destinations, stacks))
-        unpack(pairs if read else [])
+        found = list(_matches(str(packed[0].file), packed, slices))
+        if read:
+            unpack([(each, own[each.name]) for each in found]) if is_whole else _unpack_parts(
+                found, own, slices
+            )
         return
-    if lanes is None:
-        lanes = _lanes_to(destinations)
     scales, known = Scales(), destinations.keys() | stacks.keys()
-    found = (
+    tensors = [
         _named_here(stored, known, embedding)
         for file in checkpoint_files(Path(folder))
         for stored in stored_tensors(file, ignored)
         if not stored.name.startswith(unused)
-    )
-    if slices is not None:
-        _load_slices(folder, list(found), destinations, stacks, slices, read=read)
-        return
-    tensors = list(found)
+    ]
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
     weights = [stored for stored in others if not scales.take(stored)]
     elsewhere = [name for each in packed_forms for name in each.names]
-    matches = list(_matches(folder, weights, destinations, stacks, elsewhere))
+    plain = list(_matches(folder, weights, slices, elsewhere))
     for each in packed_forms:
-        each.check(destinations)
-    for match in matches:
-        scales.want(*match)
+        each.check(slices.wholes)
+    for stored in plain:
+        scales.want(stored, own[stored.name])
     scales.check()
     if not read:
         return
+    if lanes is None:
+        lanes = _lanes_to(destinations)
     targets = {} if made is None else scale_targets
-    _fill([match for match in matches if match[0].name not in targets], lanes)
-    for stored, destination in matches:
+    for_now = [stored for stored in plain if stored.name not in targets]
+    if is_whole:
+        _fill([(stored, own[stored.name]) for stored in for_now], lanes)
+    else:
+        _fill_parts(for_now, own, slices)
+    for stored in plain:
         if made is not None and stored.name in targets:
-            arrived = torch.empty(stored.shape, dtype=stored.dtype, device=destination.device)
-            _fill([(stored, arrived)], lanes)
-            numbers, factors = made.quantize(arrived.float())
-            destination.copy_(numbers)
-            targets[stored.name].copy_(factors)
-    scales.apply(scale_targets)
+            _make(made, stored, (own[stored.name], targets[stored.name]), slices, lanes)
+    scales.apply(scale_targets, slices)
     for each in packed_forms:
-        each.apply(destinations, scale_targets)
+        each.apply(destinations, scale_targets, slices)
 
 
 def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:
@@ -126,27 +126,41 @@ def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) ->
     return attrs.evolve(stored, name=name) if name in known else stored
 
 
-def _load_slices(
-    folder: str,
-    tensors: Sequence[StoredTensor],
-    destinations: Mapping[str, Tensor],
-    stacks: Stacks,
-    slices: Slices,
-    *,
-    read: bool,
-) -> None:
+def _fill_parts(tensors: Sequence[StoredTensor], own: Mapping[str, Tensor], slices: Slices) -> None:
     for stored in tensors:
-        if stored.dtype not in DTYPES:
-            raise _cannot_be_split(stored.file, f"what is stored as {stored.dtype} ({stored.name!r})")
-    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
-    matches = list(_matches(folder, tensors, slices.wholes, slices.whole_stacks))
-    for stored, _ in matches if read else []:
         for source, target in slices.pairs(stored.name, stored.data, own[stored.name]):
             target.copy_(source)
 
 
-def _cannot_be_split(file: Path, what: str) -> ModelLoadError:
-    return ModelLoadError(f"{file}: {what} cannot be split over ranks yet: leave {SETTING} at 1")
+def _unpack_parts(tensors: Sequence[PackedTensor], own: Mapping[str, Tensor], slices: Slices) -> None:
+    """One tensor at a time is there as a whole, dequantized on the host."""
+    for packed in tensors:
+        whole = torch.empty(packed.shape)
+        unpack([(packed, whole)])
+        for source, target in slices.pairs(packed.name, whole, own[packed.name]):
+            target.copy_(source)
+
+
+def _make(
+    form: Form, stored: StoredTensor, into: tuple[Tensor, Tensor], slices: Slices, lanes: Sequence[Lane]
+) -> None:
+    """Put a plain tensor, or a rank's part of it, into a form, and its scales beside it."""
+    destination, scales = into
+    own = destination.shape[0], form.width(destination.shape[1])
+    if own == tuple(stored.shape):
+        whole = torch.empty(own, dtype=stored.dtype, device=destination.device)
+        _fill([(stored, whole)], lanes)
+        pieces = [(whole, slice(None))]
+    else:
+        cuts = slices.cuts(stored.name, stored.shape, own)
+        pieces = [
+            (part_of(stored.data, dim, source).to(destination.device), slice(None) if dim else place)
+            for dim, source, place in cuts
+        ]
+    for piece, place in pieces:
+        numbers, factors = form.quantize(piece.float())
+        destination[place].copy_(numbers)
+        scales[place].copy_(factors)
 
 
 def _lanes_to(destinations: Mapping[str, Tensor]) -> Sequence[Lane]:
@@ -158,22 +172,19 @@ _StoredT = TypeVar("_StoredT", StoredTensor, PackedTensor)
 
 
 def _matches(
-    origin: str,
-    found: Iterable[_StoredT],
-    destinations: Mapping[str, Tensor],
-    stacks: Stacks,
-    elsewhere: Collection[str] = (),
-) -> Iterator[tuple[_StoredT, Tensor]]:
-    """Each tensor with its destination; `elsewhere` are, once all are found, the names of those that come in another form."""
-    missing = dict.fromkeys(destinations)
+    origin: str, found: Iterable[_StoredT], slices: Slices, elsewhere: Collection[str] = ()
+) -> Iterator[_StoredT]:
+    """The tensors that have a place, as whole ones; `elsewhere` are, once all are found, the names of those that come in another form."""
+    missing = dict.fromkeys(slices.wholes)
     for stored in found:
-        destination, filled = stacks.get(stored.name, (destinations.get(stored.name), (stored.name,)))
+        alone = slices.wholes.get(stored.name), (stored.name,)
+        destination, filled = slices.whole_stacks.get(stored.name, alone)
         if destination is None:
             raise ModelLoadError(
                 f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
             )
         _check(stored, destination)
-        yield stored, destination
+        yield stored
         for name in filled:
             missing.pop(name, None)
     for name in elsewhere:

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms.mxfp4 import BIAS, GROUP, four_bit_floats
@@ -68,14 +69,15 @@ class FloatMatrices:
                     "take the config that belongs to this checkpoint"
                 )
 
-    def apply(self, destinations: Mapping[str, Tensor], _: Mapping[str, Tensor]) -> None:
+    def apply(self, destinations: Mapping[str, Tensor], _: Mapping[str, Tensor], slices: Slices) -> None:
         """Fill the destinations with what the matrices stand for, rounded once."""
         for name, parts in self._matrices.items():
             destination = destinations[name]
             numbers = four_bit_floats(parts[""].data.to(destination.device))
             scales = _scales(parts).to(destination.device)
             groups = numbers.reshape(*scales.shape, -1) * scales[..., None]
-            destination.copy_(groups.flatten(1))
+            for source, target in slices.pairs(name, groups.flatten(1), destination):
+                target.copy_(source)
 
 
 def _check_parts(parts: Mapping[str, StoredTensor]) -> None:

@@ -17,6 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.kernels.forms import Form, Int4, Int8
 from nanoserve.kernels.forms.integers import GROUPS, ROW, Integers, scale_words
@@ -168,18 +169,35 @@ class PackedMatrices:
                     f"({list(wanted)}): take the config that belongs to this checkpoint"
                 )
 
-    def apply(self, destinations: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+    def apply(
+        self, destinations: Mapping[str, Tensor], targets: Mapping[str, Tensor], slices: Slices
+    ) -> None:
         """Fill the destinations: with integers where there is a target for scales, else with what they stand for."""
         for name, matrix in self._matrices.items():
             destination, form = destinations[name], matrix.form
-            if name not in targets or form is None:
-                destination.copy_(matrix.widened(destination.device))
+            if name in targets and form is not None:
+                _keep(matrix, form, destination, targets[name], slices)
                 continue
-            numbers, scales, zeros = matrix.integers(destination.device)
-            if int(zeros.max()) > 255:
-                raise ModelLoadError(f"{matrix.parts['qzeros'].name!r} has zero points that are no bytes")
-            destination.copy_(form.pack(numbers))
-            targets[name].copy_(scale_words(scales, zeros))
+            widened = matrix.widened(destination.device)
+            for source, target in slices.pairs(name, widened, destination):
+                target.copy_(source)
+
+
+def _keep(matrix: Matrix, form: Integers, destination: Tensor, target: Tensor, slices: Slices) -> None:
+    """Pack a matrix, or a rank's part of it, which cuts no group."""
+    numbers, scales, zeros = matrix.integers(destination.device)
+    if int(zeros.max()) > 255:
+        raise ModelLoadError(f"{matrix.parts['qzeros'].name!r} has zero points that are no bytes")
+    words = scale_words(scales, zeros)
+    own = destination.shape[0], form.width(destination.shape[1])
+    for dim, source, place in slices.cuts(matrix.name, matrix.shape, own):
+        if dim:
+            groups = slice(source.start // matrix.group, source.stop // matrix.group)
+            destination.copy_(form.pack(numbers[:, source]))
+            target.copy_(words if matrix.group == ROW else words[:, groups])
+        else:
+            destination[place].copy_(form.pack(numbers[source]))
+            target[place].copy_(words[source])
 
 
 def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | None) -> Matrix:

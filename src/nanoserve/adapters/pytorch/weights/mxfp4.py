@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.kernels.forms.mxfp4 import BIAS, MOST_EXPONENT, interleaved, unpack
 from nanoserve.ports.errors import ModelLoadError
@@ -65,7 +66,9 @@ class PackedStacks:
                     f"{some.file}: the parts of {name!r} have shapes {found}, but the config asks for {[*wanted, 16]} and {wanted}"
                 )
 
-    def apply(self, destinations: Mapping[str, Tensor], scale_targets: Mapping[str, Tensor]) -> None:
+    def apply(
+        self, destinations: Mapping[str, Tensor], scale_targets: Mapping[str, Tensor], slices: Slices
+    ) -> None:
         """Fill the destinations, those without a target for scales widened, one expert at a time."""
         for name, parts in self._found.items():
             destination = destinations[name]
@@ -74,9 +77,10 @@ class PackedStacks:
                     target.copy_(interleaved(expert.to(destination.device)).flatten(-2))
                 _keep_scales(parts["_scales"], scale_targets[name])
                 continue
-            for expert, target in enumerate(destination):
+            for expert, own in enumerate(destination):
                 blocks, scales = (parts[kind].data[expert].to(destination.device) for kind in _KINDS)
-                target.copy_(unpack(blocks, scales).t())
+                for source, target in slices.pairs(name, unpack(blocks, scales).t(), own):
+                    target.copy_(source)
 
 
 def _keep_scales(stored: StoredTensor, target: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.errors import ModelLoadError
@@ -71,7 +72,7 @@ class Scales:
             scale = self._found[name]
             raise ModelLoadError(f"{scale.file}: {scale.name!r} scales no weight of 8-bit floats")
 
-    def apply(self, targets: Mapping[str, Tensor]) -> None:
+    def apply(self, targets: Mapping[str, Tensor], slices: Slices) -> None:
         """Multiply every weight with its scales, in float32, rounded once; or put them into its target, if it has one."""
         for name, (stored, destination) in self._wanted.items():
             found = self._found[name]
@@ -81,15 +82,27 @@ class Scales:
                 )
             scale = found.data.to(device=destination.device, dtype=torch.float32)
             if not _in_blocks(stored, found):
-                scale = scale.reshape(-1, 1)
+                scale = scale.reshape(-1, 1).expand(stored.shape[0], 1)
             else:
                 scale = scale.repeat_interleave(BLOCK, 0)[: stored.shape[0]]
-            if name in targets:
-                targets[name].copy_(scale.expand_as(targets[name]))
-                continue
-            if scale.shape[1] > 1:
-                scale = scale.repeat_interleave(BLOCK, 1)[:, : stored.shape[1]]
-            destination.copy_(destination.float() * scale)
+            for dim, source, place in slices.cuts(name, stored.shape, destination.shape):
+                target = targets.get(name)
+                if target is not None and dim:
+                    blocks = slice(source.start // BLOCK, -(-source.stop // BLOCK))
+                    target.copy_((scale[:, blocks] if scale.shape[1] > 1 else scale).expand_as(target))
+                elif target is not None:
+                    target[place].copy_(scale[source].expand_as(target[place]))
+                else:
+                    part = part_of(_by_column(scale, stored.shape[1]), dim, source)
+                    own = part_of(destination, dim, place)
+                    own.copy_(own.float() * part)
+
+
+def _by_column(scale: Tensor, columns: int) -> Tensor:
+    """The scale of each number, of one for each block of a row or for the whole."""
+    if scale.shape[1] == 1:
+        return scale.expand(-1, columns)
+    return scale.repeat_interleave(BLOCK, 1)[:, :columns]
 
 
 def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
