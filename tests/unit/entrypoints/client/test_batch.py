@@ -135,10 +135,10 @@ GOOD = {"custom_id": "a", "url": "/v1/embeddings", "body": {}}
         ("{", "line 1 is not JSON"),
         ("[]", "line 1 needs `custom_id`"),
         (json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "body": 1}), "line 3 needs `custom_id`"),
-        (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2: custom_id 'a' stands twice"),
-        (json.dumps({**GOOD, "method": "GET"}), "line 1: only POST"),
-        (json.dumps({**GOOD, "url": "http://else/v1/"}), "line 1: only POST"),
-        (json.dumps({**GOOD, "body": {"stream": True}}), "line 1: `stream` must be false"),
+        (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2 repeats the custom_id 'a'"),
+        (json.dumps({**GOOD, "method": "GET"}), "line 1 can ask only for POST"),
+        (json.dumps({**GOOD, "url": "http://else/v1/"}), "line 1 can ask only for POST"),
+        (json.dumps({**GOOD, "body": {"stream": True}}), "line 1 must not ask for `stream`"),
     ],
 )
 def test_a_file_that_cannot_be_asked_is_refused_before_anything_is_sent(

@@ -1,0 +1,236 @@
+"""Batches in OpenAI's form: lines that ask, read and checked; answers that are written down once each; which answers count.
+
+A file of answers is all that is known of what is done: whoever is interrupted, even by a kill, goes on where it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Final, TypeVar
+
+import attrs
+import msgspec
+
+from nanoserve.ports.errors import BadValueError
+
+LONGEST_LINE: Final = 16 * 2**20
+"""Bytes."""
+_LATER: Final = frozenset({408, 409, 425, 429, 502, 503, 504})
+_LONGEST_WAIT: Final = 10.0
+_MOST_FAILURES: Final = 3
+_FIELDS: Final = {"custom_id": str, "url": str, "body": dict}
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Line:
+    """One request of a batch."""
+
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+
+
+class LineError(BadValueError):
+    """What is wrong with a file of lines, or with the line of that number, from 1 on."""
+
+    def __init__(self, reason: str, number: int | None = None) -> None:
+        super().__init__("file", reason if number is None else f"line {number} {reason}")
+        self.number = number
+
+
+@attrs.frozen
+class Reply:
+    """What a server says to a line; `retry_after` is in seconds."""
+
+    status: int
+    body: Any
+    request_id: str = ""
+    retry_after: float | None = None
+
+    def entry(self, line: Line) -> dict[str, Any]:
+        """How it is written down."""
+        response = {"status_code": self.status, "request_id": self.request_id, "body": self.body}
+        return _entry(line, response=response, error=None)
+
+
+def error_entry(line: Line, code: str, message: str) -> dict[str, Any]:
+    """What is written down in place of a reply that will never come."""
+    return _entry(line, response=None, error={"code": code, "message": message})
+
+
+def _entry(line: Line, **more: Any) -> dict[str, Any]:
+    return {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": line.custom_id, **more}
+
+
+def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[Line | LineError]:
+    """The requests of a file, and in place of a wrong one what is wrong with it; all ask for `url`, where that is given."""
+    seen: set[str] = set()
+    is_empty = True
+    for number, raw in enumerate(_raw_lines(file), start=1):
+        if raw.strip():
+            is_empty = False
+            line = _read_line(raw, url)
+            if isinstance(line, Line) and line.custom_id in seen:
+                line = f"repeats the custom_id {line.custom_id!r}"
+            if isinstance(line, Line):
+                seen.add(line.custom_id)
+            yield line if isinstance(line, Line) else LineError(line, number)
+    if is_empty:
+        yield LineError("holds no request")
+
+
+def _raw_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Each line, cut behind the longest that is read."""
+    while raw := file.readline(LONGEST_LINE + 1):
+        yield raw
+        while len(raw) > LONGEST_LINE and not raw.endswith(b"\n"):
+            raw = file.readline(LONGEST_LINE + 1)
+
+
+def _read_line(raw: bytes, url: str | None) -> Line | str:
+    """The request in a line, or what is wrong with it."""
+    if len(raw) > LONGEST_LINE:
+        return f"is longer than {LONGEST_LINE} bytes"
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON: {error}"
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(k), kind) for k, kind in _FIELDS.items()):
+        return "needs `custom_id` and `url`, which are texts, and an object `body`"
+    line = Line(*(entry[name] for name in _FIELDS))
+    wrong = (
+        (
+            entry.get("method", "POST") != "POST" or not line.url.startswith("/v1/"),
+            "can ask only for POST to a path that begins with /v1/",
+        ),
+        (url not in {None, line.url}, f"asks for {line.url[:64]!r} in a batch for {url}"),
+        (line.body.get("stream"), "must not ask for `stream`: an answer is written down whole"),
+    )
+    return next((reason for is_wrong, reason in wrong if is_wrong), line)
+
+
+async def answer_lines(
+    lines: Iterator[Line],
+    ask: Callable[[Line], Awaitable[Reply | None]],
+    write: Callable[[Line, Reply], Awaitable[None]],
+    slots: asyncio.Semaphore,
+) -> None:
+    """Have each line answered and its answer written down, as many at once as there are slots.
+
+    A server that is away (None) or full is waited for; one that fails several times on a line has failed.
+    """
+
+    async def answer(line: Line) -> None:
+        await write(line, await _settled(functools.partial(ask, line)))
+
+    async with asyncio.TaskGroup() as group:
+        while (found := await finished(asyncio.to_thread(next, lines, None))) is not None:
+            await slots.acquire()
+            group.create_task(answer(found)).add_done_callback(lambda _: slots.release())
+
+
+async def _settled(ask: Callable[[], Awaitable[Reply | None]]) -> Reply:
+    failures, wait = 0, 0.5
+    while True:
+        reply = await ask()
+        if reply is not None and reply.status not in _LATER:
+            failures += reply.status >= 500
+            if reply.status < 500 or failures >= _MOST_FAILURES:
+                return reply
+        asked = None if reply is None else reply.retry_after
+        await asyncio.sleep(min(wait if asked is None else asked, _LONGEST_WAIT))
+        wait = min(2 * wait, _LONGEST_WAIT)
+
+
+class _Answered(msgspec.Struct):
+    custom_id: str
+
+
+class Answers:
+    """A file of answers that nobody else writes meanwhile.
+
+    Attributes:
+        done: the `custom_id` of each line that is answered in it.
+    """
+
+    def __init__(self, descriptor: int, done: set[str], size: int) -> None:
+        self.done = done
+        self._descriptor = descriptor
+        self._size = size
+        self._lock = asyncio.Lock()
+        self._waiting: dict[str, bytes] = {}
+
+    async def write(self, *entries: Mapping[str, Any]) -> None:
+        """Return once they are on the disk; those of several callers are written together.
+
+        Raises `OSError` where that fails; then nothing of them is left in the file.
+        """
+        lines = {each["custom_id"]: msgspec.json.encode(each) + b"\n" for each in entries}
+        self._waiting.update(lines)
+        try:
+            async with self._lock:
+                if not lines.keys().isdisjoint(self._waiting):
+                    await finished(asyncio.to_thread(self._append, dict(self._waiting)))
+        finally:
+            for name in lines:
+                self._waiting.pop(name, None)
+
+    def _append(self, lines: Mapping[str, bytes]) -> None:
+        whole = left = b"".join(lines.values())
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(whole)
+        self.done.update(lines)
+        for name in lines:
+            self._waiting.pop(name, None)
+
+
+@contextlib.contextmanager
+def answers_in(path: pathlib.Path) -> Iterator[Answers]:
+    """The answers in a file; half a line at its end, which a kill has left, is cut off. Raises `BadValueError`."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadValueError("output", f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadValueError("output", f"{path} is being written by another run") from None
+        done, size = set(), 0
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                break
+            try:
+                done.add(msgspec.json.decode(raw, type=_Answered).custom_id)
+            except msgspec.MsgspecError:
+                raise BadValueError(
+                    "output", f"{path} holds something else than answers of a batch"
+                ) from None
+            size += len(raw)
+        os.ftruncate(descriptor, size)
+        yield Answers(descriptor, done, size)
+
+
+async def finished(work: Awaitable[T]) -> T:
+    """The result of work that is never left half done: where this is cancelled, the work ends first."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
