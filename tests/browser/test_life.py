@@ -5,10 +5,11 @@ from __future__ import annotations
 import pathlib
 import re
 import signal
-import socket
 import threading
+from collections.abc import Iterator
 
 import httpx
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.engine_page import REMEMBER_STATES, VIEW, shown_books
@@ -16,25 +17,34 @@ from tests.browser.playground import QUESTION, ask, finished, open_playground, s
 from tests.browser.sending import sender
 from tests.browser.visits import Visits
 from tests.patience import PATIENCE, wait_until
+from tests.ports import reserved_port
 from tests.process.server_process import ServerProcess, server_process
 
 CUT = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE"
 DRAINING = "Draining: no new requests are taken"
 
 
-def test_from_the_start_of_a_server_to_the_end_of_the_next(visits: Visits, tmp_path: pathlib.Path) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as reserved:
+        yield reserved
+
+
+def test_from_the_start_of_a_server_to_the_end_of_the_next(
+    visits: Visits, tmp_path: pathlib.Path, port: int
+) -> None:
     visits.expect_fault("status of 503")
     visits.expect_fault(CUT)
-    port = free_port()
     url = f"http://127.0.0.1:{port}"
     (first, second) = (tmp_path / "first", tmp_path / "second")
     first.mkdir()
     second.mkdir()
     with server_process(first, "--port", str(port)) as server:
-        wait_until(lambda: listens(url))
-        engine = visits.open(f"{url}/#engine")
-        expect(engine.locator(".engine-state")).to_have_text("Starting")
-        engine.evaluate(REMEMBER_STATES)
+        wait_until(lambda: listens(url) and server.children())
+        with server.held_engine():
+            engine = visits.open(f"{url}/#engine")
+            expect(engine.locator(".engine-state")).to_have_text("Starting")
+            engine.evaluate(REMEMBER_STATES)
         server.wait_until_ready()
         expect(engine.locator(".engine-state")).to_have_text("Ready")
         chat = open_playground(visits, url)
@@ -85,10 +95,12 @@ def the_server_drains(server: ServerProcess, page: Page) -> None:
     body = {"model": "built-in", "prompt": "Once", "max_tokens": 200, "n": 4, "ignore_eos": True}
     with server.client() as client:
         talk = threading.Thread(target=lambda: client.post("/v1/completions", json=body), daemon=True)
-        talk.start()
-        page.wait_for_function(f"() => {VIEW}.replay.sequences.size === 4")
-        server.signal(signal.SIGTERM)
-        expect(page.locator(".engine-state")).to_contain_text(DRAINING)
+        accepted = server.metrics()["nanoserve:requests_accepted_total"]
+        with server.held_engine():
+            talk.start()
+            wait_until(lambda: server.metrics()["nanoserve:requests_accepted_total"] == accepted + 4)
+            server.signal(signal.SIGTERM)
+            expect(page.locator(".engine-state")).to_contain_text(DRAINING)
         assert server.wait() == 0
         expect(page.locator(".engine-state")).to_contain_text("The server does not answer")
         talk.join(PATIENCE)
@@ -122,9 +134,3 @@ def listens(url: str) -> bool:
         return httpx.get(f"{url}/livez", trust_env=False).status_code == 200
     except httpx.ConnectError:
         return False
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port

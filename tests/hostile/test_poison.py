@@ -21,7 +21,7 @@ from tests.hostile.conftest import KEY
 from tests.hostile.connections import hostile_connections
 from tests.hostile.neighbours import Neighbours, Streamed, alone
 from tests.patience import wait_until
-from tests.process.server_process import ServerProcess, fills_templates
+from tests.process.server_process import ServerProcess
 
 REST = {
     "nanoserve:num_requests_running": 0.0,
@@ -42,9 +42,8 @@ def is_at_rest(server: ServerProcess) -> bool:
 
 def family(server: ServerProcess) -> list[tuple[int, float]]:
     """All but those that fill templates, of which a hostile conversation may end one."""
-    parent = psutil.Process(server.process.pid)
-    children = [each for each in parent.children(recursive=True) if not fills_templates(each)]
-    return [(each.pid, each.create_time()) for each in (parent, *children)]
+    everyone = (psutil.Process(server.process.pid), *server.children(recursive=True))
+    return [(each.pid, each.create_time()) for each in everyone]
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,11 @@ from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment
 
 
-def fills_templates(process: psutil.Process) -> bool:
+def program_of(process: psutil.Process) -> str:
+    """Its command; nothing where it has ended."""
     with contextlib.suppress(psutil.Error):
-        return any(
-            "nanoserve.adapters.huggingface.template_process import" in each for each in process.cmdline()
-        )
-    return False
+        return " ".join(process.cmdline())
+    return ""
 
 
 @attrs.define
@@ -66,9 +65,28 @@ class ServerProcess:
         return found
 
     def children(self, *, recursive: bool = False) -> list[psutil.Process]:
-        """Its processes but for those that fill chat templates, of which each HTTP process has one."""
-        found = psutil.Process(self.process.pid).children(recursive=recursive)
-        return [each for each in found if not fills_templates(each)]
+        """Its living processes but for those that fill chat templates, of which each HTTP process has one.
+
+        A process shows the program of its parent until its own has begun.
+        """
+        server = psutil.Process(self.process.pid)
+        programs = {each: program_of(each) for each in server.children(recursive=recursive)}
+        others = ("", program_of(server))
+        return [
+            each
+            for each, program in programs.items()
+            if program not in others and "huggingface.template_process import" not in program
+        ]
+
+    @contextlib.contextmanager
+    def held_engine(self) -> Iterator[None]:
+        """The engine computes nothing meanwhile, so that no answer ends before a slow machine has come to the test's next line."""
+        [engine] = self.children()
+        engine.suspend()
+        try:
+            yield
+        finally:
+            engine.resume()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

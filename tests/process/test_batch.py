@@ -13,7 +13,7 @@ from tests.process.server_process import ServerProcess
 
 def test_a_killed_run_goes_on_where_it_ended(open_server: ServerProcess, tmp_path: pathlib.Path) -> None:
     requests, output = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
-    bodies = [{"prompt": f"Once {number}", "max_tokens": 4, "temperature": 0} for number in range(40)]
+    bodies = [{"prompt": f"Once {number}", "max_tokens": 4, "temperature": 0} for number in range(200)]
     lines = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
         for number, body in enumerate(bodies)

@@ -43,7 +43,8 @@ def test_a_conversation_in_a_terminal_whose_answers_ctrl_c_stops() -> None:
 def test_ctrl_c_while_it_loads_is_one_line_and_leaves_a_cursor() -> None:
     with terminal("chat") as screen:
         screen.wait_for("loading the model")
-        assert screen.leave("\x03") == 130
+        screen.type("\x03")
+        assert screen.leave("") == 130
         assert screen.seen.count("interrupted") == 1
         assert screen.seen.endswith("nanoserve: interrupted\n")
         assert screen.raw.rfind(b"\x1b[?25h") > screen.raw.rfind(b"\x1b[?25l")

@@ -77,13 +77,14 @@ def test_a_server_can_be_watched_from_its_first_second_to_its_last(
 
 def _leave_while_one_is_served(server: ServerProcess, stream: LiveStream) -> None:
     """A request is finished, the viewer is told that the server leaves, and does not keep it."""
-    serving = threading.Thread(target=complete, args=(server, 200))
-    serving.start()
-    stream.until(lambda *_: bool(stream.reader.state.sequences))
-    server.signal(signal.SIGTERM)
-    events = stream.rest()
+    serving = threading.Thread(target=complete, args=(server, 40))
+    with server.held_engine():
+        serving.start()
+        stream.until(lambda name, data: name == "status" and data["waiting"])
+        server.signal(signal.SIGTERM)
+        stream.until(lambda name, data: name == "status" and data["draining"] and data["waiting"])
+    stream.rest()
     serving.join()
-    assert any(data["draining"] and data["running"] for name, data in events if name == "status")
     assert stream.of("status")[-1]["status"] == "stopped"
     assert stream.reader.state.finished == {"length": 2}
     assert server.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
@@ -14,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.process.command import error_line, run
 from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess, server_process
@@ -110,7 +111,7 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
     with server_process(tmp_path, "--api-key", KEY, "--admin-uds", str(admin)) as server:
         server.wait_until_ready()
         finished: list[bool] = []
-        begun = threading.Barrier(5)
+        begun = threading.Event()
 
         def stream() -> None:
             body = STORY | {"max_tokens": 200, "stream": True}
@@ -120,7 +121,7 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
             ):
                 lines = answer.iter_lines()
                 first = next(lines)
-                begun.wait(PATIENCE)
+                begun.set()
                 text = [first, *lines]
             tokens = [json.loads(each[6:]) for each in text if each.startswith("data: {")]
             finished.append("data: [DONE]" in text[-2:])
@@ -128,11 +129,13 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
             finished.append(reasons[-1] == "length" and reasons.count("length") == 1)
 
         threads = [threading.Thread(target=stream) for _ in range(4)]
-        for each in threads:
-            each.start()
-        with server.client(KEY) as client:
+        threads[0].start()
+        assert begun.wait(PATIENCE)
+        with server.client(KEY) as client, server.held_engine():
+            for each in threads[1:]:
+                each.start()
+            wait_until(lambda: server.metrics(KEY)["nanoserve:requests_accepted_total"] == 4)
             assert client.get("/readyz").status_code == 200
-            begun.wait(PATIENCE)
             server.signal(signal.SIGTERM)
             server.wait_for_line("leaving")
             assert client.get("/readyz").status_code == 503
@@ -166,9 +169,10 @@ def test_a_second_signal_ends_it_at_once(tmp_path: pathlib.Path, arguments: list
         with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
-            server.signal(signal.SIGINT)
-            server.wait_for_line("leaving")
-            server.signal(signal.SIGINT)
+            with contextlib.nullcontext() if arguments else server.held_engine():
+                server.signal(signal.SIGINT)
+                server.wait_for_line("leaving")
+                server.signal(signal.SIGINT)
             rest = list(lines)
         assert server.wait() == 0
         assert any('"error"' in each for each in rest)

@@ -12,6 +12,7 @@ import pytest
 
 from nanoserve.entrypoints.cli.main import run_command
 from tests.patience import PATIENCE
+from tests.ports import reserved_port
 from tests.process.command import error_line, run, started
 from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess
@@ -45,13 +46,13 @@ def metrics_server(port: int = 0, status: int = 200) -> Iterator[str]:
 
 
 def test_a_screen_of_its_own_until_q_that_outlives_its_server() -> None:
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(metrics_server())
+    with reserved_port() as port, contextlib.ExitStack() as stack:
+        url = stack.enter_context(metrics_server(port))
         with terminal("top", url) as screen:
             screen.wait_for("q leaves", after=screen.wait_for("41"))
             stack.close()
             place = screen.wait_for("lost: nothing answers")
-            with metrics_server(int(url.rpartition(":")[2])):
+            with metrics_server(port):
                 screen.wait_for("ready", after=place)
                 assert screen.leave("q") == 0
     assert screen.raw.rindex(b"\x1b[?1049l") > screen.raw.rindex(b"\x1b[?1049h"), "the old screen is back"
@@ -67,12 +68,12 @@ def test_ctrl_c_leaves_as_well() -> None:
 
 
 def test_a_server_that_refuses_later_ends_it_with_one_line() -> None:
-    with contextlib.ExitStack() as stack:
-        url = stack.enter_context(metrics_server())
+    with reserved_port() as port, contextlib.ExitStack() as stack:
+        url = stack.enter_context(metrics_server(port))
         with terminal("top", url) as screen:
             screen.wait_for("q leaves")
             stack.close()
-            with metrics_server(int(url.rpartition(":")[2]), status=401):
+            with metrics_server(port, status=401):
                 screen.wait_for("nanoserve: the server answered 401")
                 assert screen.process.wait(PATIENCE) == 1
     assert screen.raw.rindex(b"\x1b[?1049l") < screen.raw.rindex(b"answered 401"), "said on the old screen"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import openai
 import pytest
 
 from tests.patience import PATIENCE
+from tests.ports import reserved_port
 from tests.process.clients.access import KEY, LIMITED_KEY, MODEL
 from tests.process.scripted_engine import SLOW
 from tests.process.server_process import ServerProcess
@@ -112,9 +112,8 @@ def test_a_client_whose_patience_ends(server: ServerProcess, client: openai.Open
 
 
 def test_no_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     with (
+        reserved_port() as port,
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k", max_retries=0) as client,
         pytest.raises(openai.APIConnectionError),
     ):

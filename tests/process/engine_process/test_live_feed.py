@@ -27,7 +27,7 @@ from tests.unit.adapters.engine_process.client.engines import (
 )
 from tests.unit.adapters.engine_process.client.engines import read as read_pending
 from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogReader
-from tests.unit.adapters.engine_process.host.scripted_host import build
+from tests.unit.adapters.engine_process.host.scripted_host import SLOW, build
 
 
 async def read(reply: Reply) -> Answer:
@@ -111,7 +111,7 @@ async def test_a_late_viewer_sees_what_the_first_one_sees(kind: str) -> None:
         replies = [
             world.engine.submit(request(f"r{number}", (number, 5), max_tokens=300)) for number in range(12)
         ]
-        await until(lambda: first.reader.replay and len(first.reader.replay.sequences) == 12)
+        await until(lambda: sum(len(turn.arrived) for turn in first.reader.turns) == 13)
         late = world.view()
         await late.is_watching.wait()
         start = late.reader.snapshots[0]
@@ -143,8 +143,9 @@ async def test_a_killed_engine_is_announced_and_the_log_replays() -> None:
     async with opened() as world:
         viewer = world.view()
         await viewer.is_watching.wait()
-        lost = asyncio.create_task(read(world.engine.submit(request("lost", max_tokens=450))))
-        await until(lambda: viewer.reader.state.sequences)
+        reply: Any = world.engine.submit(request("lost", (SLOW,), max_tokens=450))
+        lost = asyncio.create_task(read(reply))
+        await until(lambda: reply.has_been_read and viewer.reader.state.sequences)
         os.kill(pid_of(world.engine), signal.SIGKILL)
         await lost
         await until(lambda: len(viewer.reader.snapshots) == 2, "a second snapshot")

@@ -254,8 +254,13 @@ async def test_a_bug_in_the_control_plane_ends_the_engine_which_says_so(
     assert "the books are wrong" in "".join(capfd.readouterr())
 
 
-async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_always() -> None:
-    async with started(scripted_engine(model="slow")) as engine:
+async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_always(
+    tmp_path: pathlib.Path,
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    async with started(scripted_engine(model=f"gate:{gate}")) as engine:
+        gate.unlink()
         os.kill(pid_of(engine), signal.SIGKILL)
         await until(lambda: engine.status is EngineStatus.RESTARTING)
         waiting = engine.submit(request("waiting"))
@@ -265,6 +270,7 @@ async def test_requests_are_taken_while_the_engine_restarts_and_time_out_as_alwa
         assert (await read(left)).reasons == {0: FinishReason.ABORT}
         assert (await read(late)).reasons == {0: FinishReason.TIMEOUT}
         assert engine.status is EngineStatus.RESTARTING
+        gate.touch()
         assert (await read(waiting)).ids == expected((1, 2, 3))
         assert balanced(engine)
 

@@ -6,6 +6,7 @@ Run as a program it is what `remote_engine(command=...)` starts: a real process 
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.fakes.memory_runner import MemoryRunner
+from tests.patience import wait_until
 
 VOCAB = 512
 KILLER, HANGER, RAISER, DENIED, SLOW = 500, 501, 502, 503, 504
@@ -96,7 +98,7 @@ def hang() -> None:
 
 
 def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
-    """`num_kv_blocks` blocks of 4 tokens; some model names cannot be loaded, `slow` takes a second."""
+    """`num_kv_blocks` blocks of 4 tokens; some model names cannot be loaded, `slow` takes a second, `gate:PATH` until there is such a file."""
     if settings.model == "missing":
         raise ModelLoadError("there is no such model; name another one")
     if settings.model == "mortal":
@@ -105,6 +107,8 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         raise RuntimeError("a bug in the start")
     if settings.model == "slow":
         time.sleep(1.0)
+    if (settings.model or "").startswith("gate:"):
+        wait_until(pathlib.Path(str(settings.model).removeprefix("gate:")).exists)
     num_blocks = settings.num_kv_blocks or 4096
     limits = Limits(
         max_model_len=SPEC.max_position,
