@@ -162,7 +162,7 @@ def test_8_bit_floats_are_made_of_plain_weights_as_they_arrive(tmp_path: Path) -
 def test_what_8_bit_floats_cannot_be_made_of_is_refused(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path)
     how: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "quantization": "fp8"}
-    with pytest.raises(BadValueError, match="fp8 is for one GPU"):
+    with pytest.raises(BadValueError, match="fp8 is for a GPU"):
         build_model(tiny.spec, str(tmp_path), **how)
     with pytest.raises(BadValueError, match=r"stored quantized \(int4\)"):
         build_model(attrs.evolve(tiny.spec, stored="int4"), str(tmp_path), **how, keep=True)
