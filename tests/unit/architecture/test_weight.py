@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 8260,
     "kernels": 11980,
     "adapters/pytorch": 11190,
-    "adapters": 10195,
+    "adapters": 10275,
     "entrypoints/server": 9640,
     "entrypoints": 11395,
 }
