@@ -63,7 +63,7 @@ BOMBS: Mapping[str, Callable[[], dict[str, Any]]] = {
     },
     "100 KB of schema": _schema(
         lambda n: {
-            f"$comment{n}": "x",
+            "$comment": f"{n}",
             "type": "object",
             "properties": {f"p{each}": _optional(20)(n) | {"description": "d" * 1000} for each in range(50)},
         }

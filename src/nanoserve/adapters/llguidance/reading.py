@@ -15,11 +15,11 @@ from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from nanoserve.adapters.llguidance import limits
-from nanoserve.adapters.llguidance.rehearsing import LIMITS, rehearse
+from nanoserve.adapters.llguidance.rehearsing import LIMITS, is_plain, rehearse
 from nanoserve.adapters.llguidance.schemas import in_known_words
 from nanoserve.adapters.llguidance.work import Work
 from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKind
+from nanoserve.ports.grammar import ANY_WHITESPACE, BOUNDED_WHITESPACE, Constraint, ConstraintKind
 
 PARSER_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, **LIMITS)
 MAX_MESSAGE: Final = 400
@@ -60,13 +60,17 @@ def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
     """What llguidance reads, in Lark. Raises `BadValueError`, which names the keyword where it is known."""
     kind = limits.check_size(constraint)
     try:
-        return _READERS[kind](constraint, is_special) + _UNFORCED
+        text = _READERS[kind](constraint, is_special) + _UNFORCED
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadValueError(kind, "holds half of a surrogate pair, which is no character") from None
     except BadValueError:
         raise
     except RecursionError:
         raise BadValueError(kind, "is nested too deeply") from None
     except ValueError as error:
         raise refusal(kind, str(error)) from None
+    return text
 
 
 def check(constraint: Constraint, *, is_composed: bool = False) -> None:
@@ -106,10 +110,17 @@ def _verdict(constraint: Constraint, is_composed: bool) -> tuple[str, str]:
         text = grammar_text(constraint, lambda _: False)
     except BadValueError as refused:
         return refused.parameter, str(refused).removeprefix(f"{refused.parameter}: ")
-    error = "" if is_composed else rehearse(text, constraint.text)
+    if is_composed or _is_plain(constraint):
+        return "", ""
+    error = rehearse(text, constraint.text)
     if not error:
         return "", ""
     return constraint.kind, str(refusal(constraint.kind, error)).removeprefix(f"{constraint.kind}: ")
+
+
+def _is_plain(constraint: Constraint) -> bool:
+    is_usual = constraint.whitespace in {"", BOUNDED_WHITESPACE, ANY_WHITESPACE}
+    return is_usual and constraint.kind == ConstraintKind.JSON_SCHEMA and is_plain(constraint.text)
 
 
 def refusal(kind: str, message: str) -> BadValueError:

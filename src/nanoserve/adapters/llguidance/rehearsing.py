@@ -1,11 +1,13 @@
 """A grammar tried out at the door, over the 256 bytes instead of a model's tokens: some texts are begun, as chance has it.
 
 That shows what only goes wrong later: a schema that refers to itself without end, rows that are too wide, and expressions whose
-lexer has a new state for each text that it reads, of which it may not keep so many.
+lexer has a new state for each text that it reads, of which it may not keep so many. It takes as long as to make the grammar; plain
+schemas, in which nothing of that can be, are spared it.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -13,6 +15,8 @@ from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
+
+from nanoserve.adapters.llguidance.schemas import WIDE
 
 BYTES: Final = 256
 GUIDED: Final = 200
@@ -28,6 +32,11 @@ PAUSE: Final = 0.0001
 MAX_STATES: Final = 8_000
 LIMITS: Final[dict[str, Any]] = {"max_grammar_size": 250_000, "verbose_errors": False}
 """The library's own but for these; errors do not quote the grammar."""
+_PLAIN_WORDS: Final = frozenset(
+    {"type", "title", "description", "default", "$comment", "enum", "items"}
+    | {"properties", "required", "additionalProperties"}
+)
+_TYPES: Final = frozenset({"null", "boolean", "number", "integer", "string", "array", "object"})
 _COUNTED: Final = re.compile(r"\{\s*+(?:\d++\s*+,\s*+)?\d{2}")
 """A repetition of ten or more, which is what a lexer can have to remember."""
 
@@ -45,6 +54,43 @@ class _Bytes:
 
 
 _VOCABULARY: Final = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=BYTES + 1, eos_token=BYTES, slices=[])
+
+
+def is_plain(written: str) -> bool:
+    """Whether a JSON schema says of each value what it is and what it holds, all of it in its place, and each object has few optional members.
+
+    The library follows such a schema whatever its size, and some value fits it.
+    """
+    held, joins = [json.loads(written)], "allOf" in written
+    while held:
+        schema = held.pop()
+        if not isinstance(schema, dict) or not schema.keys() <= _PLAIN_WORDS:
+            return False
+        named, required = schema.get("properties", {}), schema.get("required", [])
+        if not _says_a_type(schema) or not isinstance(named, dict) or not _are_texts(required):
+            return False
+        optional = [named[name] for name in named.keys() - set(required)]
+        is_one_group = not joins and all(each == optional[0] for each in optional)
+        if not named.keys() >= set(required) or (len(optional) > WIDE and not is_one_group):
+            return False
+        held += named.values()
+        held += [schema["items"]] if "items" in schema else []
+        others = schema.get("additionalProperties", False)
+        held += [] if isinstance(others, bool) else [others]
+    return True
+
+
+def _says_a_type(schema: dict[str, Any]) -> bool:
+    """Or texts, or nothing."""
+    said, values = schema.get("type", ["string"]), schema.get("enum", [""])
+    kinds = [said] if isinstance(said, str) else said
+    if not (_are_texts(kinds) and kinds and _are_texts(values) and values):
+        return False
+    return _TYPES.issuperset(kinds) and ("enum" not in schema or kinds == ["string"])
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
 def rehearse(grammar: str, written: str) -> str:

@@ -1,8 +1,14 @@
-"""Threads that make grammars, fair to clients: whoever has cost least is served next, and nobody takes more than a share of the machine for long."""
+"""Threads that make grammars, fair to clients: whoever has cost least is served next, and nobody takes more than a share of the machine for long.
+
+A client that owes nothing is served at once. Who has something running, or owes, is served by threads of low priority: they have what steps leave
+of the processors, which wait for each other within a step, so that an interruption of one costs as much as of all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import time
 import weakref
@@ -16,16 +22,18 @@ STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 ROOM_SECONDS: Final = 0.05
 """Between two looks for room, which answers make by ending, and for clients that may be served again."""
-SHARE: Final = 1 / 32
+SHARE: Final = 1 / 64
 """Of the machine's processors, what one client may take in the long run at the door, and again in the engine: both compute on the same ones."""
 AHEAD_SECONDS: Final = 2.0
-"""Of its share, which a client may take at once: on two processors dozens of usual constraints, or five of the largest."""
+"""Of its share, which a client may take at once: on two processors dozens of usual constraints, or three of the largest."""
+LOW_PRIORITY: Final = 15
+"""As `nice` counts: a thirtieth of a processor that others want, too, and all of one that nobody wants."""
 MOST_CLIENTS: Final = 1_000
 """Whose spending is remembered while they wait for nothing."""
 
 
 class FairWorkers(Generic[T]):
-    """So many threads, which end with it; they make one more while there `has_room`.
+    """So many threads, and as many of low priority, which end with it; they make one more while there `has_room`.
 
     `cost` counts the processor seconds of the calling thread, `clock` those that pass. The client without a name, for whom an
     engine works that is not served, has no bound.
@@ -43,8 +51,9 @@ class FairWorkers(Generic[T]):
         weakref.finalize(self, self._lines.close)
         before = threading.stack_size(STACK_BYTES)
         try:
-            for _ in range(threads):
-                threading.Thread(target=_run, args=(self._lines, cost), name="grammar", daemon=True).start()
+            for number in range(2 * threads):
+                args = (self._lines, cost, number >= threads)
+                threading.Thread(target=_run, args=args, name="grammar", daemon=True).start()
         finally:
             threading.stack_size(before)
 
@@ -78,13 +87,13 @@ class _Lines:
     def push(self, client: str, work: Callable[[], None]) -> None:
         with self._changed:
             self._lines[client].append(work)
-            self._changed.notify()
+            self._changed.notify_all()
 
-    def pop(self) -> tuple[str, Callable[[], None]] | None:
-        """The next work and whose it is, once there is some; None where there will be none."""
+    def pop(self, *, of_debtors: bool) -> tuple[str, Callable[[], None]] | None:
+        """The next work and whose it is, of those who owe something or of the others, once there is some; None where there will be none."""
         with self._changed:
             while not self._is_closed:
-                if self._lines and self._has_room() and (client := self._next()) is not None:
+                if self._lines and self._has_room() and (client := self._next(of_debtors)) is not None:
                     work = self._lines[client].popleft()
                     self._running[client] += 1
                     if not self._lines[client]:
@@ -102,17 +111,23 @@ class _Lines:
             self._paid[client] = max(self._paid.get(client, now), now) + seconds / self._rate
             if len(self._paid) > MOST_CLIENTS:
                 self._paid = {each: paid for each, paid in self._paid.items() if paid > now}
+            self._changed.notify_all()
 
-    def _next(self) -> str | None:
+    def _next(self, of_debtors: bool) -> str | None:
         """The client that owes least among those that may be served."""
         now = self._clock()
-        owed = {each: self._rate * max(self._paid.get(each, now) - now, 0) for each in self._lines}
-        served = [each for each in owed if not each or owed[each] < self._rate * AHEAD_SECONDS]
-        return min(served, key=lambda each: (self._running[each], owed[each]), default=None)
+        owed = {each: max(self._paid.get(each, now) - now, 0) for each in self._lines if each}
+        debtors = [each for each in owed if owed[each] or self._running[each]]
+        free = [each for each in self._lines if each not in debtors]
+        served = [each for each in debtors if owed[each] < AHEAD_SECONDS] if of_debtors else free
+        return min(served, key=lambda each: (self._running[each], owed.get(each, 0)), default=None)
 
 
-def _run(lines: _Lines, cost: Callable[[], float]) -> None:
-    while (found := lines.pop()) is not None:
+def _run(lines: _Lines, cost: Callable[[], float], of_debtors: bool) -> None:
+    if of_debtors and sys.platform == "linux":  # where a thread has a priority of its own
+        with contextlib.suppress(OSError):  # it has less already
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+    while (found := lines.pop(of_debtors=of_debtors)) is not None:
         client, work = found
         started = cost()
         work()
