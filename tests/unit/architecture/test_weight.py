@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3505,
     "domain": 8260,
-    "kernels": 11980,
+    "kernels": 12310,
     "adapters/pytorch": 11190,
     "adapters": 10275,
     "entrypoints/server": 9640,
