@@ -17,7 +17,7 @@ from nanoserve.kernels.copies.cases import (
     check_embed_tokens,
     check_scatter_runs,
 )
-from nanoserve.kernels.copies.launch import PackedRuns, pack_runs, scatter_runs
+from nanoserve.kernels.copies.launch import PackedRuns, embed_tokens, pack_runs, scatter_runs
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
@@ -95,3 +95,10 @@ def test_the_scale_is_rounded_to_the_dtype_of_the_vectors(half: torch.dtype, dev
 
 def test_rows_of_an_arena_wider_than_its_tokens(inputs: Inputs) -> None:
     agree(check_embed_newest(inputs, inputs.normal(50, 16), [3, 2, 1, 0], width=30), 0)
+
+
+def test_drafts_behind_the_newest_token(inputs: Inputs) -> None:
+    tokens, weight = inputs.these([[5, 6, 7, -1, 9], [3, 8, -1, 2, 1]]), inputs.normal(50, 16)
+    rows, lengths, out = inputs.these([1, 0]), inputs.these([2, 1]), inputs.poisoned(8, 16)
+    embed_tokens(tokens, rows, lengths, weight, out, newest=True, width=4)
+    assert torch.equal(out, weight[[3, 8, 0, 2, 6, 7, 0, 9]])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from nanoserve.kernels.latent_attention.cases import check_head_linear
 from nanoserve.kernels.latent_attention.launch import head_linear
 from nanoserve.kernels.rope_and_cache.cases import check_latents, check_tokens, check_write_latents
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
 from nanoserve.kernels.testing import Inputs
-from nanoserve.kernels.testing_attention import Heads, LatentHeads
+from nanoserve.kernels.testing_attention import Heads, LatentHeads, Places, paged_cache
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
@@ -43,6 +46,26 @@ def test_head_counts(heads: tuple[int, int], inputs: Inputs) -> None:
 def test_the_newest_tokens_find_their_own_positions(norm: bool, inputs: Inputs) -> None:
     newest = [(4, 0), (0, 299), (2, 16), (1, 15)]
     agree(check_tokens(inputs, HEADS._replace(norm=norm), newest, newest=True), TOLERANCE[inputs.dtype])
+
+
+def test_drafted_tokens_stand_behind_the_newest_up_to_their_rows_limit(inputs: Inputs) -> None:
+    heads, at = (
+        HEADS._replace(norm=True),
+        [(1, 13), (1, 14), (1, 15), (1, 16), (0, 2), (0, 3), (0, 4), (0, 5)],
+    )
+    places, qkv = Places.of(inputs, at), heads.projections(inputs, len(at))
+    caches = [paged_cache(inputs, heads, [(0, end) for end in places.ends], unwritten=20)] * 2
+    caches = [each._replace(keys=each.keys.clone(), values=each.values.clone()) for each in caches]
+    queries, transform = inputs.poisoned(2, len(at), 4 * 64), heads.transform(inputs, 20)
+    rope_and_cache(qkv, queries[0], caches[0], transform, token_rows=places.rows, positions=places.positions)
+    which: dict[str, Any] = {"token_rows": inputs.these([1, 0]), "positions": inputs.these([3, 14])}
+    which |= {"limits": inputs.these([5, 18]), "width": 4}
+    rope_and_cache(qkv, queries[1], caches[1], transform, newest=True, **which)
+    blocks, offsets = places.slots(caches[0].tables, heads.block_size)
+    for pool in caches[0][:2]:
+        pool[blocks[6:], :, offsets[6:]] = torch.nan
+    for one, other in ((queries[0], queries[1]), *zip(caches[0][:2], caches[1][:2], strict=True)):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
 def test_a_normed_head_is_rounded_before_it_is_rotated(device: torch.device) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nanoserve.kernels.philox import gumbel_rows
 from nanoserve.kernels.sampling import launch, reference
-from nanoserve.kernels.sampling.cases import SamplingSetting, check_sample_and_append
+from nanoserve.kernels.sampling.cases import SamplingSetting, check_drafted_draws, check_sample_and_append
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.kernels.sampling_rows import device_rows
@@ -71,6 +71,11 @@ def test_draws_equal_the_reference(
 @cases("vocab_size", [1_303], also=VOCABULARIES)
 def test_draws_are_lawful_and_appended(vocab_size: int, inputs: Inputs) -> None:
     agree(check_sample_and_append(inputs, vocab_size), 0)
+
+
+@cases("width", [4], also=[2, 8])
+def test_drafts_are_kept_while_they_are_what_is_drawn(width: int, inputs: Inputs) -> None:
+    agree(check_drafted_draws(inputs, 1_303, width), 0)
 
 
 HIDING = (0, 4, 5, 6, 8, 10, 14)

@@ -17,6 +17,7 @@ from nanoserve.kernels.latent_attention import tuning as latent
 from nanoserve.kernels.latent_attention.cases import CHUNKS, EXPANDED_CHUNKS, Case, ExpandedCase
 from nanoserve.kernels.latent_attention.launch import latent_decode, latent_prefill
 from nanoserve.kernels.paged_attention.cases import PrefillCase
+from nanoserve.kernels.paged_attention.launch import prefill_attention
 from nanoserve.kernels.paged_attention.tuning import choose_block, packed_heads, queries_per_tile
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
 from nanoserve.kernels.testing_attention import Heads, LatentHeads
@@ -92,6 +93,18 @@ def test_soft_caps_and_sinks(window: int | None, scoring: dict[str, Any], inputs
     case = PrefillCase.of(inputs, Heads(8, 2, 16, window=window, **scoring), ROWS["unequal"])
     check(case)
     assert torch.equal(case.newest(SMALL), case.tiled(SMALL)[case.queries.last])
+
+
+def test_drafted_tokens_of_rows_are_as_in_tiles(inputs: Inputs) -> None:
+    case = PrefillCase.of(inputs, Heads(8, 2, 16, window=6), [(7, 4), (0, 4), (30, 4)])
+    chunks = case.queries.chunks
+    index = [token + ahead for *_, token in chunks for ahead in range(4)]
+    rows, lengths = inputs.these([row for row, *_ in chunks]), inputs.these([31, 1, 8, 1])
+    out = inputs.poisoned(len(index), 8 * 16)
+    how: dict[str, Any] = {"tiles": rows, "lengths": lengths, "width": 4, "blocks": SMALL, **case.scoring}
+    prefill_attention(case.queries.tokens[index], case.cache, out, **how)
+    assert [lengths[row] - 1 for row, *_ in chunks] == [start for _, start, *_ in chunks]
+    assert torch.equal(out, case.tiled(SMALL)[index])
 
 
 @cases("heads", [(6, 2)], also=[(1, 1), (3, 1), (4, 1), (8, 1), (16, 2)], ids=str)

@@ -122,6 +122,7 @@ def embed_tokens(
     *,
     scale: float | None = None,
     newest: bool = False,
+    width: int = 1,
     pdl: bool = False,
 ) -> None:
     """Write the vectors of tokens by row and position: out[t] = weight[tokens[token_rows[t], positions[t]]].
@@ -134,13 +135,15 @@ def embed_tokens(
         out: [T, K], contiguous, in the dtype of `weight`.
         scale: multiplies every vector, in float32; None for one.
         newest: whether `positions` are instead int32 [R], each row's length, of which the token is the newest.
+        width: with `newest`, tokens of each row, its newest and those behind it, where -1 stands for token 0; then token_rows is
+            [T / width].
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     size = weight.shape[1]
     block = triton.next_power_of_2(size)
-    embed_kernel[(len(token_rows),)](
+    embed_kernel[(len(token_rows) * width,)](
         tokens_ptr=tokens, rows_ptr=token_rows, positions_ptr=positions, weight_ptr=weight, out_ptr=out,
         tokens_width=tokens.stride(0), scale=scale,
         K=size, BLOCK=block,
-        NEWEST=newest, PDL=pdl, num_warps=min(8, max(1, block // 256)), **launch_options(pdl),
+        NEWEST=newest, WIDTH=width, PDL=pdl, num_warps=min(8, max(1, block // 256)), **launch_options(pdl),
     )  # fmt: skip

@@ -36,18 +36,20 @@ def copy_pages_kernel(pool_ptr, pairs_ptr, pages, PAGE: tl.constexpr, BLOCK: tl.
 @triton.jit(do_not_specialize=["tokens_width"])
 def embed_kernel(
     tokens_ptr, rows_ptr, positions_ptr, weight_ptr, out_ptr, tokens_width, scale,
-    NEWEST: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NEWEST: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program t: out[t] = scale weight[tokens[rows[t], positions[t]]], rounded once; a vector is [BLOCK] with its padding.
 
-    With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens.
+    With NEWEST `positions_ptr` holds the lengths of rows, else positions of tokens; a row has WIDTH tokens from its newest on.
     """
     let_next_start(PDL)
     wait_for_last(PDL)
     place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place).to(tl.int64)
-    position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + place)
+    row = tl.load(rows_ptr + place // WIDTH).to(tl.int64)
+    position = tl.load(positions_ptr + row) - 1 + place % WIDTH if NEWEST else tl.load(positions_ptr + place)
     token = tl.load(tokens_ptr + row * tokens_width + position).to(tl.int64)
+    if WIDTH > 1:
+        token = tl.maximum(token, 0)
     ks = tl.arange(0, BLOCK)
     vector = tl.load(weight_ptr + token * K + ks, mask=ks < K)
     if scale is not None:

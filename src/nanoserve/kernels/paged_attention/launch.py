@@ -112,6 +112,7 @@ def prefill_attention(
     *,
     tiles: Tensor,
     lengths: Tensor | None = None,
+    width: int = 1,
     scale: float,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
@@ -134,6 +135,7 @@ def prefill_attention(
             of the first query. From `make_tiles`, with the `queries_per_tile` of the same `blocks`.
         lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
             its newest token.
+        width: with `lengths`, how many queries each row has, of its newest token and those behind it.
         scale: positive, usually head_dim ** -0.5.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
@@ -149,7 +151,7 @@ def prefill_attention(
     # The softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap): what multiplies it is the cap.
     log2_e = math.log2(math.e)
     inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
-    prefill_attention_kernel[(num_heads // packed, tiles.shape[0])](
+    prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
         lengths_ptr=tiles if lengths is None else lengths, block_tables_ptr=cache.tables, sinks_ptr=sinks,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=outer * log2_e,
@@ -157,5 +159,5 @@ def prefill_attention(
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
         PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
-        NEWEST=lengths is not None, num_warps=warps,
+        NEWEST=lengths is not None, WIDTH=width, num_warps=warps,
     )  # fmt: skip

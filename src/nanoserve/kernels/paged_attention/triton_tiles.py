@@ -72,23 +72,23 @@ def prefill_attention_kernel(
     block_stride, scale, inner,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr, NEWEST: tl.constexpr,
+    STAGES: tl.constexpr, NEWEST: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (g, i): softmax(scale q K^T) V of heads [g * PACKED, (g + 1) * PACKED) of tile i.
 
     Query and acc [ROWS, DIM], a visit's keys and values [KEYS, DIM], scores [ROWS, KEYS].
 
-    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. WINDOW of zero stands for none.
+    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row, or one of WIDTH tokens from there on. WINDOW of zero stands for none.
     `scale` includes the factor log2(e), as the softmax has base two. With `inner`, which is 2 log2(e) / c, what it
     multiplies is tanh(s / c) of each product s.
     """
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
     if NEWEST:
-        row = tl.load(tiles_ptr + tile).to(tl.int64)
+        row = tl.load(tiles_ptr + tile // WIDTH).to(tl.int64)
         token = tile
         count = 1
-        position = tl.load(lengths_ptr + row) - 1
+        position = tl.load(lengths_ptr + row) - 1 + tile % WIDTH
     else:
         row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
         token = tl.load(tiles_ptr + tile * 4 + 1)

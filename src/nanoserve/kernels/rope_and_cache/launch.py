@@ -24,6 +24,8 @@ def rope_and_cache(
     token_rows: Tensor,
     positions: Tensor,
     newest: bool = False,
+    limits: Tensor | None = None,
+    width: int = 1,
 ) -> None:
     """Turn the projections of T tokens into queries and cache entries.
 
@@ -39,6 +41,9 @@ def rope_and_cache(
         token_rows: int32 [T], the row of each token.
         positions: int32 [T], the position of each token in its row.
         newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
+        limits: int32 [rows], for a `width` above 1: how many tokens each row may come to have. From the place of the last one on,
+            no slot is written.
+        width: with `newest`, tokens of each row, its newest and those behind it; token_rows is [T / width].
     """
     # One program per token and group of query heads or of KV heads.
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
@@ -51,14 +56,14 @@ def rope_and_cache(
     # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
     rope_and_cache_kernel[(qkv.shape[0], groups)](
         qkv_ptr=qkv, query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, token_rows_ptr=token_rows,
-        positions_ptr=positions, block_tables_ptr=cache.tables, rotations_ptr=transform.rotations,
+        positions_ptr=positions, limits_ptr=limits, block_tables_ptr=cache.tables, rotations_ptr=transform.rotations,
         q_norm_ptr=qkv if transform.q_norm is None else transform.q_norm,
         k_norm_ptr=qkv if transform.k_norm is None else transform.k_norm,
         eps=transform.eps, token_stride=qkv.stride(0), table_stride=cache.tables.stride(0),
         block_stride=cache.block_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
         Q_HEADS=q_heads, KV_HEADS=kv_heads,
-        NORM=transform.q_norm is not None, NEWEST=newest, num_warps=WARPS,
+        NORM=transform.q_norm is not None, NEWEST=newest, WIDTH=width, num_warps=WARPS,
     )  # fmt: skip
 
 

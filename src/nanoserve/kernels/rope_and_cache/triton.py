@@ -88,19 +88,21 @@ def fill_slot(
 
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
 def rope_and_cache_kernel(
-    qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, block_tables_ptr, rotations_ptr,
+    qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, limits_ptr, block_tables_ptr, rotations_ptr,
     q_norm_ptr, k_norm_ptr, eps, token_stride, table_stride, block_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (t, g): group g of token t's query heads, or after those of its KV heads; halves of heads [heads, HALF] are rotated.
 
-    With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.
+    With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token; a row has WIDTH tokens from its
+    newest on, and those at its limit - 1 and behind are not written.
     """
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    row = tl.load(token_rows_ptr + token).to(tl.int64)
-    position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + token)
+    row = tl.load(token_rows_ptr + token // WIDTH).to(tl.int64)
+    position = tl.load(positions_ptr + row) - 1 + token % WIDTH if NEWEST else tl.load(positions_ptr + token)
     pairs = tl.arange(0, HALF)
     inside = pairs < HEAD_DIM // 2
     rotation_ptr = rotations_ptr + position.to(tl.int64) * HEAD_DIM
@@ -117,6 +119,8 @@ def rope_and_cache_kernel(
         block = tl.load(block_tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
         slot = block * block_stride + position % BLOCK_SIZE * HEAD_DIM
         key_source_ptr = source_ptr + NUM_HEADS * HEAD_DIM
+        if WIDTH > 1:
+            group = tl.where(position < tl.load(limits_ptr + row) - 1, group, Q_GROUPS + NUM_KV_HEADS)
         fill_slot(
             key_source_ptr, key_source_ptr + NUM_KV_HEADS * HEAD_DIM, keys_ptr + slot, values_ptr + slot,
             (group - Q_GROUPS) * KV_HEADS + tl.arange(0, KV_HEADS), k_norm_ptr, eps, cos, sin,

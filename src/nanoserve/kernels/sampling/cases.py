@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,14 +92,23 @@ class DeviceRows(NamedTuple):
             ring_position=inputs.these([0]),
         )
 
-    def step(self, logits: Tensor, batch_rows: Tensor, *, pdl: bool = False) -> DrawScratch:
+    def step(
+        self,
+        logits: Tensor,
+        batch_rows: Tensor,
+        *,
+        pdl: bool = False,
+        limits: Tensor | None = None,
+        width: int = 1,
+    ) -> DrawScratch:
         """Draw for places that are these rows; what the kernels left in their scratch memory, which was poisoned."""
-        scratch = DrawScratch(max_batch=len(batch_rows), vocab_size=logits.shape[1], device=logits.device)
+        scratch = DrawScratch(max_batch=len(logits), vocab_size=logits.shape[1], device=logits.device)
         scratch.cutoffs.fill_(torch.nan)
         scratch.candidates.fill_(2**30)
         if pdl:
             torch.cuda.synchronize(logits.device)
-        sample_and_append(logits, batch_rows=batch_rows, scratch=scratch, pdl=pdl, **self._asdict())
+        how: dict[str, Any] = {"scratch": scratch, "pdl": pdl, "limits": limits, "width": width}
+        sample_and_append(logits, batch_rows=batch_rows, **how, **self._asdict())
         return scratch
 
 
@@ -159,6 +168,76 @@ def check_sample_and_append(inputs: Inputs, vocab_size: int) -> Iterator[Compari
             after.step(logits, batch_rows, pdl=pdl)
             yield from _taken(case, allowed, batch_rows[1:].long(), rows, after)
             yield Comparison(f"logits, {case}", logits.nan_to_num(0.0), kept.nan_to_num(0.0), exact=True)
+
+
+class Drafts(NamedTuple):
+    """What rows that draw several tokens in a step should gain.
+
+    Attributes:
+        rows: as they are before it, with drafts behind their ends.
+        limits: int32 [R + 1].
+        gained: by place, the tokens as they are reported.
+        compared: by place, the number of drafts.
+    """
+
+    rows: DeviceRows
+    limits: Tensor
+    gained: list[list[int]]
+    compared: list[int]
+
+    @classmethod
+    def of(
+        cls, inputs: Inputs, rows: DeviceRows, logits: Tensor, places: Sequence[int], width: int
+    ) -> Drafts:
+        """By steps of one token for each of the positions: drafts are those, wrong ones from a place's number on, or none."""
+        sink, drawn = len(rows.lengths) - 1, []
+        for ahead in range(width):
+            step = DeviceRows(*(each.clone() for each in rows))._replace(lengths=rows.lengths + ahead)
+            step.step(logits[ahead::width].contiguous(), inputs.these(places))
+            drawn.append(step.drawn[0, : len(places)].tolist())
+        tokens, limits = rows.tokens.clone(), rows.lengths + width + 1
+        gained, compared = [], []
+        for place, (row, told) in enumerate(zip(places, zip(*drawn, strict=True), strict=True)):
+            right, length = place % (width + 1), int(rows.lengths[row])
+            most = 0 if row == sink else width
+            if place % 4 == 3:  # at its end, or near it
+                limits[row], most = length + place % width, min(most, place % width)
+            wrong = -1 if place % 3 else (told[right % width] + 1) % logits.shape[1]
+            drafts = [max(each, -1) for each in (*told[:right], *[wrong] * width)][: width - 1]
+            tokens[row, length : length + width - 1] = inputs.these(drafts)
+            count = 1
+            while count < min(most, width) and drafts[count - 1] == told[count - 1] >= 0:
+                count += 1
+            gained.append(list(told[: min(count, most)]))
+            compared.append(sum(each >= 0 for each in drafts[: max(most - 1, 0)]))
+        return cls(rows._replace(tokens=tokens), limits, gained, compared)
+
+
+def check_drafted_draws(inputs: Inputs, vocab_size: int, width: int) -> Iterator[Comparison]:
+    """Each row gains what steps of one token would have given it, as far as its drafts agree and its limit lets it."""
+    settings = [each._replace(seed=7 << 33 ^ row, length=4 + row % 3) for row, each in enumerate(SETTINGS)]
+    rows = DeviceRows.of(
+        inputs, [*settings, settings[0]], width=8 + width, ring=4, columns=len(settings) * (width + 2) + 16
+    )
+    places = [len(settings), *reversed(range(len(settings)))]
+    logits = 3 * inputs.normal(len(places) * width, vocab_size, dtype=torch.float32)
+    logits[places.index(BROKEN) * width] = -torch.inf
+    logits[places.index(LAST_TOKEN) * width + 1, NOT_A_NUMBER] = torch.nan
+    drafts = Drafts.of(inputs, rows, logits, places, width)
+    for pdl in inputs.launches:
+        after = DeviceRows(*(each.clone() for each in drafts.rows))
+        after.step(logits, inputs.these(places), pdl=pdl, limits=drafts.limits, width=width)
+        case = f"{len(places)} rows of {width} places"
+        drawn, tokens, lengths = (each.clone() for each in (rows.drawn, drafts.rows.tokens, rows.lengths))
+        for place, (row, gained) in enumerate(zip(places, drafts.gained, strict=True)):
+            told = inputs.these([len(gained), drafts.compared[place], *gained])
+            drawn[0, place * (width + 2) :][: len(told)] = told
+            tokens[row, int(lengths[row]) :][: len(gained)] = torch.where(told < 0, -1 - told, told)[2:]
+            lengths[row] += len(gained)
+        yield Comparison(f"drawn, {case}", after.drawn, drawn, exact=True)
+        yield Comparison(f"appended, {case}", after.tokens, tokens, exact=True)
+        yield Comparison(f"lengths, {case}", after.lengths, lengths, exact=True)
+        yield Comparison(f"ring, {case}", after.ring_position, rows.ring_position + 1, exact=True)
 
 
 def _taken(

@@ -4,7 +4,8 @@
    each of `COLUMNS` columns of the row in registers and searches among those; only where tokens that matter were left
    out (a flat row, with a large top-k or top-p) it searches the whole row. Sums are taken in a fixed order.
 2. `draw_kernel` adds the noise, block by block, and keeps each block's best token.
-3. `finish_kernel` chooses among those, appends the token to its row and hands it to the host's ring.
+3. `finish_kernel` chooses among those, appends the token to its row and hands it to the host's ring; `accept_kernel` does so for
+   rows of several places, as long as what is drawn agrees with what was drafted.
 
 Tokens equal those of `reference.py` but for rounding: of the logarithms in the noise, where two tokens
 score within some 1e-6, and of the masses that top-p compares, where p is met within some 1e-6.
@@ -12,13 +13,16 @@ score within some 1e-6, and of the masses that top-p compares, where p is met wi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.philox import WORDS_PER_CALL
-from nanoserve.kernels.sampling.triton import cutoffs_kernel, draw_kernel, finish_kernel, mask_kernel
+from nanoserve.kernels.sampling.triton import cutoffs_kernel, mask_kernel
+from nanoserve.kernels.sampling.triton_choice import accept_kernel, draw_kernel, finish_kernel
 
 COLUMNS = 4096
 """Columns of the cutoffs kernel. Few tokens above the cutoff share a column while those number some hundreds."""
@@ -83,9 +87,14 @@ def sample_and_append(
     drawn: Tensor,
     ring_position: Tensor,
     scratch: DrawScratch,
+    limits: Tensor | None = None,
+    width: int = 1,
     pdl: bool = False,
 ) -> None:
     """Draw one token for each of S places and append it to the place's row.
+
+    With a `width` W, each row has W places, one behind the other, for its next positions, and W - 1 drafts behind its end in
+    `tokens`, -1 for none. Its first draw is appended, and each further one while all before it were as drafted.
 
     The draw of a row has position `lengths - num_prompt_tokens`, the number of tokens it has generated. The last of
     the R + 1 rows is the sink, which padding places name: it draws as well, but keeps its length and tokens.
@@ -93,7 +102,7 @@ def sample_and_append(
 
     Args:
         logits: [S, vocab], any float dtype, contiguous in the vocabulary; -inf excludes a token.
-        batch_rows: int32 [S], the row of each place.
+        batch_rows: int32 [S / W], the row of each place or of W of them.
         tokens: int32 [R + 1, width], written at [row, lengths[row]], which must lie within the width.
         lengths: int32 [R + 1], tokens of each row so far; goes up by one.
         num_prompt_tokens: int32 [R + 1].
@@ -103,9 +112,13 @@ def sample_and_append(
         min_p: float32 [R + 1]; 0 is off.
         seeds: int32 [R + 1, 2] contiguous, the low word and the high word of the seed.
         drawn: int32 [ring, S or more]: the tokens of place b go to column b of the step's slot. A row whose largest logit
-            is not finite (NaN, +inf, nothing but -inf) gets `-1 - token` there, the id of that logit being the token.
+            is not finite (NaN, +inf, nothing but -inf) gets `-1 - token` there, the id of that logit being the token. With a
+            `width` row b has columns [b (W + 2), (b + 1) (W + 2)): how many tokens it has gained, how many drafts it had, and
+            its tokens.
         ring_position: int32 [1], from 0 to ring - 1, the slot of this step; afterwards that of the next.
         scratch: for at least S places.
+        limits: int32 [R + 1], for a `width` above 1: how many tokens each row may come to have.
+        width: places of each row, a power of two.
         pdl: launch with programmatic dependent launch. `batch_rows` and all that is kept by row must
             then have been written before the CUDA graph that this is part of began.
     """
@@ -116,7 +129,7 @@ def sample_and_append(
         logits_ptr=logits, batch_rows_ptr=batch_rows, temperature_ptr=temperature, top_k_ptr=top_k,
         top_p_ptr=top_p, min_p_ptr=min_p, cutoffs_ptr=scratch.cutoffs, ring_position_ptr=ring_position,
         row_stride=row_stride, ring_size=ring_size,
-        SHIFT=CONSTANT_BITS[logits.dtype], VOCAB=vocab_size, COLUMNS=COLUMNS, UNROLL=UNROLL,
+        WIDTH=width, SHIFT=CONSTANT_BITS[logits.dtype], VOCAB=vocab_size, COLUMNS=COLUMNS, UNROLL=UNROLL,
         PDL=pdl, num_warps=CUTOFF_WARPS, **options,
     )  # fmt: skip
     draw_kernel[(scratch.num_blocks, places)](
@@ -124,15 +137,18 @@ def sample_and_append(
         num_prompt_tokens_ptr=num_prompt_tokens, temperature_ptr=temperature, top_k_ptr=top_k,
         seeds_ptr=seeds, cutoffs_ptr=scratch.cutoffs, candidates_ptr=scratch.candidates,
         row_stride=row_stride,
-        VOCAB=vocab_size, CALLS=CALLS,
+        WIDTH=width, VOCAB=vocab_size, CALLS=CALLS,
         PDL=pdl, num_warps=DRAW_WARPS, **options,
     )  # fmt: skip
-    finish_kernel[(places,)](
-        logits_ptr=logits, batch_rows_ptr=batch_rows, tokens_ptr=tokens, lengths_ptr=lengths,
-        num_prompt_tokens_ptr=num_prompt_tokens, temperature_ptr=temperature, top_k_ptr=top_k,
-        seeds_ptr=seeds, candidates_ptr=scratch.candidates, drawn_ptr=drawn, ring_position_ptr=ring_position,
-        row_stride=row_stride, tokens_stride=tokens.stride(0), num_blocks=scratch.num_blocks,
-        drawn_stride=drawn.stride(0), ring_size=ring_size, sink_row=tokens.shape[0] - 1,
-        BLOCKS=triton.next_power_of_2(scratch.num_blocks),
-        PDL=pdl, num_warps=FINISH_WARPS, **options,
-    )  # fmt: skip
+    rows: dict[str, Any] = {
+        "logits_ptr": logits, "batch_rows_ptr": batch_rows, "tokens_ptr": tokens, "lengths_ptr": lengths,
+        "num_prompt_tokens_ptr": num_prompt_tokens, "temperature_ptr": temperature, "top_k_ptr": top_k,
+        "seeds_ptr": seeds, "candidates_ptr": scratch.candidates, "drawn_ptr": drawn, "ring_position_ptr": ring_position,
+        "row_stride": row_stride, "tokens_stride": tokens.stride(0), "num_blocks": scratch.num_blocks,
+        "drawn_stride": drawn.stride(0), "ring_size": ring_size, "sink_row": tokens.shape[0] - 1,
+        "BLOCKS": triton.next_power_of_2(scratch.num_blocks), "PDL": pdl, "num_warps": FINISH_WARPS, **options,
+    }  # fmt: skip
+    if width == 1:
+        finish_kernel[(places,)](**rows)
+    else:
+        accept_kernel[(places // width,)](limits_ptr=limits, WIDTH=width, **rows)

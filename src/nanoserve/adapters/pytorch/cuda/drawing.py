@@ -85,6 +85,7 @@ class Drawing:
             drawn=self.arrivals.drawn,
             ring_position=arena.ring_position,
             scratch=self._space.sampling,
+            width=1,
             pdl=pdl,
         )
 
