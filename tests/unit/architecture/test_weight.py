@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3505,
     "domain": 8260,
     "kernels": 12310,
-    "adapters/pytorch": 11190,
+    "adapters/pytorch": 11350,
     "adapters": 10275,
     "entrypoints/server": 9640,
     "entrypoints": 11395,
