@@ -10,6 +10,7 @@ from typing import Any
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import AdmittedRow, StepPlan
 from tests.served import Answer, Served
@@ -36,9 +37,9 @@ class Poisoned(TorchRunner):
 class PoisonedEngine(Served):
     """An engine over a `Poisoned` runner."""
 
-    def __init__(self, model: DecoderModel, **limits: Any) -> None:
+    def __init__(self, model: DecoderModel, *, drafter: Drafter | None = None, **limits: Any) -> None:
         def make(sizes: Any) -> Poisoned:
-            self.runner = Poisoned(model, sizes)
+            self.runner = Poisoned(model, sizes, drafter)
             return self.runner
 
         super().__init__(model, make, **limits)

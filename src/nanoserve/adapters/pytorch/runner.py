@@ -6,7 +6,8 @@ rows already hold the tokens that this one sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
@@ -21,9 +22,10 @@ from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
 from nanoserve.adapters.pytorch.step_inputs import Rows
+from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
-from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult, TokenLogprobs
+from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TokenLogprobs, accepted_length
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -32,7 +34,8 @@ class TorchTicket:
 
     Attributes:
         undrawn: until `draw`, of a step with masked rows: these, the sampling rows on the device, and their logits.
-        rows: the rows that sampled, and `tokens`, [S], what they got.
+        rows: the rows that sampled, and `tokens`, [S], what they got; of a wide step each row as often as it gained a token.
+        counts, num_drafts: of a wide step, as in `StepResult`.
         asked: the rows that were to sample, where others than those.
         finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
@@ -41,6 +44,8 @@ class TorchTicket:
     step: int
     undrawn: tuple[tuple[int, ...], Tensor, Tensor] | None = None
     rows: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+    num_drafts: int = 0
     asked: tuple[int, ...] = ()
     tokens: Tensor | None = None
     finite: Tensor | None = None
@@ -59,7 +64,7 @@ class TorchRunner:
         loras: adapters that plans may load; None where `sizes` have no slots for them.
     """
 
-    def __init__(self, model: DecoderModel, sizes: EngineSizes) -> None:
+    def __init__(self, model: DecoderModel, sizes: EngineSizes, drafter: Drafter | None = None) -> None:
         weight = next(each for each in model.parameters() if each.is_floating_point())
         max_num_seqs, num_groups = sizes.max_num_seqs, len(model.spec.cache_groups)
         self._model = model
@@ -78,6 +83,9 @@ class TorchRunner:
         self._prompt_scoring = PromptScoring()
         self._pooling = RowPooling(model.logits, model.classifier)
         self._logprobs: dict[int, int] = {}
+        self._drafter = drafter
+        self._longest: dict[int, int] = {}
+        self._undrafted: set[int] = set()
         self.loras = HostLoras.for_sizes(model, sizes)
         self._row_loras: RowLoras | None = None
         if self.loras is not None:
@@ -89,15 +97,15 @@ class TorchRunner:
         self._apply(plan)
         if not plan.num_tokens:
             return TorchTicket(step=plan.step)
+        if plan.width > 1:
+            return self._submit_wide(plan)
         step = self._rows.step(plan)
-        low_rank = self._row_loras and self._row_loras.of_step(plan)
+        low_rank = self._row_loras and self._row_loras.of_step(
+            plan.chunks, [(row, 1) for row in plan.decoding]
+        )
         hidden = self._model(step.inputs, self.kv, low_rank=low_rank)
         ticket = TorchTicket(step=plan.step, rows=plan.sampling_rows)
-        if self._prompt_scoring.asked:
-            scored = self._prompt_scoring.score(plan.chunks, hidden, self._rows.tokens, self._model.logits)
-            ticket.prompt_scores = tuple(scored)
-        if self._pooling.asked:
-            ticket.pooled = tuple(self._pooling.pool(plan.chunks, hidden))
+        self._read_prompts(plan.chunks, hidden, ticket)
         if not ticket.rows:
             return ticket
         if plan.chunks:
@@ -108,6 +116,69 @@ class TorchRunner:
         else:
             self._sample(ticket, step.sampling, logits, {})
         return ticket
+
+    def _submit_wide(self, plan: StepPlan) -> TorchTicket:
+        """A row without drafts costs what it does in a narrow step, and one at its end nothing."""
+        drafts = self._draft(plan)
+        ticket = TorchTicket(step=plan.step, num_drafts=sum(map(len, drafts.values())))
+        chunk_rows = [each.row for each in plan.chunks if each.samples]
+        ticket.counts = (1,) * len(chunk_rows) + (0,) * len(plan.decoding)
+        if not plan.chunks and not drafts:
+            return ticket
+        inputs = self._rows.wide_step(plan.chunks, drafts)
+        spans = [(row, 1 + len(guesses)) for row, guesses in drafts.items()]
+        low_rank = self._row_loras and self._row_loras.of_step(plan.chunks, spans)
+        hidden = self._model(inputs, self.kv, low_rank=low_rank)
+        self._read_prompts(plan.chunks, hidden, ticket)
+        rows = [*chunk_rows, *(row for row, length in spans for _ in range(length))]
+        ahead = [0] * len(chunk_rows) + [place for _, length in spans for place in range(length)]
+        if rows:
+            logits = self._model.logits(hidden.index_select(0, inputs.logits_indices))
+            scored = self._scored(rows)
+            untouched = logits[scored]
+            tokens = self._sampler.sample(logits, rows, torch.tensor(ahead, device=logits.device))
+            kept = self._accept(chunk_rows, drafts, tokens.tolist())
+            gained = Counter(rows[place] for place in kept)
+            ticket.counts = (1,) * len(chunk_rows) + tuple(gained[row] for row in plan.decoding)
+            ticket.rows, ticket.tokens = tuple(rows[place] for place in kept), tokens[kept]
+            self._note_draws(ticket, logits[kept], untouched[[place in kept for place in scored]])
+        return ticket
+
+    def _draft(self, plan: StepPlan) -> dict[int, Sequence[int]]:
+        """What is guessed of each decoding row that is not at its end."""
+        drafts: dict[int, Sequence[int]] = {}
+        for row in plan.decoding:
+            room = self._longest[row] - self._rows.length(row) - 1
+            if room < 0:
+                continue
+            most = min(plan.width - 1, room)
+            guesses: Sequence[int] = ()
+            if most and self._drafter is not None and row not in self._undrafted:
+                guesses = self._drafter.propose(self._rows.token_ids(row), most)
+            drafts[row] = guesses
+        return drafts
+
+    def _accept(
+        self, chunk_rows: Sequence[int], drafts: Mapping[int, Sequence[int]], drawn: list[int]
+    ) -> list[int]:
+        """Extend rows by the draws that count, whose places are returned."""
+        kept: list[int] = []
+        place = 0
+        for row, guesses in [*((row, ()) for row in chunk_rows), *drafts.items()]:
+            after = place + 1 + len(guesses)
+            count = accepted_length(guesses, drawn[place:after])
+            self._rows.extend(row, drawn[place : place + count])
+            self._sampler.take_back(row, 1 + len(guesses) - count)
+            kept += range(place, place + count)
+            place = after
+        return kept
+
+    def _read_prompts(self, chunks: tuple[Chunk, ...], hidden: Tensor, ticket: TorchTicket) -> None:
+        if self._prompt_scoring.asked:
+            scored = self._prompt_scoring.score(chunks, hidden, self._rows.tokens, self._model.logits)
+            ticket.prompt_scores = tuple(scored)
+        if self._pooling.asked:
+            ticket.pooled = tuple(self._pooling.pool(chunks, hidden))
 
     def mask_block(self, count: int, /) -> MaskBlock:
         """As in `LateDrawing`."""
@@ -131,7 +202,8 @@ class TorchRunner:
         broken: tuple[int, ...] = ()
         if ticket.finite is not None and not bool(ticket.finite.all()):
             good = ticket.finite.tolist()
-            broken = tuple(row for row, is_good in zip(ticket.rows, good, strict=True) if not is_good)
+            bad = [row for row, is_good in zip(ticket.rows, good, strict=True) if not is_good]
+            broken = tuple(dict.fromkeys(bad))
         prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
@@ -140,9 +212,14 @@ class TorchRunner:
         if ticket.asked:
             drawn = dict(zip(ticket.rows, token_ids, strict=True))
             token_ids = [drawn.get(row, 0) for row in ticket.asked]
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for row, score in zip(ticket.scored_rows, scores, strict=True):
+            logprobs[row] = (*logprobs.get(row, ()), score)
         result = StepResult(
             token_ids=token_ids,
-            logprobs={row: (score,) for row, score in zip(ticket.scored_rows, scores, strict=True)},
+            counts=ticket.counts,
+            num_drafts=ticket.num_drafts,
+            logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             broken=broken,
             copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),
@@ -169,6 +246,7 @@ class TorchRunner:
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)
+        self._undrafted.discard(row)
         self._prompt_scoring.asked.pop(row, None)
         if self._row_loras is not None:
             self._row_loras.rows.pop(row, None)
@@ -179,6 +257,9 @@ class TorchRunner:
     def _admit(self, admitted: AdmittedRow) -> None:
         self._release(admitted.row)
         self._rows.admit(admitted)
+        self._longest[admitted.row] = admitted.max_length
+        if not admitted.sampling.takes_drafts:
+            self._undrafted.add(admitted.row)
         self._sampler.admit(admitted)
         if admitted.sampling.prompt_logprobs is not None:
             self._prompt_scoring.admit(admitted)
@@ -197,18 +278,27 @@ class TorchRunner:
         That consumes the logits: what the rows that want log-probabilities need is copied first.
         """
         rows = ticket.rows
-        places = [place for place, row in enumerate(rows) if row in self._logprobs] if self._logprobs else []
-        untouched = logits[places] if places else None
+        untouched = logits[self._scored(rows)] if self._logprobs else logits
         for place, row in enumerate(rows) if masks else ():
             if row in masks:
                 logits[place].masked_fill_(_forbidden(masks[row], logits), -torch.inf)
         ticket.tokens = tokens = self._sampler.sample(logits, rows)
         self._rows.append(index, rows, tokens)
-        ticket.finite = logits.gather(1, tokens[:, None])[:, 0].isfinite()
-        ticket.scored_rows = tuple(rows[place] for place in places)
-        if untouched is not None:
+        self._note_draws(ticket, logits, untouched)
+
+    def _scored(self, rows: Sequence[int]) -> list[int]:
+        """The indices of the rows that want log-probabilities."""
+        return [place for place, row in enumerate(rows) if row in self._logprobs] if self._logprobs else []
+
+    def _note_draws(self, ticket: TorchTicket, logits: Tensor, untouched: Tensor) -> None:
+        """What a result says of the ticket's tokens beside their ids; `untouched` are the model's own logits of those that are scored."""
+        assert ticket.tokens is not None
+        ticket.finite = logits.gather(1, ticket.tokens[:, None])[:, 0].isfinite()
+        places = self._scored(ticket.rows)
+        ticket.scored_rows = tuple(ticket.rows[place] for place in places)
+        if places:
             top = [self._logprobs[row] for row in ticket.scored_rows]
-            ticket.scores = score_tensors(untouched, tokens[places], top)
+            ticket.scores = score_tensors(untouched, ticket.tokens[places], top)
 
 
 def _forbidden(mask: memoryview, logits: Tensor) -> Tensor:

@@ -168,6 +168,49 @@ class Rows:
             self._decoding = self._decoding_rows(plan.decoding)
         return self._mixed_step(plan.chunks) if plan.chunks else self._decode_step()
 
+    def wide_step(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> StepInputs:
+        """The inputs of chunks, then of the newest token of each row of `drafts` and what is guessed behind it; all of those get logits."""
+        for row, guesses in drafts.items():
+            self._write(row, guesses)
+        spans = [(each.row, each.start, each.length) for each in chunks]
+        lasts = _sampling_chunks(chunks)[1]
+        first = sum(each.length for each in chunks)
+        spans += [(row, self._known_lengths[row] - 1, 1 + len(guesses)) for row, guesses in drafts.items()]
+        rows, starts, lengths = zip(*spans, strict=True)
+        total, index = sum(lengths), self._integers(rows)
+        owners = index.repeat_interleave(self._integers(lengths))
+        positions = torch.cat(
+            [torch.arange(start, start + length, device=self._device) for _, start, length in spans]
+        )
+        contexts = tuple(map(sum, zip(starts, lengths, strict=True)))
+        return StepInputs(
+            token_ids=self.tokens[owners, positions],
+            positions=positions,
+            query_lengths=lengths,
+            context_lengths=contexts,
+            logits_indices=self._integers([*lasts, *range(first, total)]),
+            groups=self._groups(index, owners, positions, max(contexts)),
+        )
+
+    def length(self, row: int) -> int:
+        """How many tokens a row has."""
+        return self._known_lengths[row]
+
+    def token_ids(self, row: int) -> list[int]:
+        """All tokens of a row, on the host."""
+        token_ids: list[int] = self.tokens[row, : self._known_lengths[row]].tolist()
+        return token_ids
+
+    def extend(self, row: int, token_ids: Sequence[int]) -> None:
+        """Append tokens to a row."""
+        self._write(row, token_ids)
+        self._lengths[row] += len(token_ids)
+        self._known_lengths[row] += len(token_ids)
+
+    def _write(self, row: int, token_ids: Sequence[int]) -> None:
+        length = self._known_lengths[row]
+        self.tokens[row, length : length + len(token_ids)] = self._integers(token_ids)
+
     def append(self, index: Tensor, rows: Sequence[int], tokens: Tensor) -> None:
         """Append one token [S] to each of the rows, which `index` [S] holds on the device."""
         self.tokens[index, self._lengths.index_select(0, index)] = tokens
@@ -233,7 +276,7 @@ class Rows:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def _sampling_chunks(chunks: tuple[Chunk, ...]) -> tuple[list[int], list[int]]:
+def _sampling_chunks(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
     """The rows of the chunks that sample, and where among the step's tokens each one's last token is."""
     ends = itertools.accumulate(chunk.length for chunk in chunks)
     pairs = [(chunk.row, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]

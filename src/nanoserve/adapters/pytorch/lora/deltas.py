@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 import torch
@@ -14,7 +14,7 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.linear.fixed_rows import ROWS
 from nanoserve.adapters.pytorch.lora.layout import LoraWeights, Site
 from nanoserve.adapters.pytorch.lora.store import HostLoras
-from nanoserve.ports.step import LoraLoad, StepPlan
+from nanoserve.ports.step import Chunk, LoraLoad
 
 
 @attrs.frozen(eq=False)
@@ -68,12 +68,11 @@ class RowLoras:
         """Fill slots."""
         self._slots.update({each.slot: self._loras[each.digest] for each in loads})
 
-    def of_step(self, plan: StepPlan) -> Deltas | None:
-        """The deltas of a step; None where none of its rows has an adapter."""
+    def of_step(self, chunks: Iterable[Chunk], decoding: Iterable[tuple[int, int]]) -> Deltas | None:
+        """The deltas of a step of chunks and then of rows `decoding` so many tokens each; None where none of its rows has an adapter."""
         if not self.rows:
             return None
-        chunks = [(each.row, each.length) for each in plan.chunks]
-        owners = [*chunks, *((row, 1) for row in plan.decoding)]
+        owners = [*((each.row, each.length) for each in chunks), *decoding]
         starts = itertools.accumulate((length for _, length in owners), initial=0)
         tokens: dict[int, list[Tensor]] = {}
         for (row, length), start in zip(owners, starts, strict=False):

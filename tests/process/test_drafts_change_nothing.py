@@ -1,0 +1,120 @@
+"""Whoever drafts, and however much is right: answers over real models are those without drafts, token for token in float32."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.domain.ngrams import NGramDrafter
+from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.scripted_drafter import ScriptedDrafter
+from tests.poisoned import PoisonedEngine, same
+from tests.served import Answer
+from tests.unit.adapters.pytorch.tiny_models import CASES, TinyModel, make_prompt, make_tiny_model
+
+KINDS = ("llama", "gemma3_text", "gpt_oss", "mistral", "qwen3_moe", "deepseek_v3")
+"""Dense, windows beside full attention, windows with sinks and experts, windows alone, experts, latents."""
+VOCAB = 128
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=28),
+    SamplingParams(temperature=1.0, max_tokens=26),
+    SamplingParams(temperature=0.9, top_p=0.7, max_tokens=22, logprobs=2),
+    SamplingParams(temperature=0.8, top_k=9, min_p=0.05, logit_bias={5: 3.0}, max_tokens=23),
+    SamplingParams(temperature=0.9, repetition_penalty=1.2, max_tokens=22),
+    SamplingParams(temperature=1.0, frequency_penalty=0.5, presence_penalty=0.3, max_tokens=22, logprobs=0),
+    SamplingParams(temperature=0.7, allowed_token_ids=range(40), max_tokens=25),
+    SamplingParams(temperature=0.0, max_tokens=1),
+    SamplingParams(temperature=1.0, min_tokens=4, max_tokens=20, prompt_logprobs=1),
+    SamplingParams(temperature=0.0, logprobs=1, max_tokens=24),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), request.param, **CASES[request.param])
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyModel) -> DecoderModel:
+    return tiny.build()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Some of one beginning, and some that repeat themselves."""
+    shared = make_prompt(13, vocab_size=VOCAB, seed=9)
+    return [
+        [*(shared if number % 3 else ()), *make_prompt(4 + number, vocab_size=VOCAB, seed=number % 4)]
+        * (1 + number % 2)
+        for number in range(len(PARAMS))
+    ]
+
+
+@pytest.fixture(scope="module")
+def without(model: DecoderModel, prompts: list[list[int]]) -> list[Answer]:
+    return PoisonedEngine(model, block_size=4).answers(prompts, PARAMS)
+
+
+def knowing(prompts: list[list[int]], answers: Sequence[Answer], acceptance: float) -> ScriptedDrafter:
+    """Looks the answer up; two prompts are never alike so far."""
+    texts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def right(tokens: Sequence[int], count: int) -> list[int]:
+        known = next((each for each in texts if each[: len(tokens)] == list(tokens)), None)
+        return [1] * count if known is None else (known[len(tokens) :] + [1] * count)[:count]
+
+    return ScriptedDrafter(right, acceptance, random.Random(3), vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize(("width", "depth"), [(2, 2), (4, 1), (8, 2)])
+def test_answers_are_those_without_drafts(
+    model: DecoderModel, prompts: list[list[int]], without: list[Answer], width: int, depth: int
+) -> None:
+    drafters: list[Drafter] = [knowing(prompts, without, 0.6), knowing(prompts, without, 1.0), NGramDrafter()]
+    preempted = False
+    windows_alone = all(group.window for group in model.spec.cache_groups)
+    for drafter in drafters:
+        engine = PoisonedEngine(
+            model,
+            drafter=drafter,
+            block_size=4,
+            num_blocks=15 if windows_alone else 32,
+            depth=depth,
+            max_width=width,
+            max_num_seqs=5,
+            max_num_batched_tokens=41,
+        )
+        answers = {"gone": Answer()}
+        engine.add("gone", prompts[0], PARAMS[1], 77)
+        for _ in range(6):
+            engine.turn(answers)
+        engine.engine.abort("gone")
+        engine.turn(answers)
+        for one, other in zip(engine.answers(prompts, PARAMS), without, strict=True):
+            same(one, other)
+            assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
+        counters = engine.engine.scheduler.counters
+        assert counters.draft_tokens >= counters.accepted_tokens
+        assert counters.accepted_tokens or isinstance(drafter, NGramDrafter)
+        preempted |= engine.has_preempted
+    assert preempted or windows_alone
+
+
+@pytest.mark.parametrize("tiny", ["llama", "mistral"], indirect=True)
+def test_in_deterministic_mode_all_bits_are_those_without_drafts(
+    tiny: TinyModel, prompts: list[list[int]]
+) -> None:
+    model = tiny.build(dtype=torch.bfloat16)
+    model.make_invariant()
+    serve = functools.partial(PoisonedEngine, model, block_size=4)
+    params = [SamplingParams(temperature=each % 2, max_tokens=22, logprobs=2) for each in range(6)]
+    without = serve().answers(prompts[:6], params)
+    drafted = serve(drafter=knowing(prompts[:6], without, 0.8), max_width=4, depth=2)
+    assert drafted.answers(prompts[:6], params) == without
+    assert drafted.engine.scheduler.counters.accepted_tokens
