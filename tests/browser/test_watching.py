@@ -36,11 +36,12 @@ def test_an_idle_engine_is_given_eight_requests(visits: Visits, server: ServerPr
     before = page.evaluate(count)
     button = page.get_by_role("button", name="Send 8 requests")
     expect(button).to_have_attribute("aria-disabled", "false")
-    with page.expect_response("**/v1/completions"):
+    with page.expect_response("**/v1/completions"), server.held_engine():
         button.click()
         expect(button).to_have_attribute("aria-disabled", "true")
         button.press("Enter")
     expect(button).to_have_attribute("aria-disabled", "false")
+    page.wait_for_function(f"before => {VIEW}.player.log.history.rows.size >= before + 8", arg=before)
     assert page.evaluate(count) == before + 8, "while it is busy the button sends nothing"
     expect(button).to_be_focused()
 

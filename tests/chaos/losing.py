@@ -39,13 +39,12 @@ class Loss:
     """What was seen.
 
     Attributes:
-        outcomes: of `bodies()`, in order; `had_text` says which had text before it happened.
+        outcomes: of `bodies()`, in order.
         away: seconds from what was done until `/readyz` was 200 again.
         watch: how it looked from outside.
     """
 
     outcomes: list[Outcome]
-    had_text: list[bool]
     away: float
     watch: Watch
 
@@ -66,7 +65,6 @@ async def lose(port: int, strike: Callable[[], Awaitable[object]], *, away: bool
         ]
         await until(port, lambda seen: seen.accepted >= before.accepted + len(asking))
         await until_true(lambda: sum(each[0] >= 3 for each in progress) >= 20, period=0.005)
-        had_text = [each[0] > 0 for each in progress]
         struck = time.monotonic()
         await strike()
         if away:
@@ -74,4 +72,4 @@ async def lose(port: int, strike: Callable[[], Awaitable[object]], *, away: bool
             await until_ready(port)
         seconds = time.monotonic() - struck
         outcomes: Sequence[Outcome] = await asyncio.gather(*asking)
-    return Loss(outcomes=list(outcomes), had_text=had_text, away=seconds, watch=watch)
+    return Loss(outcomes=list(outcomes), away=seconds, watch=watch)

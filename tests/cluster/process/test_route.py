@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -38,12 +39,15 @@ class Routed:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def stream(self, prompt: str) -> tuple[str, bool]:
-        """The text of a long answer, and whether it came to its end."""
+    def stream(self, prompt: str, begun: threading.Event) -> tuple[str, bool]:
+        """The text of a long answer, and whether it came to its end; `begun` is set with its first piece."""
         body = {"prompt": prompt, "max_tokens": LONG, "temperature": 0, "ignore_eos": True, "stream": True}
-        text = ""
+        text, lines = "", []
         with self.router.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
-            lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    lines.append(line)
+                    begun.set()
         is_whole = lines[-1:] == ["data: [DONE]"]  # no line at all: it was cut before its first token
         for line in lines[:-1]:
             text += json.loads(line[6:])["choices"][0]["text"]
@@ -115,10 +119,13 @@ def test_a_request_goes_to_where_its_prefix_is_though_the_router_never_sent_it_t
 def test_a_server_that_is_killed_loses_only_what_it_had_begun_to_stream(routed: Routed) -> None:
     prompts = [f"{number * 104729} birds, one story:" for number in range(3)]
     truths = {each: routed.ask(each, tokens=LONG)["choices"][0]["text"] for each in prompts}
+    begun = threading.Event()
     with ThreadPoolExecutor(4) as threads:
-        streams = {each: threads.submit(routed.stream, each) for each in prompts}
-        whole = {each: threads.submit(routed.ask, each, tokens=LONG) for each in prompts[:1]}
-        wait_until(lambda: routed.running(0) + routed.running(1) == 4)
+        with routed.servers[0].held_engine(), routed.servers[1].held_engine():
+            streams = {each: threads.submit(routed.stream, each, begun) for each in prompts}
+            whole = {each: threads.submit(routed.ask, each, tokens=LONG) for each in prompts[:1]}
+            wait_until(lambda: routed.running(0) + routed.running(1) == 4)
+        assert begun.wait(PATIENCE)
         routed.servers[0].process.kill()
         replies = {each: stream.result() for each, stream in streams.items()}
         for each, answer in whole.items():
