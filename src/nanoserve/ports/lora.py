@@ -29,6 +29,19 @@ class LoraFacts:
     num_bytes: int = 0
 
 
+@attrs.frozen
+class LoraPart:
+    """A rank's part of an adapter, which the first rank has read.
+
+    Attributes:
+        rank: that is computed, of the adapter.
+        path: of a file that processes of the same user can open while the adapter is there.
+    """
+
+    rank: int
+    path: str
+
+
 class LoraStore(Protocol):
     """Numbers of adapters in host memory, from where a runner takes them into its slots."""
 

@@ -354,7 +354,6 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
-    loras = None if isinstance(runner, LeadingRunner) else runner.loras
     engine = Engine(
         limits=choices.make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
@@ -367,7 +366,7 @@ def _build_engine(
         on_failure=log_failed_step,
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
-        lora_store=loras,
+        lora_store=runner.loras,
     )
     for name, folder in named_loras(settings.lora).items():
         engine.name_lora(name, engine.read_lora(folder))

@@ -93,9 +93,6 @@ def choose_loras(settings: EngineSettings) -> int:
     slots = named if settings.max_loras is None else settings.max_loras
     if named and not slots:
         raise BadValueError("max_loras", "must be at least 1 where --lora names adapters")
-    if slots and settings.tensor_parallel_size > 1:
-        message = "adapters cannot be split over ranks yet; leave tensor_parallel_size at 1"
-        raise BadValueError("max_loras" if settings.max_loras else "lora", message)
     return slots
 
 

@@ -57,7 +57,7 @@ class RankGroup:
     def lead(self, own: Any, *, is_watchful: bool, launches: bool) -> LeadingRunner[Any]:
         """A runner over all ranks, which have met; `launches`: a step is only launched when it is submitted, not computed."""
         limit = {"most_seconds": MOST_SECONDS} if launches else {}
-        return LeadingRunner(own, self.others, is_watchful=is_watchful, **limit)
+        return LeadingRunner(own, self.others, is_watchful=is_watchful, loras=own.loras, **limit)
 
 
 def start_group(settings: EngineSettings, found: Survey) -> RankGroup | None:

@@ -47,11 +47,11 @@ def adapters(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     return made
 
 
-@pytest.fixture(scope="module")
-def llm(adapters: dict[str, tuple[Path, Any]]) -> Iterator[LLM]:
-    with LLM(
-        dtype="float32", max_loras=2, lora={"left": adapters["left"][0]}, paranoid=True, threads=1
-    ) as made:
+@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "two ranks"])
+def llm(adapters: dict[str, tuple[Path, Any]], request: pytest.FixtureRequest) -> Iterator[LLM]:
+    lora = {"left": adapters["left"][0]}
+    ranks: dict[str, Any] = {"tensor_parallel_size": request.param}
+    with LLM(dtype="float32", max_loras=2, lora=lora, paranoid=True, threads=1, **ranks) as made:
         yield made
 
 
@@ -95,7 +95,6 @@ def test_wrong_names_and_counts_are_refused(llm: LLM, tmp_path: Path) -> None:
     ("settings", "reason"),
     [
         ({"lora": {"a": "x"}, "max_loras": 0}, "must be at least 1 where --lora names adapters"),
-        ({"lora": {"a": "x"}, "tensor_parallel_size": 2}, "cannot be split over ranks"),
         ({"lora": {"a": "x,y"}}, "takes NAME=FOLDER"),
         ({"lora": {"a b": "x"}}, "takes NAME=FOLDER"),
         ({"lora": {"a": "/nowhere"}}, "is this a PEFT adapter's folder"),

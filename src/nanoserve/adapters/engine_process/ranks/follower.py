@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nanoserve.adapters.engine_process.wire.codec import WireError, bodies_from
-from nanoserve.adapters.engine_process.wire.plans import Build, Draw, Drawn, Join, Loaded, RankWire, Unable
+from nanoserve.adapters.engine_process.wire.plans import (
+    Build,
+    Draw,
+    Drawn,
+    Join,
+    Loaded,
+    Loras,
+    RankWire,
+    Unable,
+)
 from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan
 
@@ -56,6 +65,9 @@ def _follow(
             step, ticket = undrawn.popleft()
             runner.draw(ticket, _lent(runner, message.masks))
             tell(step, ticket)
+            continue
+        if isinstance(message, Loras):
+            runner.loras.take_parts(message.parts)
             continue
         plan = _expect(StepPlan, message)
         ticket = runner.submit(plan)

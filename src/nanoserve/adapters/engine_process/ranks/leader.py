@@ -132,6 +132,11 @@ class Ranks:
         """Send a plan to all. Raises `RunnerLostError`."""
         self._send(self._wire.encode_plan(plan))
 
+    def share(self, loras: Any) -> None:
+        """Tell every rank where its part of each adapter is. Raises `RunnerLostError`."""
+        for each in self._others:
+            self._send_to(each, self._wire.encode(plans.Loras(loras.parts(each.number))))
+
     def check(self) -> None:
         """Raise `RunnerLostError` where a rank has ended, as far as that is known without waiting."""
         if self._poll.poll(0):
@@ -219,13 +224,25 @@ class LeadingRunner(Generic[TicketT]):
     Whatever goes wrong in a step leaves ranks at different places, so that no other step can be computed: every error is a
     `RunnerLostError`. With `is_watchful`, ranks tell what they have drawn, and it is compared.
 
+    Attributes:
+        loras: what this rank reads of adapters for all; None where there are no slots for them.
+
     Args:
         most_seconds: that this rank may take to launch a step. What others compute is nonsense once they have given up a rank
             that is late, so theirs must be more.
     """
 
-    def __init__(self, own: Any, ranks: Ranks, *, is_watchful: bool, most_seconds: float = math.inf) -> None:
+    def __init__(
+        self,
+        own: Any,
+        ranks: Ranks,
+        *,
+        is_watchful: bool,
+        loras: Any = None,
+        most_seconds: float = math.inf,
+    ) -> None:
         self._own: ModelRunner[TicketT] = own
+        self.loras = loras
         self._drawer: LateDrawing[TicketT] = own
         self._ranks = ranks
         self._is_watchful = is_watchful
@@ -235,6 +252,8 @@ class LeadingRunner(Generic[TicketT]):
     def submit(self, plan: StepPlan, /) -> TicketT:
         """Hand the plan to all ranks, and compute this one's part."""
         began = time.monotonic()
+        if plan.lora_loads:
+            self._ranks.share(self.loras)
         self._ranks.send_plan(plan)
         if self._is_watchful:
             self._steps.append(plan.step)

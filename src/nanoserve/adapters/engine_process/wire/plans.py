@@ -15,6 +15,7 @@ import msgspec
 
 from nanoserve.adapters.engine_process.wire.codec import WireError, framed
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.lora import LoraPart
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.step import (
     AdmittedRow,
@@ -100,7 +101,13 @@ class Drawn(msgspec.Struct, array_like=True, tag=6):
     token_ids: list[int]
 
 
-ToRank = Join | Build | Draw | Plan
+class Loras(msgspec.Struct, array_like=True, tag=7):
+    """The adapters that there are from now on, by digest; sent before a plan that loads some."""
+
+    parts: dict[bytes, LoraPart]
+
+
+ToRank = Join | Build | Draw | Plan | Loras
 FromRank = Loaded | Unable | Drawn
 
 
@@ -137,7 +144,7 @@ class RankWire:
         )
         return framed(self._encoder.encode(message))
 
-    def decode(self, body: bytes) -> Join | Build | Draw | StepPlan | FromRank:
+    def decode(self, body: bytes) -> Join | Build | Draw | Loras | StepPlan | FromRank:
         """The message; rows that go on decoding are the same tuple as in the plan before. Raises `WireError`."""
         try:
             message: Any = self._decoder.decode(body)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.folder import Factors
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.parallel.splitting import Slices
 
 RANKS = (16, 32, 64, 128)
 """Ranks that adapters are padded to: what tensor cores multiply."""
@@ -59,11 +60,13 @@ class Layout:
         sites: by the linear layer that computes the product.
         size: numbers of an adapter, to be multiplied by its rank.
         places: by the names of linear layers in a checkpoint.
+        slices: where a rank's layers lie in the whole model's; None of a whole one.
     """
 
     sites: Mapping[Linear, Site]
     size: int
     places: Mapping[str, _Place]
+    slices: Slices | None = None
 
     @classmethod
     def of(cls, model: DecoderModel) -> Layout:
@@ -84,25 +87,42 @@ class Layout:
             sites[linear] = site
             for number, (name, rows) in enumerate(parts.items()):
                 places[name] = _Place(site, number, rows)
-        return cls(sites, size, places)
+        return cls(sites, size, places, model.slices)
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """(out_features, in_features) of every layer that can be adapted, by its name in a checkpoint."""
-        return {name: (len(each.rows), each.site.in_features) for name, each in self.places.items()}
+        """(out_features, in_features) of every layer of the whole model that can be adapted, by its name in a checkpoint."""
+        if self.slices is None:
+            return {name: self._own_shape(name) for name in self.places}
+        wholes = {name: self.slices.wholes[f"{name}.weight"].shape for name in self.places}
+        return {name: (rows, columns) for name, (rows, columns) in wholes.items()}
+
+    def _own_shape(self, name: str) -> tuple[int, int]:
+        place = self.places[name]
+        return len(place.rows), place.site.in_features
 
     def pack(
-        self, factors: Mapping[str, Factors], dtype: torch.dtype, *, pinned: bool = False
+        self, factors: Mapping[str, Factors], dtype: torch.dtype, *, pinned: bool = False, part: int = 0
     ) -> LoraWeights:
-        """An adapter's factors as numbers of this layout, their scales in B."""
+        """An adapter's factors, or the `part` of them that a rank needs, as numbers of this layout, their scales in B."""
         rank = padded_rank(max(factor.rank for factor in factors.values()))
         weights = LoraWeights(rank, torch.zeros(rank * self.size, dtype=dtype, pin_memory=pinned))
-        for name, factor in factors.items():
-            place = self.places[name]
+        for name, whole in factors.items():
+            place, factor = self.places[name], self._cut(name, whole, part)
             a, b = weights.at(place.site)
             a[place.part, : factor.rank] = factor.a.to(dtype)
             b[place.rows, : factor.rank] = (factor.b.double() * factor.scale).to(dtype)
         return weights
+
+    def _cut(self, name: str, factor: Factors, part: int) -> Factors:
+        """Of a layer that is split by its outputs some rows of B, of one that is split by its inputs some columns of A."""
+        if self.slices is None:
+            return factor
+        shape, slices = (len(factor.b), factor.a.shape[1]), attrs.evolve(self.slices, rank=part)
+        cuts = list(slices.cuts(f"{name}.weight", shape, self._own_shape(name)))
+        if cuts[0][0]:
+            return attrs.evolve(factor, a=torch.cat([factor.a[:, source] for _, source, _ in cuts], dim=1))
+        return attrs.evolve(factor, b=torch.cat([factor.b[source] for _, source, _ in cuts]))
 
 
 @attrs.frozen(eq=False)

@@ -1,17 +1,23 @@
-"""`LoraStore`: adapters in host memory, in the layout of the model."""
+"""`LoraStore`: adapters in host memory, in the layout of the model; the first rank of a group reads for all of them."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from nanoserve.adapters.pytorch.lora.folder import read_folder
 from nanoserve.adapters.pytorch.lora.layout import Layout, LoraWeights
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.lora import LoraFacts
+from nanoserve.ports.lora import LoraFacts, LoraPart
 
 
 class HostLoras:
@@ -25,6 +31,7 @@ class HostLoras:
         self.layout = Layout.of(model)
         self._most_rank, self._dtype, self._pinned = most_rank, dtype, pinned
         self._weights: dict[bytes, LoraWeights] = {}
+        self._parts: dict[bytes, list[_Shared]] = {}
         self._reads: dict[bytes, int] = {}
         self._lock = threading.Lock()
 
@@ -49,9 +56,15 @@ class HostLoras:
         """See `LoraStore`."""
         adapter = read_folder(folder, self.layout.shapes, most_rank=self._most_rank)
         weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
+        ranks = 1 if self.layout.slices is None else self.layout.slices.size
+        parts = [
+            _Shared(self.layout.pack(adapter.factors, self._dtype, part=rank).numbers, adapter.digest)
+            for rank in range(1, ranks)
+        ]
         with self._lock:
             self._reads[adapter.digest] = self._reads.get(adapter.digest, 0) + 1
             weights = self._weights.setdefault(adapter.digest, weights)
+            self._parts.setdefault(adapter.digest, parts)
         return LoraFacts(digest=adapter.digest, rank=weights.rank, num_bytes=weights.numbers.nbytes)
 
     def drop(self, digest: bytes, /) -> None:
@@ -59,4 +72,52 @@ class HostLoras:
         with self._lock:
             self._reads[digest] -= 1
             if not self._reads[digest]:
-                del self._reads[digest], self._weights[digest]
+                del self._reads[digest], self._weights[digest], self._parts[digest]
+
+    def parts(self, rank: int) -> dict[bytes, LoraPart]:
+        """What another rank needs of each adapter that is there, for its `take_parts`."""
+        with self._lock:
+            return {
+                digest: LoraPart(weights.rank, self._parts[digest][rank - 1].path)
+                for digest, weights in self._weights.items()
+            }
+
+    def take_parts(self, parts: Mapping[bytes, LoraPart], /) -> None:
+        """Have these adapters and no others, as the first rank has read them. One that it has dropped meanwhile is not there, and not needed."""
+        self._weights = {digest: self._weights[digest] for digest in self._weights.keys() & parts.keys()}
+        for digest in parts.keys() - self._weights.keys():
+            part = parts[digest]
+            numbers = _mapped(part.path, part.rank * self.layout.size, self._dtype, digest)
+            if numbers is not None:
+                numbers = numbers.pin_memory() if self._pinned else numbers
+                self._weights[digest] = LoraWeights(part.rank, numbers)
+
+
+class _Shared:
+    """Numbers in a file without a name, which goes with the process or with this object, and behind them their digest.
+
+    Attributes:
+        path: by which other processes of the same user can open it.
+    """
+
+    def __init__(self, numbers: Tensor, digest: bytes) -> None:
+        handle = os.memfd_create("lora")
+        weakref.finalize(self, os.close, handle)
+        self.path = f"/proc/{os.getpid()}/fd/{handle}"
+        left = memoryview(numbers.view(torch.uint8).numpy().tobytes() + digest)
+        while left:
+            left = left[os.write(handle, left) :]
+
+
+def _mapped(path: str, size: int, dtype: torch.dtype, digest: bytes) -> Tensor | None:
+    """Numbers that another process shares; None where it has let them go."""
+    num_bytes = size * dtype.itemsize
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(num_bytes)
+            if file.read() != digest:
+                return None
+            mapped = mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_PRIVATE)
+    except OSError:
+        return None
+    return torch.frombuffer(mapped, dtype=dtype)

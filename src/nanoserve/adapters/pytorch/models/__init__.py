@@ -105,23 +105,21 @@ def build_model(
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks)
-    slices = _slices(spec, model, ranks)
+    model.slices = _slices(spec, model, ranks)
     if made is not None:
-        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made), slices)
+        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
     elif spec.stored is not None and _keeps(keep, device):
-        _keep(model, stored_forms(folder, spec.packing), slices)
-    _load(spec, folder, model, slices, made, read=False)
+        _keep(model, stored_forms(folder, spec.packing))
+    _load(spec, folder, model, made, read=False)
     _settle(model, device)
-    _load(spec, folder, model, slices, made, read=True)
+    _load(spec, folder, model, made, read=True)
     with torch.inference_mode():
         model.arrange()
     pack_linears(model, quantization if made is None else None)
     return model
 
 
-def _load(
-    spec: ModelSpec, folder: str, model: DecoderModel, slices: Slices | None, made: Form | None, *, read: bool
-) -> None:
+def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, *, read: bool) -> None:
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
@@ -129,7 +127,7 @@ def _load(
         stacks=model.stacks(),
         unused=model.unused,
         scale_targets=scale_targets(model),
-        slices=slices,
+        slices=model.slices,
         packing=spec.packing,
         made=made,
         read=read,
@@ -150,11 +148,11 @@ def build_random_model(
     made = _made_form(spec, quantization, keeps=_keeps(keep, device))
     _check_quantization(spec, quantization)
     model = _shaped(spec, dtype, ranks)
-    slices = _slices(spec, model, ranks)
+    model.slices = _slices(spec, model, ranks)
     if made is not None:
-        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made), slices)
+        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
     elif spec.stored is not None and _keeps(keep, device):
-        _keep(model, all_forms(model, spec.stored), slices)
+        _keep(model, all_forms(model, spec.stored))
     _settle(model, device)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     for form, scales in kept_scales(model):
@@ -227,8 +225,10 @@ def _keeps(keep: bool | None, device: torch.device) -> bool:
     return device.type == "cuda" if keep is None else keep
 
 
-def _keep(model: DecoderModel, forms: Mapping[str, Form], slices: Slices | None) -> None:
-    keep_as_stored(model, forms if slices is None else slices.fitting(forms, model.checkpoint_tensors()))
+def _keep(model: DecoderModel, forms: Mapping[str, Form]) -> None:
+    if model.slices is not None:
+        forms = model.slices.fitting(forms, model.checkpoint_tensors())
+    keep_as_stored(model, forms)
 
 
 def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices | None:

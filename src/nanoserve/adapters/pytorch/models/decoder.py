@@ -22,7 +22,7 @@ from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
-from nanoserve.adapters.pytorch.parallel.splitting import share
+from nanoserve.adapters.pytorch.parallel.splitting import Slices, share
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, StepInputs
 from nanoserve.kernels.experts import choose, feed, invariant_feed
 from nanoserve.kernels.pointwise import gated_activation, invariant_gated_activation
@@ -65,6 +65,7 @@ class DecoderModel(nn.Module):
         head: compares with the rank's share of the vocabulary.
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
+        slices: where a rank's tensors lie in the whole model's; None of a whole one.
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """
 
@@ -86,6 +87,7 @@ class DecoderModel(nn.Module):
         if spec.num_labels is not None:
             empty = torch.empty(spec.num_labels, spec.hidden_size)
             self.classifier = nn.Parameter(empty, requires_grad=False)
+        self.slices: Slices | None = None
         self.is_invariant = False
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
         self._groups = [(each, kind_of(spec.layers[each.layers[0]].mixer)) for each in spec.cache_groups]
