@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 8260,
     "kernels": 12310,
     "adapters/pytorch": 11440,
-    "adapters": 10300,
+    "adapters": 10320,
     "entrypoints/server": 9640,
     "entrypoints": 11395,
 }
