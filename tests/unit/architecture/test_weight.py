@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3520,
-    "domain": 8260,
+    "ports": 3585,
+    "domain": 8275,
     "kernels": 12310,
-    "adapters/pytorch": 11440,
-    "adapters": 10320,
-    "entrypoints/server": 9640,
-    "entrypoints": 11395,
+    "adapters/pytorch": 11665,
+    "adapters": 10440,
+    "entrypoints/server": 9815,
+    "entrypoints": 11410,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
