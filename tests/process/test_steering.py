@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import pathlib
+import shutil
 from typing import Any
 
 import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from nanoserve.adapters.embedded import model_folder
 from tests.patience import PATIENCE, wait_until
 from tests.process.server_process import ServerProcess, server_process
 
@@ -74,3 +79,133 @@ def test_steering_needs_a_key_where_other_machines_can_connect(tmp_path: pathlib
     with server_process(tmp_path, *OPTIONS, "--host", "0.0.0.0") as server:
         assert server.wait() != 0
         assert "steering_key" in server.err.read_text().replace("-", "_")
+
+
+def make_weights(root: pathlib.Path, name: str, *, scale: float) -> pathlib.Path:
+    """The weights of the model in the box, with a different last norm."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    tensors = load_file(pathlib.Path(model_folder()) / "model.safetensors")
+    torch.manual_seed(0)
+    noise = 1 + scale * torch.randn_like(tensors["model.norm.weight"].float())
+    tensors["model.norm.weight"] = (tensors["model.norm.weight"].float() * noise).to(
+        tensors["model.norm.weight"].dtype
+    )
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def post(client: httpx.Client, path: str, body: object = None, status: int = 200) -> Any:
+    answer = client.post(path, json=body if body is not None else {})
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def update(client: httpx.Client, folder: object, label: str, **more: Any) -> Any:
+    post(client, "/init_weight_transfer_engine", {"init_info": {}})
+    post(client, "/start_weight_update", {"is_checkpoint_format": True, **more})
+    post(client, "/update_weights", {"update_info": {"weight_dir": str(folder)}})
+    return post(client, "/finish_weight_update", {"weight_version": label})
+
+
+def test_weights_are_updated_and_a_new_engine_has_them_or_stays_paused(tmp_path: pathlib.Path) -> None:
+    allowed = tmp_path / "allowed"
+    make_weights(allowed, "a", scale=1.0)
+    second = make_weights(allowed, "b", scale=3.0)
+    part = allowed / "part"
+    part.mkdir()
+    norm = load_file(second / "model.safetensors")["model.norm.weight"]
+    save_file({"model.norm.weight": norm}, part / "model.safetensors")
+    with server_process(tmp_path, *OPTIONS, "--weight-dir", str(allowed)) as server:
+        server.wait_until_ready()
+        with server.client() as client:
+            answers = [ask(server)]
+            assert client.get("/weight_info").json()["version"] == 0
+            done = update(client, "a", "step-1")
+            assert (done["weight_version"], done["version"]) == ("step-1", 1)
+            answers.append(ask(server))
+            # The last norm alone differs, so a part is as good as the whole.
+            assert update(client, part, "step-2", partial=True)["version"] == 2
+            answers.append(ask(server))
+            post(client, "/update_weights", {"weight_dir": str(second)})
+            assert client.get("/weight_info").json()["version"] == 3
+            answers.append(ask(server))
+            assert len(set(answers[:3])) == 3
+            assert answers[3] == answers[2]
+            update(client, "a", "step-4")
+            update(client, part, "step-5", partial=True)
+            info = client.get("/weight_info").json()
+            kill_engine(server, client)
+            assert ask(server) == answers[2]
+            assert client.get("/weight_info").json() == info
+            shutil.rmtree(part)
+            kill_engine(server, client)
+            wait_until(lambda: client.get("/weight_info").json()["lost"])
+            assert client.get("/is_paused").json() == {"is_paused": True}
+            refused = client.post("/resume")
+            assert refused.status_code == 409
+            assert "step-5" in refused.json()["error"]["message"]
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(ask, server)
+                wait_until(lambda: server.metrics()["nanoserve:num_requests_waiting"] == 1)
+                update(client, "a", "step-6")
+                assert waiting.result(PATIENCE) == answers[1]
+            assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_what_is_wrong_with_an_update_is_named_and_old_weights_serve(tmp_path: pathlib.Path) -> None:
+    allowed = tmp_path / "allowed"
+    good = make_weights(allowed, "good", scale=1.0)
+    make_weights(tmp_path, "outside", scale=1.0)
+    nan = make_weights(allowed, "nan", scale=float("nan"))
+    (allowed / "empty").mkdir()
+    with server_process(tmp_path, *OPTIONS, "--weight-dir", str(allowed)) as server:
+        server.wait_until_ready()
+        with server.client() as client:
+            before = ask(server)
+            wrong = {"../outside": "must be a folder below", "/etc": "must be a folder below"}
+            wrong |= {"empty": "holds neither", str(nan): "not finite"}
+            for folder, reason in wrong.items():
+                post(client, "/start_weight_update")
+                body = {"update_info": {"weight_dir": folder}}
+                assert reason in post(client, "/update_weights", body, 400)["error"]["message"]
+                post(client, "/finish_weight_update", status=409)
+            ipc = {"update_info": {"ipc_handles_pickled": "gASV"}}
+            assert "not by NCCL or IPC" in post(client, "/update_weights", ipc, 400)["error"]["message"]
+            nccl = {"init_info": {"master_address": "127.0.0.1", "master_port": 1}}
+            assert (
+                "not by NCCL" in post(client, "/init_weight_transfer_engine", nccl, 400)["error"]["message"]
+            )
+            post(client, "/update_weights", {"update_info": {"weight_dir": "good"}}, 409)
+            post(client, "/start_weight_update")
+            assert (
+                "another update is open"
+                in post(client, "/start_weight_update", status=409)["error"]["message"]
+            )
+            post(client, "/update_weights", {"update_info": {"weight_dir": "good"}})
+            with client.stream(
+                "POST", "/v1/completions", json={**PROMPT, "max_tokens": 900, "stream": True}
+            ) as running:
+                lines = running.iter_lines()
+                next(lines)
+                with server.client() as trainer:
+                    refused = post(trainer, "/finish_weight_update", status=409)
+                    assert "pause the engine" in refused["error"]["message"]
+                    assert trainer.get("/weight_info").json()["version"] == 0
+                    assert post(trainer, "/pause?mode=keep") == {"status": "paused"}
+                    update(trainer, good, "new")
+                    post(trainer, "/resume")
+                assert list(lines)[-2:] == ["data: [DONE]", ""]
+            assert ask(server) != before
+
+
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--weight-dir"])
+def test_where_weights_cannot_be_updated_it_is_said(tmp_path: pathlib.Path, option: str) -> None:
+    make_weights(tmp_path, "good", scale=1.0)
+    more = ["--tensor-parallel-size", "2", "--weight-dir", str(tmp_path)] if option.startswith("--t") else []
+    with server_process(tmp_path, *OPTIONS, *more) as server:
+        server.wait_until_ready()
+        with server.client() as client:
+            post(client, "/start_weight_update")
+            refused = post(client, "/update_weights", {"update_info": {"weight_dir": "good"}}, 400)
+            assert option.replace("-", "_")[2:] in refused["error"]["message"].replace("-", "_")

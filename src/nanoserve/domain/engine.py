@@ -10,6 +10,7 @@ from nanoserve.domain.invariants import audit, holders
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.event_log import EventLog
+from nanoserve.domain.kv.names import hash_root
 from nanoserve.domain.pipeline import FailureNote, Pipeline, TicketT
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
@@ -19,13 +20,13 @@ from nanoserve.domain.sequence import Phase
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living, RunnerCounts
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, ConflictError
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.kv import BlockDirectory, KVEventPublisher
 from nanoserve.ports.lora import LoraFacts, LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.steering import PauseMode, Steering
+from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts, WeightStore
 
 
 class Engine(Generic[TicketT]):
@@ -34,7 +35,7 @@ class Engine(Generic[TicketT]):
     `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
     a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails, and
     `kv_events` is given what a turn did to the prefix cache. Blocks that host memory has no room for are in `directory`,
-    and adapters in `lora_store`; without it there are none.
+    and adapters in `lora_store`; without it there are none. `weight_store` reads new weights.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Engine(Generic[TicketT]):
         kv_events: KVEventPublisher | None = None,
         directory: BlockDirectory | None = None,
         lora_store: LoraStore | None = None,
+        weight_store: WeightStore | None = None,
     ) -> None:
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
@@ -80,6 +82,8 @@ class Engine(Generic[TicketT]):
         self._paranoid = paranoid
         self._events: list[EngineEvent] = []
         self._paused: PauseMode | None = None
+        self._weights = WeightsFacts()
+        self._weight_store = weight_store
         self._lora_store = lora_store
 
     @property
@@ -172,7 +176,7 @@ class Engine(Generic[TicketT]):
     @property
     def steering(self) -> Steering:
         """Where it stands."""
-        return Steering(paused=self._paused is not None)
+        return Steering(paused=self._paused is not None, weights=self._weights)
 
     def pause(self, mode: PauseMode) -> None:
         """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as ever."""
@@ -186,6 +190,36 @@ class Engine(Generic[TicketT]):
         """Go on where it was paused."""
         self._paused = None
         self.scheduler.table.waiting.is_closed = False
+
+    @property
+    def weight_store(self) -> WeightStore:
+        """What reads new weights. Raises `BadValueError` where there is none."""
+        if self._weight_store is None:
+            raise BadValueError("weights", "those of this engine cannot be updated: they came from no folder")
+        return self._weight_store
+
+    def write_weights(self, facts: WeightsFacts) -> None:
+        """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused.
+
+        Nothing that the weights before have computed is found any more. Sequences with rows keep what they have, and share it with
+        nobody; what they lose by preemption is computed anew.
+        """
+        if self._pipeline or (self._paused is None and self.scheduler.table.requests):
+            raise ConflictError("requests are running: pause the engine before its weights are changed")
+        self.weight_store.write()
+        self._weights, self.scheduler.table.weights = facts, facts.digest
+        self.forget_prefixes(with_directory=False)
+        limits = self.scheduler.limits
+        for each in self.scheduler.table.alive:
+            root = hash_root(
+                each.request,
+                prefix_caching=limits.prefix_caching,
+                isolated=limits.isolated,
+                lora=each.lora,
+                weights=facts.digest,
+            )
+            each.hash_root = None if each.phase is Phase.RUNNING else root
+            each.block_hashes.clear()
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""

@@ -16,7 +16,7 @@ from nanoserve.ports.engine_link import Command, Logged, Order, Report, Watch
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.lora import LoraFacts
 from nanoserve.ports.request import Request
-from nanoserve.ports.steering import PauseMode, Steering
+from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts, WeightStore
 from nanoserve.ports.trace import Snapshot, Turn
 
 
@@ -70,6 +70,13 @@ class EngineHandle(Protocol):
 
     def resume(self) -> None:
         """Go on where it was paused."""
+
+    @property
+    def weight_store(self) -> WeightStore:
+        """What reads new weights. Raises `BadValueError` where there is none."""
+
+    def write_weights(self, facts: WeightsFacts) -> None:
+        """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused."""
 
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""

@@ -14,7 +14,7 @@ import attrs
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
-from nanoserve.ports.steering import PauseMode, Steering
+from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts
 
 
 @attrs.frozen
@@ -100,6 +100,30 @@ class Pause:
 
     mode: PauseMode
     forgets: bool = False
+    number: int = 0
+
+
+@attrs.frozen
+class ReadWeights:
+    """Read a folder of weights beside running steps; answered by `Obeyed`. See `WeightStore`."""
+
+    folder: str
+    anew: bool = True
+    partial: bool = False
+    number: int = 0
+
+
+@attrs.frozen
+class WriteWeights:
+    """Compute with the weights that were read from now on; answered by `Obeyed`.
+
+    Attributes:
+        label: what their trainer calls them.
+        as_before: the weights that an engine had that has died: these must be the same.
+    """
+
+    label: str = ""
+    as_before: WeightsFacts | None = None
     number: int = 0
 
 
@@ -262,6 +286,8 @@ Command = (
     | UnloadLora
     | Pause
     | Resume
+    | ReadWeights
+    | WriteWeights
     | Watch
     | Unwatch
     | Follow
@@ -269,7 +295,7 @@ Command = (
     | Stop
 )
 Report = Prepared | Began | Ready | Failed | Refused | Turned | Obeyed | Logged | Moved
-Order = Pause | Resume
+Order = Pause | Resume | ReadWeights | WriteWeights
 """What steers an engine."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import attrs
 
@@ -20,11 +22,44 @@ class PauseMode(enum.Enum):
 
 
 @attrs.frozen(kw_only=True)
+class WeightsFacts:
+    """Which weights an engine computes with.
+
+    Attributes:
+        version: how often they were changed since they were loaded; `label` is what their trainer calls them.
+        digest: of what they were read from, hexadecimal; empty for those that it was started with.
+    """
+
+    version: int = 0
+    digest: str = ""
+    label: str = ""
+
+
+class WeightStore(Protocol):
+    """Makes new weights ready beside those that an engine computes with, and puts them in their place."""
+
+    def read(self, source: str | Iterable[tuple[str, Any]], /, *, anew: bool, partial: bool) -> None:
+        """Read a folder of safetensors files, or tensors by their names there, on top of what was read before unless `anew`; in any thread.
+
+        With `partial`, what is not read stays as it is. Raises `BadValueError`, and nothing is changed.
+        """
+
+    def complete(self) -> str:
+        """Check that nothing is missing, and make all ready to be written; returns the digest. In any thread; raises as `read` does."""
+
+    def write(self) -> None:
+        """Let the model have what is complete, in place; no step is in flight."""
+
+
+@attrs.frozen(kw_only=True)
 class Steering:
     """Where an engine stands.
 
     Attributes:
         paused: whether it makes no steps until it is resumed.
+        lost: why a new engine could not read again the weights that the one before had; empty where it has them.
     """
 
     paused: bool = False
+    weights: WeightsFacts = WeightsFacts()
+    lost: str = ""

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from nanoserve.ports.errors import BadValueError, ConflictError
+from nanoserve.ports.kv import BlockDirectory, BlockHash
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.steering import PauseMode
-from tests.unit.domain.world import World, oracle
+from nanoserve.ports.steering import PauseMode, WeightsFacts
+from tests.unit.domain.late_copies import LateDirectory
+from tests.unit.domain.test_tiers import Will
+from tests.unit.domain.world import RecordingRunner, World, oracle
 
 LONG = 20
 
@@ -124,3 +128,116 @@ def test_pausing_twice_and_resuming_without_a_pause_change_nothing(mode: PauseMo
     assert stood == [True, False]
     world.run()
     assert world.scheduler.table.requests == {}
+
+
+class CountingStore:
+    """Counts what is written."""
+
+    written = 0
+
+    def read(self, source: object, /, *, anew: bool, partial: bool) -> None:
+        """Nothing to read."""
+
+    def complete(self) -> str:
+        return ""
+
+    def write(self) -> None:
+        self.written += 1
+
+
+PREFIX = list(range(100, 140))
+
+
+def test_what_old_weights_have_computed_is_found_by_nobody_after_an_update() -> None:
+    world = World(weight_store=CountingStore(), num_blocks=128)
+
+    def hits(name: str, prompt: list[int]) -> list[int]:
+        world.add(name, prompt, max_tokens=2)
+        return world.admissions(name)
+
+    hits("cold", PREFIX)
+    assert hits("warm", PREFIX) == [36]
+    for version in ("a", "b"):
+        world.engine.write_weights(WeightsFacts(version=1, digest=version))
+        assert hits(f"first {version}", PREFIX) == [0]
+        assert hits(f"second {version}", PREFIX) == [36]
+
+
+def test_requests_that_are_kept_over_an_update_share_nothing_with_others() -> None:
+    world = World(weight_store=CountingStore(), num_blocks=128, max_num_seqs=1)
+    world.add("kept", PREFIX, max_tokens=LONG)
+    world.add("waits", PREFIX, max_tokens=2)
+    for _ in range(6):
+        world.turn()
+    world.engine.pause(PauseMode.KEEP)
+    world.run()
+    world.engine.write_weights(WeightsFacts(version=1, digest="new"))
+    world.engine.resume()
+    found = world.admissions("waits")
+    assert found == [0]
+    assert world.answer("kept").token_ids == oracle(PREFIX, LONG)
+    assert world.answer("waits").token_ids == oracle(PREFIX, 2)
+
+
+def test_weights_are_not_changed_under_requests_that_run() -> None:
+    store = CountingStore()
+    world = World(weight_store=store, depth=2)
+    world.add("r", [1, 2], max_tokens=LONG)
+    for _ in range(3):
+        world.turn()
+    with pytest.raises(ConflictError, match="pause the engine"):
+        world.engine.write_weights(WeightsFacts(version=1))
+    world.engine.pause(PauseMode.KEEP)
+    with pytest.raises(ConflictError, match="pause the engine"):
+        world.engine.write_weights(WeightsFacts(version=1))
+    assert store.written == 0
+    world.run()
+    world.engine.write_weights(WeightsFacts(version=1))
+    assert (store.written, world.engine.steering.weights.version) == (1, 1)
+    with pytest.raises(BadValueError, match="cannot be updated"):
+        World().engine.write_weights(WeightsFacts(version=1))
+
+
+def names_in_folder(change_at: int | None, after: str = "") -> set[BlockHash]:
+    """What a folder holds once two requests of one prompt have ended, the first of which was kept over an update after so many turns."""
+    will, made = Will(0), list[LateDirectory]()
+    will.value = 0.0
+
+    def directory(runner: RecordingRunner) -> BlockDirectory:
+        made.append(LateDirectory(runner, will))
+        return made[0]
+
+    world = World(
+        directory=directory,
+        weight_store=CountingStore(),
+        host_slots=60,
+        min_offload_tokens=8,
+        max_num_batched_tokens=8,
+    )
+    world.add("kept", PREFIX, max_tokens=4)
+    for _ in range(change_at or 0):
+        world.turn()
+    if change_at is not None:
+        world.engine.pause(PauseMode.KEEP)
+        world.run()
+        world.engine.write_weights(WeightsFacts(version=1, digest="new"))
+        world.engine.resume()
+    world.run()
+    if after:
+        world.add(after, PREFIX, max_tokens=4)
+        world.run()
+    assert world.scheduler.cache.tiers is not None
+    for _ in range(4):
+        world.scheduler.cache.tiers.poll()
+    return set(made[0].blocks)
+
+
+def test_a_folder_has_no_block_of_new_weights_under_a_name_of_old_ones() -> None:
+    old = names_in_folder(None)
+    assert len(old) == 10
+    assert len(names_in_folder(2)) <= 4  # of what the old weights have computed: the rest has no name
+    waited, both = names_in_folder(0), names_in_folder(2, "new")
+    assert len(waited) == 10
+    assert not waited & old
+    assert waited <= both
+    assert len(both & old) <= 4

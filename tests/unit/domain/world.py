@@ -27,6 +27,7 @@ from nanoserve.ports.lora import LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.steering import WeightStore
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.fakes.memory_runner import BrokenPlanError, expected_token
 from tests.unit.domain.faults import FlakyRunner
@@ -110,6 +111,7 @@ class World:
         on_failure: FailureNote | None = None,
         paranoid: bool = True,
         lora_store: LoraStore | None = None,
+        weight_store: WeightStore | None = None,
         **limits: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -142,6 +144,7 @@ class World:
             kv_events=kv_events,
             directory=None if directory is None else directory(self.runner),
             lora_store=lora_store,
+            weight_store=weight_store,
         )
         self.scheduler = self.engine.scheduler
         self.answers: dict[tuple[str, int], Answer] = {}

@@ -50,13 +50,15 @@ def chain_root(*salt: str, isolated: bool) -> BlockHash:
 
 
 def hash_root(
-    request: Request, *, prefix_caching: bool, isolated: bool, lora: bytes = b""
+    request: Request, *, prefix_caching: bool, isolated: bool, lora: bytes = b"", weights: str = ""
 ) -> BlockHash | None:
     """Where the chain of a request's block names starts; None where its blocks are never shared.
 
-    `lora` is the digest of the numbers of its adapter. Where caching is off, the sequences of one request still share blocks, and with
+    `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start. Where caching is off, the sequences of one request still share blocks, and with
     no other request.
     """
+    if prefix_caching and weights:
+        return chain_root("weights", weights, lora.hex(), request.cache_salt, isolated=isolated)
     if prefix_caching and lora:
         return chain_root("lora", lora.hex(), request.cache_salt, isolated=isolated)
     if prefix_caching:

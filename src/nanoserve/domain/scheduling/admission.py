@@ -37,9 +37,9 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
 
 
 def expand_request(
-    request: Request, limits: Limits, arrival: int, *, now: float, lora: bytes = b""
+    request: Request, limits: Limits, arrival: int, *, now: float, lora: bytes = b"", weights: str = ""
 ) -> list[Sequence]:
-    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`. `lora` is their adapter's digest."""
+    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`. `lora` is their adapter's digest, `weights` as in `hash_root`."""
     priority = 0
     if limits.policy is Policy.PRIORITY:
         of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
@@ -48,7 +48,9 @@ def expand_request(
     stop_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids |= request.eos_token_ids
-    root = hash_root(request, prefix_caching=limits.prefix_caching, isolated=limits.isolated, lora=lora)
+    root = hash_root(
+        request, prefix_caching=limits.prefix_caching, isolated=limits.isolated, lora=lora, weights=weights
+    )
     return [
         Sequence(
             request=request,

@@ -74,7 +74,12 @@ class Scheduler(Population):
         lora = self.table.loras.digest_of(request) if request.lora else b""
         self.is_settled = False
         sequences = expand_request(
-            request, self.limits, self.counters.accepted, now=self._clock.now(), lora=lora
+            request,
+            self.limits,
+            self.counters.accepted,
+            now=self._clock.now(),
+            lora=lora,
+            weights=self.table.weights,
         )
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
         self.table.add(sequences, may_start=may_start)

@@ -107,6 +107,7 @@ class SequenceTable:
     Attributes:
         requests: the sequences of each request of which one at least has not ended.
         prefilling: sequences on rows of whose known tokens some are not planned yet, in order.
+        weights: the digest of weights that were changed since the start, which names of blocks count; empty if none were.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -117,6 +118,7 @@ class SequenceTable:
         self.decoding = DecodeSet(limits.block_size)
         self.deadlines = Deadlines()
         self.loras = Loras(limits.max_loras)
+        self.weights = ""
         self._held: set[Sequence] = set()
 
     @property

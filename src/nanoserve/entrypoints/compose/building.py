@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -37,7 +38,9 @@ from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
+from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
+from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
@@ -344,6 +347,18 @@ def _make_gpu_runner(
     )
 
 
+def _refusal(loaded: _Loaded) -> str | None:
+    """Why a model's weights cannot be updated; None where they can."""
+    spec, folder = loaded.model.spec, loaded.found.folder
+    if loaded.group is not None:
+        return "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
+    if spec.stored is not None or spec.packing is not None or (folder and is_gguf(Path(folder))):
+        return (
+            "those of a checkpoint that is stored quantized cannot be updated yet; serve one of plain floats"
+        )
+    return None
+
+
 def _build_engine(
     settings: EngineSettings,
     loaded: _Loaded,
@@ -354,6 +369,7 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
+    source = loaded.found.folder
     engine = Engine(
         limits=choices.make_limits(settings, facts),
         cache_groups=loaded.found.spec.cache_groups,
@@ -367,6 +383,9 @@ def _build_engine(
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
         lora_store=runner.loras,
+        weight_store=None
+        if source is None
+        else ModelWeights(loaded.model, source, settings.quantization, _refusal(loaded)),
     )
     for name, folder in named_loras(settings.lora).items():
         engine.name_lora(name, engine.read_lora(folder))

@@ -61,6 +61,7 @@ class Server:
     redaction: Redaction | None = None
     host_names: Collection[str] | None = None
     steering_keys: security.KeyRing = attrs.field(init=False)
+    transfer: steering.WeightTransfer = attrs.field(init=False)
     tracing: Tracing | None = None
     counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
@@ -76,6 +77,7 @@ class Server:
         bounds = self.settings.bounds
         spans = None if self.tracing is None else self.tracing.write_spans
         self.steering_keys = security.read_steering_keys(self.settings.access, self.keys)
+        self.transfer = steering.WeightTransfer(self.settings.access.weight_dir, self.clock.now)
         folder = self.settings.access.lora_dir
         self.lora_folders = None if folder is None else loras.LoraFolders(folder)
         self.conversations = ConversationStore(lifetime=bounds.conversation_lifetime, now=self.clock.now)
@@ -121,6 +123,7 @@ class Server:
             "client": Provide(security.client_of, sync_to_thread=False),
             "conversations": _provide(lambda: self.conversations, ConversationStore),
             "loras": _provide(lambda: self.lora_folders, loras.LoraFolders),
+            "transfer": _provide(lambda: self.transfer, steering.WeightTransfer),
             "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),

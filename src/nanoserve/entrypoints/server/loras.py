@@ -59,13 +59,7 @@ class LoraFolders:
 
     def copy(self, path: str) -> str:
         """Copy a folder's two files; returns where they are. Raises `BadValueError`."""
-        try:
-            source = (self._allowed / path).resolve()
-            is_inside = source.is_relative_to(self._allowed) and source.is_dir()
-        except (OSError, ValueError, RuntimeError):
-            is_inside = False
-        if not is_inside:
-            raise BadValueError("lora_path", f"must be a folder below {self._allowed}, got {shown(path)}")
+        source = folder_below(self._allowed, path, "lora_path")
         target = tempfile.mkdtemp(dir=self._copies.name)
         try:
             for name in _FILES:
@@ -81,6 +75,18 @@ class LoraFolders:
             shutil.rmtree(old, ignore_errors=True)
         if folder is not None:
             self._by_name[name] = folder
+
+
+def folder_below(allowed: pathlib.Path, path: str, parameter: str) -> pathlib.Path:
+    """A folder by its path, absolute or below an allowed one, in which it must lie once links are followed. Raises `BadValueError`."""
+    try:
+        found = (allowed / path).resolve()
+        is_inside = found.is_relative_to(allowed) and found.is_dir()
+    except (OSError, ValueError, RuntimeError):
+        is_inside = False
+    if not is_inside:
+        raise BadValueError(parameter, f"must be a folder below {allowed}, got {shown(path)}")
+    return found
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -6,19 +6,25 @@ alone: no page in a browser may call them, which says where it is from.
 
 from __future__ import annotations
 
+import asyncio
+import pathlib
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+import attrs
 import msgspec
 import structlog
 from litestar import HttpMethod, Request, get, post, route
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
+from nanoserve.entrypoints.server.http.bodies import read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.loras import folder_below
 from nanoserve.entrypoints.server.watch.about import reset_prefix_cache
 from nanoserve.ports.driving import EngineClient
-from nanoserve.ports.engine_link import Pause, Resume
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, WriteWeights
+from nanoserve.ports.errors import BadValueError, ConflictError
 from nanoserve.ports.steering import PauseMode
 
 _MODES: Final = ", ".join(each.value for each in PauseMode)
@@ -64,7 +70,162 @@ async def is_paused(engine: NamedDependency[EngineClient]) -> IsPaused:
     return IsPaused(engine.steering.paused)
 
 
-ROUTES: Final = (pause, resume, is_paused, reset_prefix_cache)
+ABANDONED: Final = 60.0
+"""Seconds after which an update that nobody goes on with gives way to the next one."""
+
+
+class WeightTransfer:
+    """The update that is open, if there is one, from folders below `allowed`."""
+
+    def __init__(self, allowed: str | None, now: Callable[[], float]) -> None:
+        self.lock = asyncio.Lock()
+        self._allowed = None if allowed is None else pathlib.Path(allowed).resolve()
+        self._now = now
+        self._last: float | None = None
+        self._next = ReadWeights("")
+
+    def folder(self, path: str) -> str:
+        """A folder that weights may be read from. Raises `BadValueError`."""
+        if self._allowed is None:
+            raise BadValueError(
+                "weight_dir", "no folder is allowed; start the server with --weight-dir FOLDER"
+            )
+        return str(folder_below(self._allowed, path, "weight_dir"))
+
+    def start(self, *, partial: bool) -> None:
+        """Open an update. Raises `ConflictError` while another one goes on."""
+        if self.lock.locked() or (self._last is not None and self._now() - self._last < ABANDONED):
+            raise ConflictError(
+                "another update is open; finish it, or wait until it is given up after a minute"
+            )
+        self._last, self._next = self._now(), ReadWeights("", partial=partial)
+
+    async def read(self, engine: EngineClient, path: str) -> None:
+        """Read one more folder; what is wrong with it ends the update."""
+        async with self.lock:
+            order = attrs.evolve(self._take(), folder=self.folder(path))
+            await engine.steer(order)
+            self._last, self._next = self._now(), attrs.evolve(order, anew=False)
+
+    async def finish(self, engine: EngineClient, label: str) -> None:
+        """Let the engine have what was read."""
+        async with self.lock:
+            self._take()
+            await engine.steer(WriteWeights(label))
+        structlog.get_logger().info("the weights were updated", weights=engine.steering.weights.label)
+
+    def _take(self) -> ReadWeights:
+        if self._last is None:
+            raise ConflictError("no update is open; POST /start_weight_update first")
+        self._last = None
+        return self._next
+
+
+class TransferBody(msgspec.Struct, kw_only=True):
+    """The bodies of the routes that update weights; each reads its own fields."""
+
+    init_info: dict[str, Any] = {}
+    update_info: dict[str, Any] = {}
+    weight_dir: str | None = None
+    is_checkpoint_format: bool = True
+    partial: bool = False
+    weight_version: str | None = None
+    weight_label: str | None = None
+
+
+class Message(msgspec.Struct):
+    """What was done."""
+
+    message: str
+
+
+class WeightInfo(msgspec.Struct):
+    """Which weights requests are computed with; `lost` says why those before cannot be, after the death of an engine."""
+
+    weight_version: str
+    version: int
+    digest: str
+    lost: str | None = None
+
+
+async def _body(request: Request[Any, Any, Any]) -> TransferBody:
+    return await read_body(request, TransferBody) if await request.body() else TransferBody()
+
+
+@post("/init_weight_transfer_engine", status_code=200, include_in_schema=False)
+async def init_weight_transfer_engine(request: Request[Any, Any, Any]) -> Message:
+    """Nothing is needed for folders; what only NCCL or IPC needs is refused."""
+    _refuse_others("init_info", (await _body(request)).init_info, ())
+    return Message("Weight transfer initialized")
+
+
+@post("/start_weight_update", status_code=200, include_in_schema=False)
+async def start_weight_update(
+    request: Request[Any, Any, Any], transfer: NamedDependency[WeightTransfer]
+) -> Message:
+    """Open an update of all weights, or with `partial` of those that are sent."""
+    body = await _body(request)
+    if not body.is_checkpoint_format:
+        raise BadValueError("is_checkpoint_format", "must be true: tensors have their names in a checkpoint")
+    transfer.start(partial=body.partial)
+    return Message("Weight update started")
+
+
+@post("/update_weights", status_code=200, include_in_schema=False)
+async def update_weights(
+    request: Request[Any, Any, Any],
+    engine: NamedDependency[EngineClient],
+    transfer: NamedDependency[WeightTransfer],
+) -> Message:
+    """Read a folder and check it; `weight_dir` outside of `update_info` is a whole update in one call."""
+    body = await _body(request)
+    if body.weight_dir is not None:
+        transfer.start(partial=body.partial)
+        await transfer.read(engine, body.weight_dir)
+        await transfer.finish(engine, body.weight_version or body.weight_label or "")
+        return Message("Weights updated")
+    _refuse_others("update_info", body.update_info, ("weight_dir",))
+    folder = body.update_info.get("weight_dir")
+    if not isinstance(folder, str):
+        raise BadValueError("update_info.weight_dir", "must name a folder of safetensors files")
+    await transfer.read(engine, folder)
+    return Message("Weights updated")
+
+
+@post("/finish_weight_update", status_code=200, include_in_schema=False)
+async def finish_weight_update(
+    request: Request[Any, Any, Any],
+    engine: NamedDependency[EngineClient],
+    transfer: NamedDependency[WeightTransfer],
+) -> WeightInfo:
+    """Compute with what was read from now on, all of it or, with an error, nothing."""
+    body = await _body(request)
+    await transfer.finish(engine, body.weight_version or body.weight_label or "")
+    return _info(engine)
+
+
+@get("/weight_info", include_in_schema=False)
+async def weight_info(engine: NamedDependency[EngineClient]) -> WeightInfo:
+    """Version 0 is what the engine was started with."""
+    return _info(engine)
+
+
+def _info(engine: EngineClient) -> WeightInfo:
+    found = engine.steering
+    return WeightInfo(found.weights.label, found.weights.version, found.weights.digest, found.lost or None)
+
+
+def _refuse_others(field: str, info: Mapping[str, Any], known: Collection[str]) -> None:
+    others = sorted(info.keys() - known)
+    if others:
+        message = "is not served: weights come from folders of safetensors files below --weight-dir, not by NCCL or IPC"
+        raise BadValueError(f"{field}.{others[0][:64]}", message)
+
+
+ROUTES: Final = (
+    *(pause, resume, is_paused, reset_prefix_cache),
+    *(init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update, weight_info),
+)
 PATHS: Final = frozenset(path for each in ROUTES for path in each.paths)
 
 

@@ -18,9 +18,9 @@ from nanoserve.ports import engine_link
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
-from nanoserve.ports.errors import EngineDiedError, EngineLoadingError, NanoserveError
+from nanoserve.ports.errors import ConflictError, EngineDiedError, EngineLoadingError, NanoserveError
 from nanoserve.ports.request import Request
-from nanoserve.ports.steering import PauseMode, Steering
+from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts
 
 _AWAY: Final = (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED)
 TRANSITIONS: Final = {
@@ -87,6 +87,12 @@ class KeptEngine(Generic[KeeperT]):
         self._asked: dict[int, asyncio.Future[None]] = {}
         self._pause: engine_link.Pause | None = None
         self._steering = Steering()
+        self._weights = WeightsFacts()
+        self._read: list[engine_link.ReadWeights] = []
+        self._updates: list[list[engine_link.ReadWeights]] = []
+        self._restoring: set[int] = set()
+        self._ordered: dict[int, engine_link.Order] = {}
+        self._lost = ""
 
     @property
     def status(self) -> EngineStatus:
@@ -107,7 +113,8 @@ class KeptEngine(Generic[KeeperT]):
     @property
     def steering(self) -> Steering:
         """Where the engine stood when it last obeyed an order; a pause counts from the moment at which it is asked for."""
-        return attrs.evolve(self._steering, paused=self._pause is not None)
+        paused = self._pause is not None or bool(self._lost)
+        return attrs.evolve(self._steering, paused=paused, lost=self._lost)
 
     @property
     def is_idle(self) -> bool:
@@ -161,15 +168,61 @@ class KeptEngine(Generic[KeeperT]):
             self.on_move()
 
     async def steer(self, order: engine_link.Order) -> Steering:
-        """Have the engine carry out an order. One that dies while it is paused comes back paused."""
+        """Have the engine carry out an order. One that dies comes back paused if it was, and with the weights that it had."""
         self._check_ready()
         match order:
             case engine_link.Pause():
                 self._pause = order
+            case engine_link.Resume() if self._lost:
+                raise ConflictError(self._lost)
             case engine_link.Resume():
                 self._pause = None
-        await self._ask(attrs.evolve(order, number=next(self._numbers)))
+        numbered = attrs.evolve(order, number=next(self._numbers))
+        self._ordered[numbered.number] = order
+        await self._ask(numbered)
         return self.steering
+
+    def _note_obeyed(self, order: engine_link.Order | None) -> None:
+        """Noted when it is done, though nobody may wait for that any more."""
+        match order:
+            case engine_link.ReadWeights():
+                self._read = [*(() if order.anew else self._read), order]
+            case engine_link.WriteWeights():
+                self._note_written()
+
+    def _note_written(self) -> None:
+        self._weights = self._steering.weights
+        self._updates = [*(self._updates if self._read[0].partial else ()), self._read]
+        if self._lost and not self._read[0].partial:
+            self._lost = ""
+            self._go_on()
+
+    def _restore(self) -> None:
+        """Have a new engine read the weights again that the one before had; until it has, it is paused."""
+        self._lost = ""
+        if self._updates or self._pause is not None:
+            self.requests.send(engine_link.Pause(PauseMode.KEEP))
+        orders: list[engine_link.Order] = []
+        for update in self._updates:
+            as_before = self._weights if update is self._updates[-1] else None
+            orders += [*update, engine_link.WriteWeights(as_before=as_before)]
+        numbered = [attrs.evolve(each, number=next(self._numbers)) for each in orders]
+        self._restoring = {each.number for each in numbered}
+        for each in numbered:
+            self.requests.send(each)
+
+    def _note_restored(self, report: engine_link.Obeyed) -> None:
+        self._restoring.discard(report.number)
+        if report.error and not self._lost:
+            name = self._weights.label
+            self._lost = f"the engine died, and its weights {name!r} cannot be read again: {report.message}; update all"
+            structlog.get_logger().error("the engine stays paused", reason=self._lost)
+        if not self._restoring and not self._lost:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._pause is None:
+            self.requests.send(engine_link.Resume())
 
     async def _ask(self, command: engine_link.LoadLora | engine_link.UnloadLora | engine_link.Order) -> None:
         self._check_ready()
@@ -218,8 +271,7 @@ class KeptEngine(Generic[KeeperT]):
     def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
         """An engine is ready and takes commands: what waits for one is its work now."""
         self.requests.engine = send
-        if self._pause is not None:
-            self.requests.send(engine_link.Pause(PauseMode.KEEP))
+        self._restore()
         for name, folder in self._folders.items():
             self.requests.send(engine_link.LoadLora(next(self._numbers), name, folder, at_once=True))
         self.move(EngineStatus.READY)
@@ -232,6 +284,7 @@ class KeptEngine(Generic[KeeperT]):
         )
         self._status = status
         if status is not EngineStatus.READY:
+            self._ordered.clear()
             for answer in self._asked.values():
                 if not answer.done():
                     answer.set_exception(
@@ -255,6 +308,12 @@ class KeptEngine(Generic[KeeperT]):
 
     def _answer(self, report: engine_link.Obeyed) -> None:
         self._steering = report.steering or self._steering
+        if report.number in self._restoring:
+            self._note_restored(report)
+            return
+        order = self._ordered.pop(report.number, None)
+        if not report.error:
+            self._note_obeyed(order)
         answer = self._asked.get(report.number)
         if answer is None or answer.done():  # of what a new engine has to do again
             if report.error:

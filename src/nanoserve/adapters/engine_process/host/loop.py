@@ -52,6 +52,8 @@ class EngineLoop:
                     self._watching.finish()
                     return
                 self._obey(command)
+            if self._obeying.reading:
+                self._obeying.finish()
             if self._obeying.pauses and not self._engine.has_work:
                 self._obeying.settle()
             if self._engine.has_work:
@@ -62,7 +64,7 @@ class EngineLoop:
                 self._watching.send_due(time.monotonic())
 
     def _rest(self) -> float:
-        if self._reading.begun:
+        if self._reading.begun or self._obeying.reading:
             return READ_PERIOD
         return BATCH_PERIOD if self._watching.recorder else SIGN_PERIOD
 
@@ -83,12 +85,13 @@ class EngineLoop:
                 self._reading.begin(command)
             case engine_link.UnloadLora():
                 self._reading.unload(command)
-            case engine_link.Pause() | engine_link.Resume():
-                self._obeying.obey(command)
             case engine_link.Watch():
                 self._watching.start(command)
             case engine_link.Unwatch():
                 self._watching.stop()
+            case _:
+                if isinstance(command, engine_link.Order):
+                    self._obeying.obey(command)
 
     def _add(self, request: Request) -> None:
         self._has_owners = self._has_owners or bool(engine_link.owner_of(request.request_id))

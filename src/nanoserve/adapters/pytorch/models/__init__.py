@@ -119,6 +119,26 @@ def build_model(
     return model
 
 
+def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderModel, Form | None]:
+    """A model of the same shape in host memory, empty, and the form that its plain tensors are put into; one process has all of it."""
+    made = FORMS["fp8"] if quantization == "fp8" else None
+    blank = _shaped(model.spec, model.embedding.weight.dtype, ALONE)
+    if made is not None:
+        keep_as_stored(blank, dict.fromkeys(blank.checkpoint_tensors(), made))
+    _settle(blank, torch.device("cpu"))
+    return blank, made
+
+
+def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | None) -> None:
+    """Bring a blank that is filled into the form in which the model computes."""
+    with torch.inference_mode():
+        blank.arrange()
+    if model.embedding.weight.device.type == "cpu":
+        pack_linears(blank, quantization)
+    if model.is_invariant:
+        blank.make_invariant()
+
+
 def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, *, read: bool) -> None:
     load_checkpoint(
         folder,
@@ -316,4 +336,13 @@ def _repeat(source: Tensor, flat: Tensor) -> None:
     flat[whole:].copy_(source[: flat.numel() - whole])
 
 
-__all__ = ["PAGES", "DecoderModel", "Observer", "build_model", "build_random_model", "split_spec"]
+__all__ = [
+    "PAGES",
+    "DecoderModel",
+    "Observer",
+    "blank_like",
+    "build_model",
+    "build_random_model",
+    "finish_like",
+    "split_spec",
+]

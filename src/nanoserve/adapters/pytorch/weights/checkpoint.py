@@ -112,6 +112,36 @@ def load_checkpoint(
         each.apply(destinations, scale_targets, slices)
 
 
+def overlay(
+    tensors: Iterable[StoredTensor],
+    destinations: Mapping[str, Tensor],
+    *,
+    tied_head: bool,
+    stacks: Stacks,
+    unused: tuple[str, ...] = (),
+    scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
+    lanes: Sequence[Lane] = (),
+    made: Form | None = None,
+) -> set[str]:
+    """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
+    slices, targets = Slices(0, 1, destinations, stacks, {}), {} if made is None else scale_targets
+    known, ignored = destinations.keys() | stacks.keys(), (*BUFFERS, *((HEAD,) if tied_head else ()))
+    wanted = (
+        each for each in tensors if not each.name.endswith(ignored) and not each.name.startswith(unused)
+    )
+    plain = list(_matches("", (_named_here(each, known, "") for each in wanted), slices, known))
+    for stored in plain:
+        if stored.dtype is EIGHT_BITS:
+            message = f"{stored.file}: tensor {stored.name!r} is stored quantized: store it as floats"
+            raise ModelLoadError(message)
+    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
+    _fill([(stored, own[stored.name]) for stored in plain if stored.name not in targets], lanes)
+    for stored in plain:
+        if made is not None and stored.name in targets:
+            _make(made, stored, (own[stored.name], targets[stored.name]), slices, lanes)
+    return {name for stored in plain for name in stacks.get(stored.name, (None, (stored.name,)))[1]}
+
+
 def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:
     if lanes:
         transfer([piece for match in matches for piece in pieces_of(*match)], lanes)

@@ -103,6 +103,21 @@ def _send_all(lane: Lane, pending: deque[Piece]) -> None:
         lane.send(buffer.view(piece.dtype).view(piece.destination.shape), piece.destination)
 
 
+class HostLane:
+    """To host memory: what a file has lost meanwhile is an error here, where a mapping would end the process."""
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        """A new buffer."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def send(self, staged: Tensor, destination: Tensor) -> None:
+        """Copy at once."""
+        destination.copy_(staged)
+
+    def drain(self) -> None:
+        """Nothing is on its way."""
+
+
 MOST_LANES = 8
 """Eight threads fill pinned memory faster than PCIe 5 empties it."""
 

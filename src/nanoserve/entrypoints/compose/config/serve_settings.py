@@ -106,6 +106,11 @@ class AccessSettings:
         secrets(),
         "A key that --steering wants and clients do not have; needed where clients have keys, or on other machines.",
     )
+    weight_dir: str | None = setting(
+        None,
+        or_none(text("FOLDER"), "none"),
+        "Let trainers update the weights from folders below this one; needs --steering.",
+    )
     cors_origin: tuple[str, ...] = setting(
         (), origins(), "A web origin whose pages may call the server; repeatable, * is every one."
     )

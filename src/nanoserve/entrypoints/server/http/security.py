@@ -291,6 +291,8 @@ def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
         raise BadValueError(
             "steering_key", "is needed where clients have keys; give one that none of them has"
         )
+    if settings.weight_dir is not None and not settings.steering:
+        raise BadValueError("weight_dir", "is for trainers; give --steering too")
     if set(found.digests) & set(keys.digests):
         raise BadValueError("steering_key", "is a client's key too; give one that no client has")
     return found

@@ -57,7 +57,9 @@ class WorkerStart:
 
 def encode_start(start: WorkerStart) -> bytes:
     """What is sent."""
-    access = attrs.evolve(start.settings.serve.access, api_key=(), steering=False, steering_key=())
+    access = attrs.evolve(
+        start.settings.serve.access, api_key=(), steering=False, steering_key=(), weight_dir=None
+    )
     serve = attrs.evolve(start.settings.serve, access=access)
     body = msgspec.msgpack.encode(attrs.evolve(start, settings=attrs.evolve(start.settings, serve=serve)))
     return _LENGTH.pack(len(body)) + body

@@ -1,0 +1,200 @@
+"""Weights that are updated in place equal those of a model that was loaded anew, in every form; what is wrong changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.updating import ModelWeights, held_tensors
+from nanoserve.ports.errors import BadValueError, ConflictError
+from tests.unit.adapters.pytorch.tiny_models import CASES, PagedRun, TinyModel, make_prompt, make_tiny_model
+
+FORMS: dict[str, tuple[str, torch.dtype, str | None, dict[str, Any]]] = {
+    **{family: (family, torch.float32, None, {}) for family in CASES},
+    "tied": ("llama", torch.float32, None, {"tie_word_embeddings": True}),
+    "bfloat16": ("llama", torch.bfloat16, None, {"hidden_size": 64}),
+    "int8": ("llama", torch.bfloat16, "int8", {"hidden_size": 64}),
+    "int4, tied": ("qwen3", torch.bfloat16, "int4", {"hidden_size": 64, "tie_word_embeddings": True}),
+}
+
+
+def logits(model: DecoderModel) -> Tensor:
+    return torch.cat(PagedRun.start(model, [make_prompt(11)]).step([11]))
+
+
+def two(tmp_path: Path, family: str = "llama", **config: Any) -> tuple[TinyModel, TinyModel]:
+    """Two models of one shape."""
+    config = {**CASES[family], **config}
+    old = make_tiny_model(tmp_path / "old", family, seed=0, **config)
+    return old, make_tiny_model(tmp_path / "new", family, seed=1, **config)
+
+
+def update(weights: ModelWeights, folder: Path, *, partial: bool = False) -> str:
+    weights.read(str(folder), anew=True, partial=partial)
+    digest = weights.complete()
+    weights.write()
+    return digest
+
+
+def file_of(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("form", "invariant"),
+    [
+        *((form, False) for form in FORMS),
+        *((form, True) for form in ("llama", "deepseek_v3", "qwen3_moe", "int8")),
+    ],
+)
+def test_an_updated_model_is_the_one_that_is_loaded(tmp_path: Path, form: str, invariant: bool) -> None:
+    family, dtype, quantization, config = FORMS[form]
+    old, new = two(tmp_path, family, **config)
+    model, loaded = (each.build(dtype=dtype, quantization=quantization) for each in (old, new))
+    if invariant:
+        model.make_invariant()
+        loaded.make_invariant()
+    before = logits(model)
+    places = {path: tensor.data_ptr() for path, _, _, tensor in held_tensors(model) if not tensor.is_mkldnn}
+    weights = ModelWeights(model, str(old.folder), quantization)
+    update(weights, new.folder)
+    assert torch.equal(logits(model), logits(loaded))
+    assert not torch.equal(before, logits(model))
+    assert places == {path: tensor.data_ptr() for path, _, _, tensor in held_tensors(model) if path in places}
+    update(weights, old.folder)
+    assert torch.equal(logits(model), before)
+
+
+def test_a_part_is_changed_and_the_rest_stays_over_several_updates(tmp_path: Path) -> None:
+    old, new = two(tmp_path)
+    model = old.build()
+    weights = ModelWeights(model, str(old.folder), None)
+    changed, tensors = load_file(file_of(new.folder)), load_file(file_of(old.folder))
+    digests = set()
+    for number, name in enumerate(("model.layers.1.self_attn.k_proj.weight", "model.norm.weight")):
+        part = tmp_path / f"part{number}"
+        part.mkdir()
+        save_file({name: changed[name]}, file_of(part))
+        digests.add(update(weights, part, partial=True))
+        tensors[name] = changed[name]
+        merged = tmp_path / f"merged{number}"
+        shutil.copytree(old.folder, merged)
+        save_file(tensors, file_of(merged), metadata={"format": "pt"})
+        wanted = TinyModel(old.spec, old.reference, merged).build()
+        assert torch.equal(logits(model), logits(wanted))
+    assert len(digests) == 2
+    shutil.rmtree(tmp_path / "part0")
+    with pytest.raises(BadValueError, match="part0"):
+        weights.read(str(tmp_path / "part1"), anew=True, partial=True)
+    weights.read(str(new.folder), anew=True, partial=False)  # all of them need nothing of before
+
+
+def test_a_base_that_has_changed_leaves_no_part_as_it_is(tmp_path: Path) -> None:
+    old, new = two(tmp_path)
+    weights = ModelWeights(old.build(), str(old.folder), None)
+    shutil.copyfile(file_of(new.folder), file_of(old.folder))
+    with pytest.raises(BadValueError, match="has changed since it was read"):
+        weights.read(str(new.folder), anew=True, partial=True)
+
+
+def test_tensors_in_memory_are_read_as_those_of_a_folder_and_name_what_is_missing(tmp_path: Path) -> None:
+    old, new = two(tmp_path, "qwen3_moe")
+    model, loaded = old.build(), new.build()
+    weights = ModelWeights(model, str(old.folder), None)
+    tensors = load_file(file_of(new.folder))
+    first = dict(list(tensors.items())[:5])
+    weights.read(first.items(), anew=True, partial=False)
+    with pytest.raises(BadValueError, match="tensors were not sent"):
+        weights.complete()
+    with pytest.raises(ConflictError, match="no weights were read"):
+        weights.complete()
+    weights.read(first.items(), anew=True, partial=False)
+    weights.read(iter(tensors.items()), anew=False, partial=False)
+    digest = weights.complete()
+    weights.write()
+    assert torch.equal(logits(model), logits(loaded))
+    weights.read(list(tensors.items()), anew=True, partial=False)
+    assert weights.complete() != digest  # it came in one piece
+    with pytest.raises(BadValueError, match="came from no folder"):
+        weights.read({}.items(), anew=True, partial=True)
+
+
+def corrupted(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def corrupt(folder: Path) -> None:
+        tensors = load_file(file_of(folder))
+        change(tensors)
+        save_file(tensors, file_of(folder), metadata={"format": "pt"})
+
+    return corrupt
+
+
+def cut(folder: Path) -> None:
+    file_of(folder).write_bytes(file_of(folder).read_bytes()[:-100])
+
+
+def shard_missing(folder: Path) -> None:
+    file_of(folder).unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+
+
+NAME = "model.layers.0.mlp.down_proj.weight"
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "not a number": (corrupted(lambda all_: all_[NAME][3].fill_(torch.nan)), f"{NAME}.*not finite"),
+    "infinite": (corrupted(lambda all_: all_[NAME][3].fill_(torch.inf)), f"{NAME}.*not finite"),
+    "shape": (corrupted(lambda all_: all_.update({NAME: all_[NAME][:-1].clone()})), f"{NAME}.*has shape"),
+    "integers": (corrupted(lambda all_: all_.update({NAME: all_[NAME].to(torch.int8)})), "int8"),
+    "8-bit floats": (
+        corrupted(lambda all_: all_.update({NAME: all_[NAME].to(torch.float8_e4m3fn)})),
+        "stored quantized",
+    ),
+    "another name": (corrupted(lambda all_: all_.update({"odd": all_.pop(NAME)})), "'odd' has no place"),
+    "cut": (cut, "not a readable safetensors file"),
+    "a shard is missing": (shard_missing, "the shard is missing"),
+    "nothing": (lambda folder: file_of(folder).unlink(), "holds neither"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_named_and_the_weights_stay(tmp_path: Path, wrong: str) -> None:
+    old, new = two(tmp_path)
+    corrupt, reason = WRONG[wrong]
+    model, loaded = old.build(), new.build()
+    before = logits(model)
+    weights = ModelWeights(model, str(old.folder), None)
+    shutil.copytree(new.folder, tmp_path / "good")
+    corrupt(new.folder)
+    with pytest.raises(BadValueError, match=reason):
+        weights.read(str(new.folder), anew=True, partial=False)
+    assert torch.equal(logits(model), before)
+    with pytest.raises(ConflictError):
+        weights.complete()
+    update(weights, tmp_path / "good")
+    assert torch.equal(logits(model), logits(loaded))
+
+
+def test_a_tied_model_takes_no_head_of_its_own_and_one_of_another_model_is_refused(tmp_path: Path) -> None:
+    old, new = two(tmp_path, tie_word_embeddings=True)
+    other = make_tiny_model(tmp_path / "other", "qwen3", tie_word_embeddings=True)
+    weights = ModelWeights(old.build(), str(old.folder), None)
+    tensors = load_file(file_of(new.folder))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2
+    save_file(tensors, file_of(new.folder), metadata={"format": "pt"})
+    with pytest.raises(BadValueError, match="lm_head of its own"):
+        weights.read(str(new.folder), anew=True, partial=False)
+    with pytest.raises(BadValueError, match="has no place in this model"):
+        weights.read(str(other.folder), anew=True, partial=False)
+
+
+def test_a_model_that_cannot_be_updated_says_why(tmp_path: Path) -> None:
+    old, new = two(tmp_path)
+    weights = ModelWeights(old.build(), str(old.folder), None, "it is not possible")
+    with pytest.raises(BadValueError, match="it is not possible"):
+        weights.read(str(new.folder), anew=True, partial=False)
