@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 8275,
     "kernels": 12310,
     "adapters/pytorch": 11665,
-    "adapters": 10440,
+    "adapters": 10460,
     "entrypoints/server": 9815,
     "entrypoints": 11410,
 }
