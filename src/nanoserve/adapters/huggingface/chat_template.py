@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -76,10 +77,13 @@ class HFChatTemplate:
         if any(self._control_tokens.suspicious(text) for text in texts):
             marks = choose_marks(texts)
             marked = map_texts(given, lambda text: self._control_tokens.mark(text, marks))
-            pieces = self._pieces(self._render(marked, add_generation_prompt, continue_final_message), marks)
-            find = self._control_tokens.find
-            if [each for piece, plain in pieces if not plain for each in find(piece)] != find(rendered):
-                return self._encode_pieces(pieces, check)
+            wrapped = self._render(marked, add_generation_prompt, continue_final_message)
+            _check_marks(wrapped, marks)
+            # One by one: to free a list of all that may be in a text keeps the interpreter's lock for long.
+            find, split = self._control_tokens.find, self._control_tokens.split
+            own = (each for piece, plain in split(wrapped, marks) if not plain for each in find(piece))
+            if any(ours != there for ours, there in itertools.zip_longest(own, find(rendered))):
+                return self._encode_pieces(split(wrapped, marks), check)
         return self._tokenizer.encode(rendered, add_special_tokens=False, check=check)
 
     def _source(self, tools: Any) -> str:
@@ -132,13 +136,7 @@ class HFChatTemplate:
             said = f"was stopped: it computed for {CPU_SECONDS} seconds or took too much memory"
         raise BadValueError("messages", f"the model's chat template {said}")
 
-    def _pieces(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
-        escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]
-        if any(mark in rendered for mark in escaped):
-            raise BadValueError("messages", "contain a control token that the model's template would escape")
-        return self._control_tokens.split(rendered, marks)
-
-    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]], check: Check) -> list[int]:
+    def _encode_pieces(self, pieces: Iterable[tuple[str, bool]], check: Check) -> list[int]:
         encode_plain = functools.cache(self._tokenizer.encode_without_added_tokens)  # control tokens are few
         encode_text = functools.partial(self._tokenizer.encode, add_special_tokens=False)
         ids: list[int] = []
@@ -148,6 +146,12 @@ class HFChatTemplate:
             if check:
                 check(len(ids))
         return ids
+
+
+def _check_marks(rendered: str, marks: Marks) -> None:
+    escaped = [f"\\u{ord(mark):04x}" for mark in (marks.start, marks.end, marks.edge)]
+    if any(mark in rendered for mark in escaped):
+        raise BadValueError("messages", "contain a control token that the model's template would escape")
 
 
 def _before_cut(rendered: str, content: str) -> str:
@@ -301,18 +305,22 @@ class ControlTokens:
             end = found.end()
         return text[:start] + left + wrapped.getvalue() + core[end:] + right + text[start + len(core) :]
 
-    def find(self, text: str) -> list[str]:
+    def find(self, text: str) -> Iterator[str]:
         """The control tokens of a text in order."""
-        return [found[0] for found in self._anywhere.finditer(text)]  # `findall` keeps the interpreter's lock
+        return (found[0] for found in self._anywhere.finditer(text))  # `findall` keeps the interpreter's lock
 
-    def split(self, rendered: str, marks: Marks) -> list[tuple[str, bool]]:
+    def split(self, rendered: str, marks: Marks) -> Iterator[tuple[str, bool]]:
         """A rendered text without its marks, as pieces; True for a control token that is to be plain text."""
         wrapped = f"{marks.start}({self._anywhere.pattern}){marks.end}"
-        pieces, end = [], 0
+        end = 0
         for found in re.finditer(f"{wrapped}|[{marks.start}{marks.end}{marks.edge}]", rendered):
-            pieces += [(rendered[end : found.start()], False), (found[1], True)]
+            if end < found.start():
+                yield rendered[end : found.start()], False
+            if found[1]:
+                yield found[1], True
             end = found.end()
-        return [each for each in [*pieces, (rendered[end:], False)] if each[0]]
+        if end < len(rendered):
+            yield rendered[end:], False
 
 
 def map_texts(value: Any, change: Callable[[str], str]) -> Any:

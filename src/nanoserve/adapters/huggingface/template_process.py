@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import json
+import marshal
 import resource
 import signal
 import subprocess
@@ -59,13 +60,12 @@ class TemplateProcess:
 
     def render(self, source: str, values: Mapping[str, Any]) -> str:
         """A filled template. Raises `TemplateError` with what it raises, `TemplateStoppedError` or `TemplateFailedError`."""
-        text: str = self._ask(source, values)
-        return text
+        return self._ask(source, values)
 
     def variables(self, source: str) -> frozenset[str]:
         """The names that a template reads and does not set itself; none where it is no template."""
         try:
-            return frozenset(self._ask(source, None))
+            return frozenset(json.loads(self._ask(source, None)))
         except (TemplateStoppedError, TemplateFailedError):
             return frozenset()
 
@@ -74,8 +74,8 @@ class TemplateProcess:
         with self._lock:
             self._end()
 
-    def _ask(self, source: str, values: Mapping[str, Any] | None) -> Any:
-        question = json.dumps([source, values]).encode()
+    def _ask(self, source: str, values: Mapping[str, Any] | None) -> str:
+        question = _packed(source, values)
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._end()
@@ -89,10 +89,11 @@ class TemplateProcess:
                     self._end()
         if answer is None:
             raise TemplateStoppedError
-        kind, content = json.loads(answer)
-        if kind == "refused":
+        kind, _, written = answer.partition(b"\n")
+        content = written.decode(errors="surrogatepass")
+        if kind == b"refused":
             raise TemplateError(content)
-        if kind == "failed":
+        if kind == b"failed":
             raise TemplateFailedError(content)
         return content
 
@@ -127,6 +128,14 @@ def template_process() -> TemplateProcess:
     process = TemplateProcess()
     atexit.register(process.close)
     return process
+
+
+def _packed(source: str, values: Mapping[str, Any] | None) -> bytes:
+    """Values of JSON in a form that is made in a moment; JSON itself would keep the interpreter's lock for as long as a text is."""
+    try:
+        return marshal.dumps([source, values])
+    except ValueError:  # classes that are derived from those of JSON
+        return marshal.dumps([source, json.loads(json.dumps(values))])
 
 
 def _answer(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
@@ -242,14 +251,14 @@ def variables_of(source: str) -> frozenset[str]:
 
 def _answer_to(question: bytes) -> bytes:
     try:
-        source, values = json.loads(question)
-        found: Any = (
-            sorted(variables_of(source)) if values is None else compile_template(source).render(**values)
-        )
-        answer = ["rendered", found]
+        source, values = marshal.loads(question)  # noqa: S302 - of the process that started this one
+        if values is None:
+            kind, content = "rendered", json.dumps(sorted(variables_of(source)))
+        else:
+            kind, content = "rendered", compile_template(source).render(**values)
     except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything
-        answer = ["refused" if type(error) is TemplateError else "failed", str(error)]
-    return json.dumps(answer).encode()
+        kind, content = "refused" if type(error) is TemplateError else "failed", str(error)
+    return f"{kind}\n{content}".encode(errors="surrogatepass")
 
 
 def main() -> None:
