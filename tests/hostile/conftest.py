@@ -18,8 +18,12 @@ def server(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[ServerProcess]:
     """Over the scripted engine; over the built-in model where a test is parametrised with `"model"`."""
-    command = COMMAND if getattr(request, "param", None) == "model" else scripted_engine.COMMAND
-    arguments = ("--api-key", KEY, "--max-body-size", "8388608")
+    has_model = getattr(request, "param", None) == "model"
+    command = COMMAND if has_model else scripted_engine.COMMAND
+    exact = (
+        ("--deterministic",) if has_model else ()
+    )  # neighbours are compared with what they were answered alone
+    arguments = ("--api-key", KEY, "--max-body-size", "8388608", *exact)
     with server_process(tmp_path_factory.mktemp("hostile"), *arguments, command=command) as started:
         started.wait_until_ready()
         yield started

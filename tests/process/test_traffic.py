@@ -8,26 +8,16 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from benchmarks.traffic import TurnAnswer, find_servers
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
 from nanoserve.entrypoints.bench.serving.client import OK, run_loop
 from tests.patience import PATIENCE
 from tests.process.command import environment
-from tests.process.server_process import ServerProcess, server_process
+from tests.process.server_process import ServerProcess
 
 SCALE, REQUESTS = 0.05, 3
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with server_process(tmp_path_factory.mktemp("server")) as started:
-        started.wait_until_ready()
-        yield started
 
 
 def traffic(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,11 +28,11 @@ def traffic(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_server_answers_every_class_and_is_compared_with_another_one(
-    server: ServerProcess, tmp_path: pathlib.Path
+    open_server: ServerProcess, tmp_path: pathlib.Path
 ) -> None:
     file, picture = tmp_path / "out.json", tmp_path / "out.png"
     done = traffic(
-        *("--url", server.url, "--url", f"{server.url}/v1", "--scale", str(SCALE), "--seed", "7"),
+        *("--url", open_server.url, "--url", f"{open_server.url}/v1", "--scale", str(SCALE), "--seed", "7"),
         *("--json", str(file), "--plot", str(picture)),
     )
     assert done.returncode == 0, done.stderr
@@ -69,10 +59,15 @@ def test_a_server_answers_every_class_and_is_compared_with_another_one(
     assert [each["prompt_tokens"] for each in conversations] == lengths
 
 
-def test_conversations_in_words_go_on_with_the_text_of_the_answers(server: ServerProcess) -> None:
+def test_conversations_in_words_go_on_with_the_text_of_the_answers(open_server: ServerProcess) -> None:
     load = CONVERSATIONS.scaled(SCALE)
     asked = argparse.Namespace(
-        url=[server.url], api_key=None, model=None, classes=[load.name], scale=SCALE, client_timeout=PATIENCE
+        url=[open_server.url],
+        api_key=None,
+        model=None,
+        classes=[load.name],
+        scale=SCALE,
+        client_timeout=PATIENCE,
     )
     [found] = find_servers(asked)
     found.takes_ids = False
@@ -89,11 +84,11 @@ def test_conversations_in_words_go_on_with_the_text_of_the_answers(server: Serve
         assert after.prompt_tokens > before.prompt_tokens + load.input_len
 
 
-def test_mistakes_end_in_one_line(server: ServerProcess) -> None:
+def test_mistakes_end_in_one_line(open_server: ServerProcess) -> None:
     for code, said, arguments in (
         (2, "invalid choice: 'chats'", ["--classes", "chats"]),
         (2, "--requests must be above 0", ["--requests", "0"]),
-        (1, "try --scale 0.1", ["--url", server.url]),
+        (1, "try --scale 0.1", ["--url", open_server.url]),
         (1, "nothing answers at http://127.0.0.1:9", ["--url", "http://127.0.0.1:9"]),
     ):
         done = traffic(*arguments)
