@@ -144,7 +144,7 @@ def test_they_listen_at_the_announced_addresses_alone_and_administrators_reach_t
         assert before
         transport = httpx.HTTPTransport(uds=admin, verify=False)
         with httpx.Client(transport=transport, base_url="http://admin") as administrator:
-            assert administrator.post("/reset_prefix_cache").json() == {"status": "ok"}
+            assert administrator.post("/reset_prefix_cache").status_code == 200
         wait_until(lambda: server.metrics()["nanoserve:kv_blocks_cached"] == 0)
 
 

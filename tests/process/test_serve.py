@@ -85,7 +85,7 @@ def test_administrators_have_a_socket_of_their_own(locked_server: ServerProcess)
     ) as admin:
         assert admin.post("/reset_prefix_cache").status_code == 401
         answer = admin.post("/reset_prefix_cache", headers={"authorization": f"Bearer {KEY}"})
-        assert answer.json() == {"status": "ok"}
+        assert answer.json() == {"status": "ok", "success": True}
     with locked_server.client(KEY) as client:
         assert client.post("/reset_prefix_cache").status_code == 404
 

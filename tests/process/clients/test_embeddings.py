@@ -63,7 +63,10 @@ def test_ollama_gets_them_too(embedder: tuple[ServerProcess, Any]) -> None:
 
 def test_they_are_counted_as_requests_that_stopped(embedder: tuple[ServerProcess, Any]) -> None:
     server, _ = embedder
+    before = server.metrics(KEY)["nanoserve:request_success_total"]
+    with ollama.Client(host=server.url, headers={"authorization": f"Bearer {KEY}"}) as client:
+        client.embed("model", TEXTS)
     counted = server.metrics(KEY)
-    assert counted["nanoserve:request_success_total"] > 0
+    assert counted["nanoserve:request_success_total"] == before + len(TEXTS)
     assert counted["nanoserve:generation_tokens_total"] == 0
     assert counted["nanoserve:num_requests_running"] == 0
