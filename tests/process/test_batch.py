@@ -9,6 +9,7 @@ import signal
 from tests.patience import wait_until
 from tests.process.command import run, started
 from tests.process.server_process import ServerProcess
+from tests.process.terminal import terminal
 
 
 def test_a_killed_run_goes_on_where_it_ended(open_server: ServerProcess, tmp_path: pathlib.Path) -> None:
@@ -36,3 +37,14 @@ def test_a_killed_run_goes_on_where_it_ended(open_server: ServerProcess, tmp_pat
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert sorted(int(each["custom_id"]) for each in answers) == list(range(len(lines)))
     assert all(each["response"]["body"]["usage"]["completion_tokens"] == 4 for each in answers)
+
+
+def test_a_terminal_shows_how_far_it_is(open_server: ServerProcess, tmp_path: pathlib.Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    body = {"prompt": "Once", "max_tokens": 2}
+    lines = [{"custom_id": str(number), "url": "/v1/completions", "body": body} for number in range(7)]
+    requests.write_text("\n".join(map(json.dumps, lines)))
+    with terminal("run-batch", str(requests), "--url", open_server.url, "--concurrency", "1") as shown:
+        end = shown.wait_for("7/7")
+        shown.wait_for("7 completed, 0 failed, 0 before", after=end)
+        assert shown.seen.index("lines") < end

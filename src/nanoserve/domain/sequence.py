@@ -115,7 +115,7 @@ class Sequence:
 
     @property
     def is_deferred(self) -> bool:
-        """Whether it fills what others leave: it comes behind all that are not, and makes way for them."""
+        """True if it fills what others leave: it comes behind all that are not, and makes way for them."""
         return self.order[0]
 
     @property

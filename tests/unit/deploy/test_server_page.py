@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings
 from nanoserve.entrypoints.server.http import errors
 from nanoserve.entrypoints.server.protocols.openai import wire
 from tests.unit.entrypoints.server.http.app_world import app_world
@@ -54,15 +55,17 @@ def test_every_parameter_of_the_page_is_a_field() -> None:
 
 
 def test_every_error_of_the_page_can_happen() -> None:
-    sources = pathlib.Path(errors.__file__).parent
-    text = "".join(each.read_text() for each in sources.glob("*.py"))
+    http = pathlib.Path(errors.__file__).parent
+    sources = [*http.glob("*.py"), *(http.parent / "batches").glob("*.py")]
+    text = "".join(each.read_text() for each in sources)
     rows = [line.split("|")[2] for line in section("Errors").splitlines() if line.startswith("|")]
     for code in {each for row in rows for each in re.findall(r"`(\w+)`", row)} - {"code"}:
         assert f'"{code}"' in text, code
 
 
-def test_every_metric_of_the_page_is_served() -> None:
-    with app_world() as world, world.client() as client:
+def test_every_metric_of_the_page_is_served(tmp_path: pathlib.Path) -> None:
+    batches = BatchSettings(batch_dir=str(tmp_path))
+    with app_world(batches=batches) as world, world.client() as client:
         page = client.get("/metrics").text
     rows = [line.split("|")[1] for line in section("Metrics").splitlines() if line.startswith("|")]
     named = {each for row in rows for each in re.findall(r"`(\w+)`", row)}

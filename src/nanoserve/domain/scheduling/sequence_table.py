@@ -65,7 +65,7 @@ class RowPool:
 
     @property
     def has_deferred(self) -> bool:
-        """Whether a deferred sequence, which then is the last in order, holds a row."""
+        """True if a deferred sequence, which then is the last in order, holds a row."""
         return self._taken_by_class.get(DEFERRED_CLASS, 0) > 0
 
     def take(self, sequence: Sequence) -> int:
@@ -129,7 +129,7 @@ class SequenceTable:
 
     @property
     def has_deferred(self) -> bool:
-        """Whether a deferred sequence waits or runs."""
+        """True if a deferred sequence waits or runs."""
         return self.rows.has_deferred or self.waiting.length(DEFERRED_CLASS) > 0
 
     def add(self, sequences: list[Sequence], *, may_start: bool) -> None:

@@ -40,7 +40,7 @@ class Line:
 
 
 class LineError(BadValueError):
-    """What is wrong with a file of lines, or with the line of that number, from 1 on."""
+    """A fault of a file of lines, or of the line of that number, from 1 on."""
 
     def __init__(self, reason: str, number: int | None = None) -> None:
         super().__init__("file", reason if number is None else f"line {number} {reason}")
@@ -49,26 +49,24 @@ class LineError(BadValueError):
 
 @attrs.frozen
 class Reply:
-    """What a server says to a line; `retry_after` is in seconds."""
+    """A server's answer to a line; `retry_after` is in seconds. With an `error`, a code and a message, it will never say anything."""
 
     status: int
     body: Any
     request_id: str = ""
     retry_after: float | None = None
+    error: tuple[str, str] | None = None
 
     def entry(self, line: Line) -> dict[str, Any]:
-        """How it is written down."""
+        """The form in which it is written down."""
         response = {"status_code": self.status, "request_id": self.request_id, "body": self.body}
-        return _entry(line, response=response, error=None)
-
-
-def error_entry(line: Line, code: str, message: str) -> dict[str, Any]:
-    """What is written down in place of a reply that will never come."""
-    return _entry(line, response=None, error={"code": code, "message": message})
-
-
-def _entry(line: Line, **more: Any) -> dict[str, Any]:
-    return {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": line.custom_id, **more}
+        error = self.error and dict(zip(("code", "message"), self.error, strict=True))
+        return {
+            "id": f"batch_req_{secrets.token_hex(12)}",
+            "custom_id": line.custom_id,
+            "response": None if error else response,
+            "error": error,
+        }
 
 
 def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[Line | LineError]:
@@ -169,20 +167,19 @@ class Answers:
         self._lock = asyncio.Lock()
         self._waiting: dict[str, bytes] = {}
 
-    async def write(self, *entries: Mapping[str, Any]) -> None:
-        """Return once they are on the disk; those of several callers are written together.
+    async def write(self, entry: Mapping[str, Any]) -> None:
+        """Return once it is on the disk; the answers of several callers are written together.
 
-        Raises `OSError` where that fails; then nothing of them is left in the file.
+        Raises `OSError` where that fails; then nothing of it is left in the file.
         """
-        lines = {each["custom_id"]: msgspec.json.encode(each) + b"\n" for each in entries}
-        self._waiting.update(lines)
+        name = entry["custom_id"]
+        self._waiting[name] = msgspec.json.encode(entry) + b"\n"
         try:
             async with self._lock:
-                if not lines.keys().isdisjoint(self._waiting):
+                if name in self._waiting:
                     await finished(asyncio.to_thread(self._append, dict(self._waiting)))
         finally:
-            for name in lines:
-                self._waiting.pop(name, None)
+            self._waiting.pop(name, None)
 
     def _append(self, lines: Mapping[str, bytes]) -> None:
         whole = left = b"".join(lines.values())

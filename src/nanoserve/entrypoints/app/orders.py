@@ -83,6 +83,7 @@ class Client:
         name: for logs; never the key.
         identity: tells clients apart: the key's digest, or the address of one without a key.
         cache_salt: prompts share cached prefixes only with clients of the same salt.
+        owner: whose what is kept for later is, for as long as the key is the same; empty for all without a key.
         request_class: how the client's requests are queued.
         priority: added to each request's own.
     """
@@ -90,12 +91,13 @@ class Client:
     name: str = "anonymous"
     identity: str = ""
     cache_salt: str = ""
+    owner: str = ""
     request_class: str = DEFAULT_CLASS
     priority: int = 0
 
     @property
     def is_deferred(self) -> bool:
-        """Whether its requests can wait: as long as it takes, and in nobody's place."""
+        """True if its requests can wait: as long as it takes, and in nobody's place."""
         return self.request_class == DEFERRED_CLASS
 
 

@@ -200,6 +200,7 @@ def chat(configuration: Configuration, *, api_key: str | None) -> None:
         "Listening": settings_of(serve_settings.ListenSettings),
         "Access": settings_of(serve_settings.AccessSettings),
         "Bounds": settings_of(serve_settings.BoundSettings),
+        "Work that can wait": settings_of(serve_settings.BatchSettings),
         "Watching the engine": (*settings_of(TraceSettings), *settings_of(serve_settings.WatchSettings)),
         "Engine": ENGINE,
     },

@@ -20,6 +20,8 @@ from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, S
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.page.files import INDEX, Page, read_page
 from nanoserve.entrypoints.server import loras, steering
+from nanoserve.entrypoints.server.batches.routes import ENDPOINTS, batch_routes
+from nanoserve.entrypoints.server.batches.running import Batches, asking
 from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
@@ -50,6 +52,7 @@ class Server:
         service: None until the model is loaded.
         conversations: those that clients may continue.
         lora_folders: what clients may load; None where they may load nothing.
+        batches: files and batches; None where none are kept, or another process keeps them.
     """
 
     engine: EngineClient
@@ -66,6 +69,7 @@ class Server:
     counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
+    batches: Batches | None = None
     conversations: ConversationStore = attrs.field(init=False)
     lora_folders: loras.LoraFolders | None = attrs.field(init=False)
     measurements: Measurements = attrs.field(init=False)
@@ -99,6 +103,7 @@ class Server:
             model_name=self.model_name,
             phases=self.phases,
             live=self.live,
+            batches=self.batches,
         )
 
     def open(self, service: TextService) -> None:
@@ -122,6 +127,7 @@ class Server:
             "service": _provide(self._the_service, TextService),
             "client": Provide(security.client_of, sync_to_thread=False),
             "conversations": _provide(lambda: self.conversations, ConversationStore),
+            "batches": _provide(lambda: self.batches, Batches),
             "loras": _provide(lambda: self.lora_folders, loras.LoraFolders),
             "transfer": _provide(lambda: self.transfer, steering.WeightTransfer),
             "engine": _provide(lambda: self.engine, EngineClient),
@@ -132,6 +138,33 @@ class Server:
             "live": _provide(lambda: self.live, Live),
             "page": _provide(read_page, Page),
         }
+
+    def unguarded(
+        self, routes: Sequence[Any], shapes: Shapes = NO_SHAPES, document: ApiDocument | None = None
+    ) -> ASGIApp:
+        """Routes without the layers around them."""
+        bounds = self.settings.bounds
+        return Litestar(
+            [*routes],
+            dependencies=self.dependencies(document),
+            exception_handlers={Exception: error_response_in(shapes)},
+            openapi_config=None,
+            logging_config=None,
+            request_max_body_size=bounds.max_body_size,
+            state=State({BOUNDS_KEY: bounds}),
+            plugins=[self.tracing.plugin] if self.tracing else [],
+        )
+
+    def start_batches(self, rows: int) -> None:
+        """Go on with batches, if there are any, over an engine of so many rows."""
+        if self.batches is not None:
+            asked = [each for each in ROUTES if each.paths & {*ENDPOINTS}]
+            self.batches.start(asking(self.unguarded(asked)), rows)
+
+    async def stop_batches(self) -> None:
+        """Ask no more of them; may be called twice."""
+        if self.batches is not None:
+            await self.batches.stop()
 
     def guarded(
         self,
@@ -149,17 +182,8 @@ class Server:
         `readable` paths need no key; None as `names` allows all, and as `counting` has the rate limits hold here alone.
         `own_keys` are paths that take no client's key, and the keys they take.
         """
-        access, bounds = self.settings.access, self.settings.bounds
-        app: ASGIApp = Litestar(
-            [options_of(routes), *routes],
-            dependencies=self.dependencies(document),
-            exception_handlers={Exception: error_response_in(shapes)},
-            openapi_config=None,
-            logging_config=None,
-            request_max_body_size=bounds.max_body_size,
-            state=State({BOUNDS_KEY: bounds}),
-            plugins=[self.tracing.plugin] if self.tracing else [],
-        )
+        access = self.settings.access
+        app = self.unguarded([options_of(routes), *routes], shapes, document)
         own = Counting() if counting is None else counting
         app = security.Gate(
             app=app,
@@ -192,6 +216,8 @@ def make_app(server: Server) -> AccessLog:
     """The application for clients."""
     ui = server.settings.listen.ui
     routes = [*health.ROUTES, *metrics.ROUTES, *about.ROUTES, *ROUTES, *(live.ROUTES if ui else ())]
+    if server.batches is not None:
+        routes += batch_routes(server.settings.batches.max_file_size)
     document = ApiDocument(routes, server.dependencies(), ERROR_SHAPES)
     if server.lora_folders is not None:
         routes += loras.ROUTES

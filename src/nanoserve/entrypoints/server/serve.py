@@ -130,7 +130,14 @@ class _Running:
         self._bound = bound
         self._folder = folder
         self._signals = signals
-        self._server = serving.make_server(settings, keys, engine, bound.groups[0], counting)
+        self._server = serving.make_server(
+            settings,
+            keys,
+            engine,
+            bound.groups[0],
+            counting,
+            batches=serving.open_batches(settings.serve, keys),
+        )
         self._app = make_app(self._server)
         self._workers: Workers | None = None
         if shared is not None:
@@ -153,6 +160,7 @@ class _Running:
         shutdown.callback(server.close)
         self._write_trace_file(shutdown)
         shutdown.push_async_callback(server.engine.stop)
+        shutdown.push_async_callback(server.stop_batches)
         shutdown.callback(setattr, server.health, "is_draining", True)
         service = await self._signals.unless_leaving(self._open(watch))
         listen = self._settings.serve.listen
@@ -172,6 +180,7 @@ class _Running:
     async def main_loop(self) -> None:
         """Serve until a signal comes, and then until what was accepted is finished, or the time for that is over."""
         await self._signals.leave.wait()
+        await self._server.stop_batches()
         patience = self._settings.serve.listen.drain_timeout
         await serving.drain(
             self._server,
@@ -221,7 +230,9 @@ class _Running:
             await self._workers.until_open()
             watch.lap("HTTP processes")
         self._server.phases.update({each.name: each.seconds for each in watch.phases})
-        return serving.open_service(settings, self._server, text)
+        service = serving.open_service(settings, self._server, text)
+        self._server.start_batches(service.facts.max_num_seqs)
+        return service
 
 
 async def _refresh(server: Server) -> None:

@@ -18,7 +18,7 @@ import structlog
 import uvicorn
 
 from nanoserve.entrypoints.app.live_feed import LiveFeed, Redaction
-from nanoserve.entrypoints.app.orders import ServiceSettings
+from nanoserve.entrypoints.app.orders import Client, ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.assembly import TextParts
 from nanoserve.entrypoints.compose.bootstrap import begin_check, clock, trace_format
@@ -28,6 +28,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting, SharedCounting
 from nanoserve.entrypoints.server.app import Server
+from nanoserve.entrypoints.server.batches.running import Batches
 from nanoserve.entrypoints.server.http.access_log import REASONS
 from nanoserve.entrypoints.server.http.limits import REFUSALS, BoundedConfig
 from nanoserve.entrypoints.server.http.security import ANONYMOUS, KeyRing
@@ -150,6 +151,7 @@ class HttpServer:
             settings.bounds,
             rejected,
             connections or Counts(),
+            upload_size=settings.batches.max_file_size if settings.batches.batch_dir else 0,
             loop="none",
             ws="none",
             interface="asgi3",
@@ -230,6 +232,8 @@ def make_server(
     engine: EngineClient,
     sockets: Sequence[socket.socket],
     counting: Counting,
+    *,
+    batches: Batches | None = None,
 ) -> Server:
     """A server without its service, which `open_service` adds."""
     access, listen, with_words = settings.serve.access, settings.serve.listen, settings.trace.trace_words
@@ -245,6 +249,7 @@ def make_server(
         host_names=host_names(access, listen, sockets, has_keys=bool(len(keys))),
         tracing=None if listen.otlp_endpoint is None else start_tracing(listen.otlp_endpoint),
         counting=counting,
+        batches=batches,
     )
 
 
@@ -267,6 +272,14 @@ def open_service(settings: Serving, server: Server, text: TextParts, owner: str 
     gc.freeze()  # what lives by now lives for good; looking at it again would hold up every client
     server.open(service)
     return service
+
+
+def open_batches(settings: ServeSettings, keys: KeyRing) -> Batches | None:
+    """The files and batches that there are, for the one process that keeps them; raises `BadValueError`."""
+    if settings.batches.batch_dir is None:
+        return None
+    clients = [key.client for key in keys] or [Client()]
+    return Batches(settings.batches, {each.owner: each for each in clients})
 
 
 def shared_counting(settings: Serving, keys: KeyRing, descriptor: int | None = None) -> SharedCounting:

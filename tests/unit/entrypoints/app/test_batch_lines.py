@@ -78,7 +78,6 @@ async def test_what_the_disk_has_refused_can_be_written_again_and_leaves_nothing
         return real(descriptor, data[:40])
 
     with answers_in(tmp_path / "out") as answers:
-        await answers.write()
         monkeypatch.setattr(os, "write", write)
         for _ in range(2):
             refused = await asyncio.gather(

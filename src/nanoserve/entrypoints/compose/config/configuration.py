@@ -26,7 +26,10 @@ TABLES: Final[Mapping[str, Sequence[type[attrs.AttrsInstance]]]] = {
     "bench": (command.BenchSettings,),
     "client": (command.ClientSettings,),
     "bench_serve": (command.ServeBenchSettings,),
-    "serve": (server.ListenSettings, server.AccessSettings, server.BoundSettings, server.WatchSettings),
+    "serve": (
+        *(server.ListenSettings, server.AccessSettings, server.BoundSettings),
+        *(server.WatchSettings, server.BatchSettings),
+    ),
 }
 """The classes of settings that are nanoserve's own, by their TOML table."""
 _TABLE_OF: Final = {each: table for table, classes in TABLES.items() for each in classes}
@@ -140,6 +143,7 @@ class Configuration:
             access=self.part(server.AccessSettings),
             bounds=self.part(server.BoundSettings),
             watch=self.part(server.WatchSettings),
+            batches=self.part(server.BatchSettings),
         )
 
     @property

@@ -172,6 +172,26 @@ class WatchSettings:
 
 
 @attrs.frozen(kw_only=True)
+class BatchSettings:
+    """Where files and batches of clients are kept, and how much of them."""
+
+    batch_dir: str | None = setting(
+        None,
+        or_none(text("FOLDER"), "none"),
+        "Serve /v1/files and /v1/batches, and keep what belongs to them in this folder.",
+    )
+    batch_lines: int | None = setting(
+        None,
+        or_none(integer(low=1), "auto"),
+        "Lines of batches in flight at once; as many as the engine has rows if not given.",
+    )
+    max_files: int = setting(
+        1000, integer(low=1), "Files that each client may keep, and batches that may be under way."
+    )
+    max_file_size: int = setting(200 * 2**20, size(low=1), "The most bytes of a file.")
+
+
+@attrs.frozen(kw_only=True)
 class ServeSettings:
     """All settings of a server except the model's and the engine's."""
 
@@ -179,3 +199,4 @@ class ServeSettings:
     access: AccessSettings = AccessSettings()
     bounds: BoundSettings = BoundSettings()
     watch: WatchSettings = WatchSettings()
+    batches: BatchSettings = BatchSettings()

@@ -31,13 +31,15 @@ _MISSING: Final = {
     "moderation": "/v1/moderations",
     "audio": "/v1/audio /v1/realtime",
     "images": "/v1/images /v1/videos",
-    "files": "/v1/files /v1/vector_stores",
-    "batches": "/v1/batches /v1/messages/batches",
+    "files for searches": "/v1/vector_stores",
+    "batches of this form": "/v1/messages/batches",
     "training": "/v1/fine_tuning",
     "stored conversations but responses": "/v1/assistants /v1/threads /v1/conversations",
 }
 _NOT_SERVED: Final = {path: what for what, paths in _MISSING.items() for path in paths.split()}
 """What this server does not do, by the beginnings of the paths at which other servers do it."""
+_KEPT: Final = ("/v1/files", "/v1/batches")
+"""What is served only where there is a folder for it."""
 
 
 def _bounded(message: str) -> str:
@@ -173,6 +175,11 @@ def _routed(problem: Problem, path: str) -> Problem:
     """The problem, where it is a route that other servers have with what is missing here."""
     if (problem.status, problem.code) != (404, "not_found"):
         return problem
+    if f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
+        message = (
+            f"{path} is served where files and batches are kept: start the server with --batch-dir FOLDER."
+        )
+        return attrs.evolve(problem, message=message, code="route_not_served")
     missing = next((what for route, what in _NOT_SERVED.items() if f"{path}/".startswith(f"{route}/")), None)
     if missing is None:
         return problem

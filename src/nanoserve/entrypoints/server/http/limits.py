@@ -24,6 +24,7 @@ from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem
 from nanoserve.ports.counts import Counts
 
 _MOST_PIPELINED: Final = 64
+UPLOADS: Final = b"/v1/files"
 _OVERHEAD: Final = 2
 """Chunked bodies may take this many times their size on the wire."""
 
@@ -54,13 +55,22 @@ class BoundedConfig(uvicorn.Config):
     Attributes:
         rejected: counts what never became a request.
         connections: counts those that are `open`.
+        upload_size: the most bytes of a body for `UPLOADS`, which has the time of so many other bodies.
     """
 
     def __init__(
-        self, app: Any, bounds: BoundSettings, rejected: Counts, connections: Counts, **settings: Any
+        self,
+        app: Any,
+        bounds: BoundSettings,
+        rejected: Counts,
+        connections: Counts,
+        *,
+        upload_size: int = 0,
+        **settings: Any,
     ) -> None:
         super().__init__(app, http=BoundedProtocol, **settings)
         self.bounds = bounds
+        self.upload_size = max(upload_size, bounds.max_body_size)
         self.rejected = rejected
         self.connections = connections
 
@@ -71,10 +81,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: BoundedConfig, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
         self._bounds = config.bounds
+        self._upload_size = config.upload_size
         self._rejected = config.rejected
         self._counted = config.connections
         self._is_counted = False
-        self._most_bytes = self._bounds.max_header_size + _OVERHEAD * self._bounds.max_body_size + 2**16
+        self._most_bytes = 0
         self._in_headers = True
         self._in_body = False
         self._received = 0
@@ -152,7 +163,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(_MALFORMED)
         self._in_headers, self._in_body = False, True
-        self._expect(self._bounds.body_timeout, _BODY_LATE)
+        usual = self._bounds.max_body_size
+        most = self._upload_size if self.url == UPLOADS else usual
+        self._most_bytes = self._bounds.max_header_size + _OVERHEAD * most + 2**16
+        self._expect(self._bounds.body_timeout * most / usual, _BODY_LATE)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

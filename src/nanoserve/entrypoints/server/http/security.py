@@ -118,7 +118,7 @@ ANONYMOUS: Final = b""
 """The digest that stands for clients of a server without keys."""
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
 _READING: Final = frozenset({"GET", "HEAD"})
-_CLIENT_KEY: Final = "nanoserve_client"
+CLIENT_KEY: Final = "nanoserve_client"
 _SCHEME: Final = "bearer "
 
 
@@ -181,7 +181,7 @@ class Gate:
         key = _key_of(scope, keys) if len(keys) else self._anonymous
         peer = scope.get("client")
         client = key.client if key.client.identity or not peer else attrs.evolve(key.client, identity=peer[0])
-        scope["state"][_CLIENT_KEY] = client
+        scope["state"][CLIENT_KEY] = client
         if (facts := CURRENT.get()) is not None:
             facts.client = key.client.name
         if scope["method"] == "POST":
@@ -190,7 +190,7 @@ class Gate:
 
 def client_of(request: Request[Any, Any, Any]) -> Client:
     """The client that the gate found; for injection into handlers."""
-    client: Client = request.scope["state"].get(_CLIENT_KEY) or Client()
+    client: Client = request.scope["state"].get(CLIENT_KEY) or Client()
     return client
 
 
@@ -328,6 +328,7 @@ def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) 
         name=fields.get("name", entry.name),
         identity=salt,
         cache_salt="" if settings.share_prefix_cache else salt,
+        owner=salt,
         request_class=request_class,
         priority=fields.get("priority", 0),
     )

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Measurements
+from nanoserve.entrypoints.server.batches.running import Batches
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineClient, EngineStatus
@@ -53,7 +54,7 @@ class Metrics(Collector):
 
     Attributes:
         phases: seconds that each part of the server's own start took.
-        live: says how many watch the engine.
+        live: says how many watch the engine; `batches`, where there are any, how far they are.
     """
 
     engine: EngineClient
@@ -62,6 +63,7 @@ class Metrics(Collector):
     model_name: str
     live: Live
     phases: Mapping[str, float] = attrs.field(factory=dict)
+    batches: Batches | None = None
 
     def page(self) -> bytes:
         """The page that Prometheus reads."""
@@ -110,6 +112,11 @@ class Metrics(Collector):
         yield _Counter("engine_restarts", "Engines started after the first.", engine.restarts)
         yield _Gauge("startup_phase_seconds", "Where the time of the start went.", _by(phases), ("phase",))
         yield _Gauge("viewers", "Streams of /live that are open.", self.live.viewers)
+        if self.batches is not None:
+            living, lines = _by(self.batches.living), _by(self.batches.answered)
+            yield _Gauge("batches", "Batches that have not ended, by status.", living, ("status",))
+            yield _Counter("batch_lines", "Lines of batches answered, by result.", lines, ("result",))
+            yield _Gauge("batch_lines_running", "Lines of batches in flight.", self.batches.num_asked)
         yield _Counter(
             "http_process_restarts", "HTTP processes started after one died.", counts.processes[RESTARTS]
         )

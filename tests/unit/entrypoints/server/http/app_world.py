@@ -22,6 +22,7 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import begin_check
 from nanoserve.entrypoints.compose.config.serve_settings import (
     AccessSettings,
+    BatchSettings,
     BoundSettings,
     ListenSettings,
     ServeSettings,
@@ -30,7 +31,7 @@ from nanoserve.entrypoints.compose.config.serve_settings import (
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.security import read_keys
-from nanoserve.entrypoints.server.serving import HttpServer
+from nanoserve.entrypoints.server.serving import HttpServer, open_batches
 from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.engine_facts import EngineState
 from nanoserve.ports.errors import StepFailedError
@@ -99,6 +100,7 @@ def app_world(
     access: AccessSettings | None = None,
     bounds: BoundSettings | None = None,
     watch: WatchSettings | None = None,
+    batches: BatchSettings | None = None,
     service: ServiceSettings | None = None,
     assembly: Assembly | None = None,
     fail_at: dict[int, StepFailedError] | None = None,
@@ -116,6 +118,7 @@ def app_world(
         bounds=bounds or BoundSettings(),
         listen=ListenSettings(port=0, ui=ui),
         watch=watch or WatchSettings(),
+        batches=batches or BatchSettings(),
     )
     clock = SkippingClock()
     built = assembly or scripted_assembly(
@@ -132,18 +135,21 @@ def app_world(
         engine = ScriptedEngine(built)
         engine.last_report = clock.now()
         engine.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
+        keys = read_keys(settings.access)
         server = Server(
             engine=engine,
             clock=clock,
             settings=settings,
-            keys=read_keys(settings.access),
+            keys=keys,
             model_name="scripted",
             feed=LiveFeed(engine, clock, JsonTraceFormat(), model="scripted"),
             host_names=host_names,
             tracing=tracing,
+            batches=open_batches(settings, keys),
         )
         if is_open:
             server.open(_service(built, engine, clock, service, server.measurements, dialect=dialect))
+            server.start_batches(built.facts.max_num_seqs)
         app = make_admin_app(server) if administers else make_app(server)
         bound = _listening()
         http = HttpServer(app, [bound], settings, server.measurements.tallies.rejected)
@@ -153,6 +159,7 @@ def app_world(
         started.append(AppWorld(url=url, engine=engine, server=server, app=app, clock=clock))
         ready.set()
         await stop.wait()
+        await server.stop_batches()
         await http.stop(now=True)
         await engine.stop()
         server.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from litestar import MediaType, Request, Response, delete, get, post
@@ -15,13 +14,12 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
+from nanoserve.entrypoints.server.http.paging import Page, page
 from nanoserve.entrypoints.server.http.sse import respond
-from nanoserve.entrypoints.server.protocols.responses.items import Item
 from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
 from nanoserve.entrypoints.server.protocols.responses.wire import (
     CreateResponse,
     Deleted,
-    ItemList,
     ResponseObject,
 )
 from nanoserve.ports.checks import shown
@@ -100,10 +98,11 @@ async def list_input_items(
     after: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=_ITEM_LIMIT)] = 20,
     order: FromQuery[Literal["asc", "desc"]] = "desc",
-) -> ItemList:
+) -> Page:
     """The conversation that a response answered, earlier responses included."""
     record = _found(conversations, client, response_id)
-    return page(record.asked, after=after, limit=limit, order=order)
+    ids = [each["id"] for each in record.asked]
+    return page(record.asked, ids, after=after, limit=limit, newest_first=order == "desc")
 
 
 def _found(conversations: ConversationStore, client: Client, response_id: str) -> StoredResponse:
@@ -119,20 +118,3 @@ def _found(conversations: ConversationStore, client: Client, response_id: str) -
 
 
 ROUTES: Final = (create_response, get_response, delete_response, cancel_response, list_input_items)
-
-
-def page(items: Sequence[Item], *, after: str | None, limit: int, order: Literal["asc", "desc"]) -> ItemList:
-    """At most `limit` items behind the one with the id `after`; raises `BadValueError` where there is none."""
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    start = 0
-    if after is not None:
-        start = next((place + 1 for place, item in enumerate(ordered) if item["id"] == after), 0)
-        if not start:
-            raise BadValueError("after", "there is no such item in this response's conversation")
-    shown = ordered[start : start + limit]
-    return ItemList(
-        data=shown,
-        first_id=shown[0]["id"] if shown else None,
-        last_id=shown[-1]["id"] if shown else None,
-        has_more=start + limit < len(ordered),
-    )

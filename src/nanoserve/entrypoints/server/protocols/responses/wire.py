@@ -196,13 +196,3 @@ class Deleted(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
-
-
-class ItemList(Struct, kw_only=True):
-    """One page of the conversation that a response answered."""
-
-    object: Literal["list"] = "list"
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

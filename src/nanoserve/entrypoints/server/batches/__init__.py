@@ -1,0 +1,1 @@
+"""Work that can wait: files of requests, and batches that have them answered."""
