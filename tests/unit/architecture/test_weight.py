@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3585,
     "domain": 8275,
-    "kernels": 12310,
-    "adapters/pytorch": 11665,
+    "kernels": 12330,
+    "adapters/pytorch": 11895,
     "adapters": 10460,
     "entrypoints/server": 10760,
     "entrypoints": 11450,
