@@ -1,7 +1,8 @@
 """Decode steps of a published shape on a GPU, one captured graph each, beside the floor of the memory's bandwidth.
 
 `python -m benchmarks.gpu_steps --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. With `--kernels` also each
-kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone.
+kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone. `--width 1 2 4 8` times wide steps, too: by
+how much longer one takes is by how many tokens a row must gain in it.
 """
 
 from __future__ import annotations
@@ -50,36 +51,44 @@ def main() -> None:
         vocab_size=spec.vocab_size,
         block_size=BLOCK_SIZE,
         num_blocks=(max(arguments.context) // BLOCK_SIZE + 17) * batch,
+        max_width=max(arguments.width),
     )
     runner, _ = build_runner(
         model, sizes, deterministic=arguments.deterministic, enforce_eager=arguments.eager
     )
     results: list[dict[str, Any]] = []
-    for context in arguments.context:
-        for size in arguments.batch:
-            microseconds = time_steps(runner, spec, size, context)
+    for context, size in itertools.product(arguments.context, arguments.batch):
+        narrow = 0.0
+        for asked in arguments.width:
+            microseconds, width = time_steps(runner, spec, size, context, asked)
+            if width < asked:
+                continue  # not worth it in so large a batch
+            narrow = narrow or microseconds
             kv = size * context * spec.kv_elements_per_token * 2
             floor = (weights + kv) / bandwidth * 1e6
-            results.append({"batch": size, "context": context, "us": microseconds, "floor_us": floor})
+            sizes_of_step = {"batch": size, "context": context, "width": width}
+            results.append({**sizes_of_step, "us": microseconds, "floor_us": floor})
             print(
-                f"batch {size:4d} context {context:6d}: {microseconds:8.1f} us/step, {size / microseconds * 1e6:9.0f} tok/s, "
+                f"batch {size:4d} context {context:6d} width {width}: {microseconds:8.1f} us/step ({microseconds / narrow:.2f}), {size / microseconds * 1e6:9.0f} tok/s, "
                 f"floor {floor:7.1f} us ({floor / microseconds:.0%})",
                 flush=True,
             )
             if arguments.kernels:
-                print_kernels(runner, size)
+                print_kernels(runner, size, width)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results), encoding="utf-8")
 
 
-def time_steps(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> float:
-    """Microseconds of one step, replayed back to back."""
+def time_steps(
+    runner: CudaRunner, spec: ModelSpec, batch: int, context: int, width: int = 1
+) -> tuple[float, int]:
+    """Microseconds of one step, replayed back to back, and the width that it has."""
     admit(runner, spec, batch, context)
     decoding = tuple(range(batch))
     for step in range(4):
-        runner.collect(runner.submit(StepPlan(step=2 + step, decoding=decoding)))
+        runner.collect(runner.submit(StepPlan(step=2 + step, decoding=decoding, width=width)))
     launcher = runner._decoding  # noqa: SLF001 - the benchmark times what the runner launches
-    key = launcher.key(batch, context, special=False)
+    key = launcher.key(batch, context, special=False, width=width)
     times = []
     with torch.inference_mode():
         for _ in range(REPEATS):
@@ -90,7 +99,8 @@ def time_steps(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) ->
             end.record()
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end) * 1000 / REPLAYS)
-    return float(statistics.median(times))
+    runner._drawing.find_ring()  # noqa: SLF001 - draws that were launched beside it are not counted
+    return float(statistics.median(times)), max(key.width, 1)
 
 
 def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None:
@@ -121,12 +131,12 @@ def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None
     runner.collect(runner.submit(plan))
 
 
-def print_kernels(runner: CudaRunner, batch: int) -> None:
+def print_kernels(runner: CudaRunner, batch: int, width: int) -> None:
     """Time per kernel of a few steps, without graphs and early starts, so that each is seen alone."""
     decoding = tuple(range(batch))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for step in range(3):
-            runner.collect(runner.submit(StepPlan(step=100 + step, decoding=decoding)))
+            runner.collect(runner.submit(StepPlan(step=100 + step, decoding=decoding, width=width)))
     sums: dict[str, list[float]] = defaultdict(list)
     for event in profile.events() or []:
         if event.device_type.name == "CUDA":
@@ -142,6 +152,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="shape:llama-3.2-1b")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, nargs="+", default=[1000])
+    parser.add_argument("--width", type=int, nargs="+", default=[1])
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", action="store_true")

@@ -71,7 +71,7 @@ def timed(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> floa
     graphs = runner._graphs  # noqa: SLF001 - the benchmark changes what they were captured from
     assert graphs is not None
     graphs.drop()
-    return gpu_steps.time_steps(runner, spec, batch, context)
+    return gpu_steps.time_steps(runner, spec, batch, context)[0]
 
 
 def alternatives(

@@ -23,6 +23,7 @@ from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logits import cases as logits
 from nanoserve.kernels.low_rank import cases as low_rank
+from nanoserve.kernels.ngrams import cases as ngrams
 from nanoserve.kernels.paged_attention import cases as paged_attention
 from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
@@ -78,6 +79,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "prefill_attention": (paged_attention, ("out",)),
     "prefill_attention, newest": (paged_attention, ("out",)),
     "decode_attention": (paged_attention, ("out", "cache.keys", "cache.values")),
+    "decode_attention, drafts": (paged_attention, ("out", "cache.keys", "cache.values")),
     "write_latents": (rope_and_cache, ("rotated", "cache.entries")),
     "head_linear": (latent_attention, ("out",)),
     "expanded_attention": (latent_attention, ("out", "sums.accs")),
@@ -90,6 +92,8 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_tiles": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
+    "sample_and_append, drafts": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
+    "propose_ngrams": (ngrams, ("tokens",)),
     "apply_penalties": (logits, ("logits",)),
     "count_tokens": (logits, ("output_counts",)),
     "token_logprobs": (logits, ("logprobs", "ranks", "totals")),
@@ -142,13 +146,9 @@ def run(
     *,
     deterministic: bool = False,
     block_size: int = 16,
-    ranks: int = 1,
-    lora_rank: int = 0,
+    **more: Any,
 ) -> None:
-    bench = Bench(
-        model=model, block_size=block_size, deterministic=deterministic, ranks=ranks, lora_rank=lora_rank
-    )
-    check_kernels(bench)
+    check_kernels(Bench(model=model, block_size=block_size, deterministic=deterministic, **more))
 
 
 SPECIAL: Final = {
@@ -168,7 +168,12 @@ def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
 def settings_with(kernel: str) -> dict[str, int]:
     """Of a bench whose serving launches it."""
     module = OUTPUTS[kernel][0]
-    return {"ranks": 2 if module is rank_sums else 1, "lora_rank": 32 if module is low_rank else 0}
+    is_drafted = "drafts" in kernel or module is ngrams
+    return {
+        "ranks": 2 if module is rank_sums else 1,
+        "lora_rank": 32 if module is low_rank else 0,
+        "max_width": 2 if is_drafted else 1,
+    }
 
 
 def function_of(kernel: str) -> str:

@@ -45,7 +45,7 @@ def check(
     tiling: Tiling = SMALL,
     *,
     padding: int = 0,
-    width: int = 1,
+    width: int = 0,
 ) -> None:
     case = DecodeCase.of(inputs, heads, lengths, padding, width)
     agree(case.compare(str(heads), case.run(splits, tiling), case.exact()), TOLERANCE[inputs.dtype])
@@ -116,7 +116,7 @@ def test_padding_places_share_a_row(inputs: Inputs, splits: int) -> None:
 @EARLY_OR_LATE
 @cases(
     ("width", "splits", "heads"),
-    [(4, 3, TWO), (2, 1, Heads(3, 1, 16)), (8, 2, Heads(5, 1, 16, norm=True))],
+    [(4, 3, TWO), (1, 2, TWO), (2, 1, Heads(3, 1, 16)), (8, 2, Heads(5, 1, 16, norm=True))],
     also=[(2, 3, TWO), (4, 1, Heads(1, 1, 80)), (8, 1, HEADS), (8, 5, Heads(16, 1, 64))],
 )
 def test_drafted_tokens_see_those_before_them(

@@ -73,7 +73,7 @@ def test_draws_are_lawful_and_appended(vocab_size: int, inputs: Inputs) -> None:
     agree(check_sample_and_append(inputs, vocab_size), 0)
 
 
-@cases("width", [4], also=[2, 8])
+@cases("width", [1, 4], also=[2, 8])
 def test_drafts_are_kept_while_they_are_what_is_drawn(width: int, inputs: Inputs) -> None:
     agree(check_drafted_draws(inputs, 1_303, width), 0)
 

@@ -32,6 +32,7 @@ class Bench:
         deterministic: whether serving uses the kernels whose results do not depend on the batch.
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
         ranks: how many GPUs compute the model together.
+        max_width: tokens of a decoding row, drafts included; 1 where there are none.
         lora_rank: the largest rank of an adapter, a multiple of 16; 0 where there are none.
     """
 
@@ -41,6 +42,7 @@ class Bench:
     pdl: bool = False
     ranks: int = 1
     lora_rank: int = 0
+    max_width: int = 1
     inputs: Inputs = attrs.field(init=False)
     products: tuple[linear.LinearCase, ...] = attrs.field(init=False)
 
@@ -111,6 +113,16 @@ def fastest(bench: Bench) -> bool:
 def invariant(bench: Bench) -> bool:
     """True if they may not."""
     return bench.deterministic
+
+
+def drafting(bench: Bench) -> bool:
+    """True if rows have drafts."""
+    return bench.max_width > 1
+
+
+def widths(bench: Bench) -> list[int]:
+    """Those of steps with drafts, which are powers of two, and of those beside chunks."""
+    return [1 << power for power in range(bench.max_width.bit_length())]
 
 
 def of_each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -36,13 +37,14 @@ class DecodeCase(NamedTuple):
 
     @classmethod
     def of(
-        cls, inputs: Inputs, heads: Heads, lengths: Sequence[int], padding: int = 0, width: int = 1
+        cls, inputs: Inputs, heads: Heads, lengths: Sequence[int], padding: int = 0, width: int = 0
     ) -> DecodeCase:
         """Rows of these lengths; padding places are all alike, as they race for one slot.
 
-        With a `width` above 1 the first row ends before the last of its tokens, and padding before the first.
+        With a `width` there are limits: the first row ends before the last of its tokens, and padding before the first.
         """
-        ends = [length + width - 1 - (width > 1 and row == 0) for row, length in enumerate(lengths)]
+        tokens = max(width, 1)
+        ends = [length + tokens - 1 - (width > 0 and row == 0) for row, length in enumerate(lengths)]
         spans = [
             (heads.first_seen(length - 1), max(length - 1, end))
             for length, end in zip(lengths, ends, strict=True)
@@ -50,17 +52,17 @@ class DecodeCase(NamedTuple):
         new = [end - length + 1 for length, end in zip(lengths, ends, strict=True)]
         cache = paged_cache(inputs, heads, spans, unwritten=new)
         rows = len(lengths)
-        qkv = heads.projections(inputs, rows * width)
+        qkv = heads.projections(inputs, rows * tokens)
         if padding:
-            qkv = torch.cat((qkv, heads.projections(inputs, width).repeat(padding, 1)))
+            qkv = torch.cat((qkv, heads.projections(inputs, tokens).repeat(padding, 1)))
         step = {
             "batch_rows": inputs.these(inputs.shuffled(rows) + [rows] * padding),
             "lengths": inputs.these([*lengths, 1]),
             **heads.scoring(inputs),
         }
-        if width > 1:
+        if width:
             step |= {"width": width, "limits": inputs.these([*(end + 1 for end in ends), 1])}
-        return cls(qkv, cache, heads.transform(inputs, max(lengths) + width - 1), step)
+        return cls(qkv, cache, heads.transform(inputs, max(lengths) + tokens - 1), step)
 
     def exact(self) -> Made:
         """As by definition."""
@@ -104,6 +106,22 @@ def check_decode_attention(
             tiling = tuning.choose_tile(batch, heads.head_dim, inputs.dtype, splits)
             for pdl in inputs.launches:
                 name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
+                yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
+
+
+def check_drafted_attention(
+    inputs: Inputs, heads: Heads, widths: Sequence[int], batches: Sequence[int] = BATCHES
+) -> Iterator[Comparison]:
+    """Every tiling and width, one of whose rows is near its end."""
+    if heads.window is not None:
+        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    for width in widths:
+        case = DecodeCase.of(inputs, heads, LENGTHS, width=width)
+        wanted, padded = case.exact(), tuning.padded_group(heads.num_heads // heads.num_kv_heads, width)
+        for batch, splits in itertools.product(batches, SPLITS):
+            tiling = tuning.choose_tile(batch, heads.head_dim, inputs.dtype, splits, padded=padded)
+            for pdl in inputs.launches:
+                name = f"{heads}, {width} tokens of each row, {splits} splits, tiles of {tiling.tokens}"
                 yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
 
 

@@ -52,8 +52,8 @@ def decode_attention(
         out: [B * W, num_heads * head_dim], contiguous, overwritten.
         batch_rows: int32 [B], which row each place is.
         lengths: int32 [rows], tokens of each row, the newest included, which stands at position length - 1.
-        limits: int32 [rows], how many tokens each row may come to have, for a `width` above 1: from the place of the last one on,
-            no slot is written, and what is computed there means nothing.
+        limits: int32 [rows], how many tokens each row may come to have; a `width` above 1 needs it. From the place of the last one
+            on, no slot is written, and what is computed there means nothing.
         width: tokens of each place, a power of two.
         scale: usually head_dim ** -0.5.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.

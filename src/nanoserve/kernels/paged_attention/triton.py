@@ -266,7 +266,8 @@ def attend_to_rows(
     length = tl.load(lengths_ptr + row)
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
     begin, end = _share(length, window, split, tl.num_programs(2), WINDOWED, TILE)
-    limit = tl.load(limits_ptr + row) if WIDTH > 1 else 0
+    limit = tl.load(limits_ptr + row) if limits_ptr is not None else 0
+    writer = split if limits_ptr is None else tl.where(length < limit, split, 1)
     block = tl.load(table_ptr + (length - 1) // BLOCK_SIZE, mask=split == 0, other=0)
     slot = _offsets(block, block_stride, length - 1, head, BLOCK_SIZE, D)
     cos, sin = _rotation(rotations_ptr, length - 1, D, PADDED_D)
@@ -293,7 +294,7 @@ def attend_to_rows(
             if start == first_round:
                 wait_for_last(PDL)
                 q, m, l, acc = _begin(
-                    token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, split, head,
+                    token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, writer, head,
                     cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
                     COMPUTED, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
                 )  # fmt: skip
@@ -306,7 +307,7 @@ def attend_to_rows(
         seen = tile < first
         wait_for_last(PDL)
         q, m, l, acc = _begin(
-            token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, split, head,
+            token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, writer, head,
             cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
             PADDED_GROUP, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
         )  # fmt: skip

@@ -41,8 +41,8 @@ def rope_and_cache(
         token_rows: int32 [T], the row of each token.
         positions: int32 [T], the position of each token in its row.
         newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
-        limits: int32 [rows], for a `width` above 1: how many tokens each row may come to have. From the place of the last one on,
-            no slot is written.
+        limits: int32 [rows], with `newest`: how many tokens each row may come to have. From the place of the last one on, no slot is
+            written.
         width: with `newest`, tokens of each row, its newest and those behind it; token_rows is [T / width].
     """
     # One program per token and group of query heads or of KV heads.

@@ -119,7 +119,7 @@ def rope_and_cache_kernel(
         block = tl.load(block_tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
         slot = block * block_stride + position % BLOCK_SIZE * HEAD_DIM
         key_source_ptr = source_ptr + NUM_HEADS * HEAD_DIM
-        if WIDTH > 1:
+        if limits_ptr is not None:
             group = tl.where(position < tl.load(limits_ptr + row) - 1, group, Q_GROUPS + NUM_KV_HEADS)
         fill_slot(
             key_source_ptr, key_source_ptr + NUM_KV_HEADS * HEAD_DIM, keys_ptr + slot, values_ptr + slot,

@@ -216,28 +216,28 @@ class Drafts(NamedTuple):
 def check_drafted_draws(inputs: Inputs, vocab_size: int, width: int) -> Iterator[Comparison]:
     """Each row gains what steps of one token would have given it, as far as its drafts agree and its limit lets it."""
     settings = [each._replace(seed=7 << 33 ^ row, length=4 + row % 3) for row, each in enumerate(SETTINGS)]
-    rows = DeviceRows.of(
-        inputs, [*settings, settings[0]], width=8 + width, ring=4, columns=len(settings) * (width + 2) + 16
-    )
     places = [len(settings), *reversed(range(len(settings)))]
-    logits = 3 * inputs.normal(len(places) * width, vocab_size, dtype=torch.float32)
-    logits[places.index(BROKEN) * width] = -torch.inf
-    logits[places.index(LAST_TOKEN) * width + 1, NOT_A_NUMBER] = torch.nan
-    drafts = Drafts.of(inputs, rows, logits, places, width)
-    for pdl in inputs.launches:
-        after = DeviceRows(*(each.clone() for each in drafts.rows))
-        after.step(logits, inputs.these(places), pdl=pdl, limits=drafts.limits, width=width)
-        case = f"{len(places)} rows of {width} places"
+    columns = len(places) * (width + 2)
+    rows = DeviceRows.of(inputs, [*settings, settings[0]], width=8 + width, columns=columns + 1)
+    for dtype in dict.fromkeys((inputs.dtype, torch.float32)):
+        logits = 3 * inputs.normal(len(places) * width, vocab_size, dtype=dtype)
+        logits[places.index(BROKEN) * width] = -torch.inf
+        logits[places.index(LAST_TOKEN) * width + 1, NOT_A_NUMBER] = torch.nan
+        drafts = Drafts.of(inputs, rows, logits, places, width)
         drawn, tokens, lengths = (each.clone() for each in (rows.drawn, drafts.rows.tokens, rows.lengths))
         for place, (row, gained) in enumerate(zip(places, drafts.gained, strict=True)):
             told = inputs.these([len(gained), drafts.compared[place], *gained])
             drawn[0, place * (width + 2) :][: len(told)] = told
             tokens[row, int(lengths[row]) :][: len(gained)] = torch.where(told < 0, -1 - told, told)[2:]
             lengths[row] += len(gained)
-        yield Comparison(f"drawn, {case}", after.drawn, drawn, exact=True)
-        yield Comparison(f"appended, {case}", after.tokens, tokens, exact=True)
-        yield Comparison(f"lengths, {case}", after.lengths, lengths, exact=True)
-        yield Comparison(f"ring, {case}", after.ring_position, rows.ring_position + 1, exact=True)
+        case = f"{len(places)} rows of {width} places, logits in {dtype}"
+        for pdl in inputs.launches:
+            after = DeviceRows(*(each.clone() for each in drafts.rows))
+            after.step(logits, inputs.these(places), pdl=pdl, limits=drafts.limits, width=width)
+            yield Comparison(f"drawn, {case}", after.drawn, drawn, exact=True)
+            yield Comparison(f"appended, {case}", after.tokens, tokens, exact=True)
+            yield Comparison(f"lengths, {case}", after.lengths, lengths, exact=True)
+            yield Comparison(f"ring, {case}", after.ring_position, rows.ring_position + 1, exact=True)
 
 
 def _taken(

@@ -93,7 +93,7 @@ def sample_and_append(
 ) -> None:
     """Draw one token for each of S places and append it to the place's row.
 
-    With a `width` W, each row has W places, one behind the other, for its next positions, and W - 1 drafts behind its end in
+    With `limits` and a `width` W, each row has W places, one behind the other, for its next positions, and W - 1 drafts behind its end in
     `tokens`, -1 for none. Its first draw is appended, and each further one while all before it were as drafted.
 
     The draw of a row has position `lengths - num_prompt_tokens`, the number of tokens it has generated. The last of
@@ -112,12 +112,12 @@ def sample_and_append(
         min_p: float32 [R + 1]; 0 is off.
         seeds: int32 [R + 1, 2] contiguous, the low word and the high word of the seed.
         drawn: int32 [ring, S or more]: the tokens of place b go to column b of the step's slot. A row whose largest logit
-            is not finite (NaN, +inf, nothing but -inf) gets `-1 - token` there, the id of that logit being the token. With a
-            `width` row b has columns [b (W + 2), (b + 1) (W + 2)): how many tokens it has gained, how many drafts it had, and
+            is not finite (NaN, +inf, nothing but -inf) gets `-1 - token` there, the id of that logit being the token. With
+            `limits` row b has columns [b (W + 2), (b + 1) (W + 2)): how many tokens it has gained, how many drafts it had, and
             its tokens.
         ring_position: int32 [1], from 0 to ring - 1, the slot of this step; afterwards that of the next.
         scratch: for at least S places.
-        limits: int32 [R + 1], for a `width` above 1: how many tokens each row may come to have.
+        limits: int32 [R + 1], how many tokens each row may come to have; None where no row is at its end and `width` is 1.
         width: places of each row, a power of two.
         pdl: launch with programmatic dependent launch. `batch_rows` and all that is kept by row must
             then have been written before the CUDA graph that this is part of began.
@@ -148,7 +148,7 @@ def sample_and_append(
         "drawn_stride": drawn.stride(0), "ring_size": ring_size, "sink_row": tokens.shape[0] - 1,
         "BLOCKS": triton.next_power_of_2(scratch.num_blocks), "PDL": pdl, "num_warps": FINISH_WARPS, **options,
     }  # fmt: skip
-    if width == 1:
+    if limits is None:
         finish_kernel[(places,)](**rows)
     else:
         accept_kernel[(places // width,)](limits_ptr=limits, WIDTH=width, **rows)

@@ -156,7 +156,7 @@ def test_rows_that_ask_get_the_scores_of_the_models_own_logits() -> None:
     for row, top in wanted.items():
         place = ROWS.index(row)
         (expected,) = score_tensors(logits[place : place + 1], tokens[place : place + 1], (top,)).read()
-        mine = read[row]
+        (mine,) = read[row]
         assert (mine.token_id, mine.rank) == (expected.token_id, expected.rank)
         assert mine.logprob == pytest.approx(expected.logprob, abs=1e-5)
         assert [each for each, _ in mine.top] == [each for each, _ in expected.top]

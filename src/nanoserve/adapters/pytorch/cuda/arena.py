@@ -34,9 +34,11 @@ class Arena:
 
     Attributes:
         sink_row: the row of padded places: one token long, all its blocks are the sink block.
-        tokens: int32 [rows, max_model_len + 1]; what lies beyond a row's length means nothing.
+        tokens: int32 [rows, max_model_len + max_width]; what lies beyond a row's length are drafts or means nothing.
         lengths: int32 [rows], tokens of each row, the newest included; advanced by the device.
         num_prompt_tokens: int32 [rows].
+        limits: int32 [rows], tokens that each row may come to have.
+        takes_drafts: int32 [rows], 0 for a row that has none.
         block_tables: of each layer, that of its cache group, int32 [rows, max_blocks].
         settings: of the draw, as arguments of `sample_and_append` by their names: int32 or float32 [rows] each.
         seeds: int32 [rows, 2], low word first.
@@ -54,6 +56,8 @@ class Arena:
     tokens: Tensor
     lengths: Tensor
     num_prompt_tokens: Tensor
+    limits: Tensor
+    takes_drafts: Tensor
     seeds: Tensor
     ring_position: Tensor
     places: Tensor
@@ -72,9 +76,11 @@ class Arena:
         self._uploads = uploads
         rows, seqs, num_groups = sizes.max_num_seqs + 1, sizes.max_num_seqs, len(groups)
         shapes: Shapes = {
-            "tokens": (rows, sizes.max_model_len + 1),
+            "tokens": (rows, sizes.max_model_len + sizes.max_width),
             "lengths": (rows,),
             "num_prompt_tokens": (rows,),
+            "limits": (rows,),
+            "takes_drafts": (rows,),
             **dict.fromkeys(NUMBERS, (rows,)),
             "seeds": (rows, 2),
             "ring_position": (1,),
@@ -107,7 +113,7 @@ class Arena:
         self._places = {name: (start, math.prod(shapes[name][1:])) for name, start in starts.items()}
         self._table_starts = [starts[f"table{group}"] for group in range(num_groups)]
         self._runs: list[tuple[int, Sequence[int]]] = []
-        self.lengths[self.sink_row] = 1
+        self.lengths[self.sink_row] = self.limits[self.sink_row] = 1
         self.places.fill_(self.sink_row)
         self.sampling_places.fill_(self.sink_row)
 

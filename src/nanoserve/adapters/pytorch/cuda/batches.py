@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.ports.engine_facts import EngineSizes
 
 SMALL_BUCKETS = (1, 2, 4, 8)
 BUCKET_STEP = 8
@@ -28,6 +29,23 @@ def buckets(most: int) -> list[int]:
     return sorted({bucket_of(count, most) for count in range(1, most + 1)})
 
 
+MOST_TOKENS = 512
+"""Of a batch whose rows have drafts: with more, a step takes as much longer as it has tokens."""
+
+
+def most_tokens(sizes: EngineSizes) -> int:
+    """The most tokens that decoding rows compute in a step, drafts included."""
+    room = max(sizes.max_num_batched_tokens, sizes.max_num_seqs)
+    drafted = min(MOST_TOKENS, room, sizes.max_num_seqs * sizes.max_width)
+    return max(sizes.max_num_seqs, drafted) if sizes.max_width > 1 else sizes.max_num_seqs
+
+
+def widths_of(bucket: int, sizes: EngineSizes) -> list[int]:
+    """The widths that a batch of so many places can have: powers of two, ascending; none where nothing is drafted."""
+    most = min(sizes.max_width, most_tokens(sizes) // bucket) if sizes.max_width > 1 else 0
+    return [1 << power for power in range(most.bit_length())]
+
+
 @attrs.frozen(eq=False)
 class Batch:
     """Rows that decode together.
@@ -36,34 +54,37 @@ class Batch:
         rows: as the plan names them.
         places: the same rows, longest first, which evens out the work of attention (6% at 256 unequal rows).
         order: for each of `rows`, its place; None where they are the same.
-        longest: tokens of the longest row when the batch was put together.
     """
 
     rows: tuple[int, ...]
     places: tuple[int, ...]
     order: tuple[int, ...] | None
-    longest: int
 
 
-EMPTY = Batch((), (), None, 0)
+EMPTY = Batch((), (), None)
 
 
 class Batches:
-    """Keeps the batch that decodes in the arena's `places` while its membership does not change.
+    """Keeps the batch that decodes in the arena's `places` while its membership does not change; `admissions` counts those of rows.
 
-    Every step adds one token to each of its rows, so lengths are counted once per step and not once per row.
+    A step without drafts adds one token to each of its rows, so lengths are counted once per step and not once per row. With drafts a
+    row counts as long as it may have become, until `correct` knows.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._lengths = [0] * arena.sizes.max_num_seqs
+        self._admitted_at = [0] * arena.sizes.max_num_seqs
+        self.admissions = 0
         self._batch = EMPTY
-        self._steps = 0
+        self._longest = self._steps = 0
 
     def set_length(self, row: int, length: int) -> None:
         """A row was admitted with `length` tokens; the next batch is put together anew."""
         self.dissolve()
         self._lengths[row] = length
+        self.admissions += 1
+        self._admitted_at[row] = self.admissions
 
     def add_tokens(self, rows: Sequence[int]) -> None:
         """A mixed step gave these rows, which are not in the batch, one token each."""
@@ -84,18 +105,26 @@ class Batches:
             sink = self._arena.sink_row
             unused = self._arena.sizes.max_num_seqs - len(rows)
             self._arena.write("places", (*self._batch.places, *(sink,) * unused))
-        return self._batch, self._batch.longest + self._steps
+        return self._batch, self._longest + self._steps
 
-    def advance(self) -> None:
-        """A step gave each row of the batch one token."""
-        self._steps += 1
+    def advance(self, width: int = 1) -> None:
+        """A step gave each row of the batch so many tokens, or up to so many."""
+        self._steps += width
+
+    def correct(self, rows: Iterable[int], surplus: Iterable[int], admissions: int) -> None:
+        """A step gave rows so many tokens less than its width; those that were admitted since then are others."""
+        for row, less in zip(rows, surplus, strict=True):
+            if self._admitted_at[row] <= admissions:
+                self._lengths[row] -= less
+        self._longest = max((self._lengths[row] for row in self._batch.rows), default=0)
 
     def _assemble(self, rows: tuple[int, ...]) -> Batch:
         lengths = self._lengths
         places = tuple(sorted(rows, key=lambda row: -lengths[row]))
         place_of = {row: place for place, row in enumerate(places)}
         order = None if places == rows else tuple(place_of[row] for row in rows)
-        return Batch(rows, places, order, max((lengths[row] for row in rows), default=0))
+        self._longest = max((lengths[row] for row in rows), default=0)
+        return Batch(rows, places, order)
 
     def dissolve(self) -> None:
         """Put the next batch together anew, and write it anew."""

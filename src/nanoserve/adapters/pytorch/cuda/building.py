@@ -13,7 +13,9 @@ import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.batches import most_tokens
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
+from nanoserve.adapters.pytorch.cuda.decoding import Propose
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
@@ -35,7 +37,9 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
+from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.step import AdmittedRow, RowSampling
 
@@ -95,6 +99,13 @@ class _Watch:
         self._last = now
 
 
+def by_ngrams(arena: Arena) -> Propose:
+    """Drafts from what is in the rows."""
+    return functools.partial(
+        propose_ngrams, arena.tokens, lengths=arena.lengths, takes_drafts=arena.takes_drafts
+    )
+
+
 def build_runner(
     model: DecoderModel,
     sizes: EngineSizes,
@@ -104,8 +115,11 @@ def build_runner(
     enforce_eager: bool = False,
     partners: Partners | None = None,
     graphs: Graphs | None = None,
+    drafter: Callable[[Arena], Propose] = by_ngrams,
 ) -> tuple[CudaRunner, MemoryBudget]:
     """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`, `partners` are other ranks.
+
+    `drafter` makes drafts in an arena, where `sizes` have room for any.
 
     `graphs` are those that steps are captured into; None makes them where there is a GPU, unless eager is enforced.
 
@@ -130,7 +144,7 @@ def build_runner(
             watch.lap("other ranks")
         if graphs is None and on_gpu and not enforce_eager:
             graphs = Graphs()
-        runner = site.assemble(budget, graphs)
+        runner = site.assemble(budget, graphs, drafter)
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = Bench(
@@ -140,6 +154,7 @@ def build_runner(
                 pdl=site.pdl,
                 ranks=1 if partners is None else partners.ranks.size,
                 lora_rank=0 if site.loras is None else site.loras.rank,
+                max_width=sizes.max_width,
             )
             runner.rehearse()
             rehearse_checks(bench)
@@ -175,13 +190,15 @@ class _Site:
         self._model, self._spec, self._sizes = model, spec, sizes
         self._device, self._dtype = weight.device, weight.dtype
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
+        if partners is not None and sizes.max_width > 1:
+            raise ModelLoadError("ranks that compute a model together make no drafts: turn speculation off")
         gpu = torch.cuda.get_device_properties(self._device) if self._on_gpu else None
         count = SMALL_GPU if gpu is None else gpu.multi_processor_count
         facts = GpuFacts(sizes, self._dtype, self._device, count, invariant=deterministic)
         self._space = make_workspace(
             model,
             max_tokens=facts.max_tokens,
-            max_num_seqs=sizes.max_num_seqs,
+            max_num_seqs=most_tokens(sizes),
             dtype=self._dtype,
             device=self._device,
             adds_whole=partners is not None,
@@ -248,7 +265,9 @@ class _Site:
             available=available,
         )
 
-    def assemble(self, budget: MemoryBudget, graphs: Graphs | None) -> CudaRunner:
+    def assemble(
+        self, budget: MemoryBudget, graphs: Graphs | None, drafter: Callable[[Arena], Propose]
+    ) -> CudaRunner:
         """The runner, with KV pools as planned."""
         spec, sizes, device = self._spec, self._sizes, self._device
         kv = KVStore(
@@ -274,6 +293,7 @@ class _Site:
             graphs=graphs,
             pdl=self.pdl,
             token_counts=self.token_counts(),
+            propose=drafter(arena),
         )
 
     def _runner_type(self) -> Callable[..., CudaRunner]:
@@ -307,8 +327,8 @@ def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> No
     """Do with logits what that step does."""
     max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
     sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=space.logits.device)
-    rows = tuple(range(max_num_seqs))
-    for row in rows:
+    rows = tuple([place % max_num_seqs for place in range(len(space.logits))])
+    for row in rows[:max_num_seqs]:
         sampler.admit(
             AdmittedRow(
                 row=row,
@@ -324,8 +344,8 @@ def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> No
     predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
     logits = space.logits.zero_()
     shaped = sampler.process(logits, rows)
-    tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=logits.device)
-    sampler.observe(rows, tokens)
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    sampler.observe(rows[:max_num_seqs], tokens[:max_num_seqs])
     scores = sampler.score(logits, tokens, rows)
     held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
     prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)

@@ -8,13 +8,15 @@ graph and the draw another, because their masks come between the two.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import bucket_of
+from nanoserve.adapters.pytorch.cuda.batches import bucket_of, widths_of
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
@@ -35,14 +37,18 @@ class Key(NamedTuple):
         splits: parts that attention cuts caches into.
         samples: whether the step samples inside the graph.
         adapted: whether some of its rows have adapters.
+        width: tokens of each place, which may be at its limit; 0 for one token of places that are not.
     """
 
     places: int
     splits: int
     samples: bool
     adapted: bool = False
+    width: int = 0
 
 
+Propose = Callable[..., None]
+"""Writes drafts behind the ends of `batch_rows`, `width` - 1 each; with `pdl` or without, and may be captured."""
 DRAW_ALONE = 0
 """In a key, instead of parts: no forward pass, but the draw of the logits that it left, with masks on them."""
 
@@ -51,7 +57,7 @@ class Decoding:
     """Launches decoding steps over the arena's places, and rehearses them over padded ones.
 
     `rehearsal` launches the same kernels as `launcher`, through fewer layers. `graphs` are those that steps are captured into; with `pdl`
-    their kernels overlap, see `kernels.device.pdl`. `sink_places` are padded places alone.
+    their kernels overlap, see `kernels.device.pdl`. `sink_places` are padded places alone; `propose` makes drafts.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class Decoding:
         *,
         graphs: Graphs | None,
         pdl: bool,
+        propose: Propose,
     ) -> None:
+        self.propose = propose
         self._launcher, self._rehearsal, self._arena, self._drawing = launcher, rehearsal, arena, drawing
         self._pdl = pdl
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
@@ -71,10 +79,18 @@ class Decoding:
         self._choose_splits = functools.cache(launcher.mixers.choose_splits)
         self._graphs = graphs
 
-    def key(self, count: int, longest: int, *, special: bool, adapted: bool = False) -> Key:
-        """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it."""
+    def key(self, count: int, longest: int, *, special: bool, adapted: bool = False, width: int = 1) -> Key:
+        """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it.
+
+        Its width is at most the one that is planned: batches are not wider than is worth it, nor are those with adapters.
+        """
         bucket = bucket_of(count, self._most)
-        return Key(bucket, self.splits(bucket, longest), not special, adapted)
+        wide = 0
+        if width > 1:
+            wide = (
+                1 if adapted else max(each for each in widths_of(bucket, self._arena.sizes) if each <= width)
+            )
+        return Key(bucket, self.splits(bucket, longest), not special, adapted, wide)
 
     def draw_key(self, count: int) -> Key:
         """What the draw of a step of `count` rows, some of which have masks, is launched as."""
@@ -106,8 +122,8 @@ class Decoding:
         if self._graphs is not None:
             ways = (False,) if self._launcher.loras is None else (False, True)
             for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
-                for adapted in ways:
-                    key = self.key(bucket, TYPICAL_LENGTH, special=False, adapted=adapted)
+                for adapted, width in itertools.product(ways, {1, self._arena.sizes.max_width}):
+                    key = self.key(bucket, TYPICAL_LENGTH, special=False, adapted=adapted, width=width)
                     self._capture(self._graphs, key)
 
     def _capture(self, graphs: Graphs, key: Key) -> None:
@@ -118,10 +134,12 @@ class Decoding:
         self._step(self._launcher, self._arena.places, key)
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
-        bucket, splits, samples, adapted = key
+        bucket, splits, samples, adapted, width = key
         if splits == DRAW_ALONE:
             self._drawing.draw_masked(places[:bucket], pdl=self._pdl)
             return
-        logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl, adapted=adapted)
+        if width > 1:
+            self.propose(batch_rows=places[:bucket], width=width, pdl=self._pdl)
+        logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl, adapted=adapted, width=width)
         if samples:
-            self._drawing.draw(logits, places[:bucket], pdl=self._pdl)
+            self._drawing.draw(logits, places[:bucket], width=width, pdl=self._pdl)

@@ -7,13 +7,15 @@ count the draws, so both know the slot without asking; `find_ring` makes them ag
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.batches import most_tokens
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
@@ -37,6 +39,7 @@ class CudaTicket:
             they agree.
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
         pooled: rows that were pooled, and their vectors.
+        width: of a wide plan's step, tokens that each row has drawn at the most; else 0. `admissions`, how many rows had been admitted.
         is_empty: whether the step computes nothing.
     """
 
@@ -49,7 +52,21 @@ class CudaTicket:
     prompt_scores: tuple[PromptScores, ...] = ()
     late: CudaTicket | None = None
     pooled: tuple[tuple[tuple[int, ...], Download], ...] = ()
+    width: int = 0
+    admissions: int = 0
     is_empty: bool = False
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The rows of the plan's `sampling_rows`."""
+        drawn = self.drawn_rows
+        return drawn if self.order is None else [drawn[place] for place in self.order]
+
+    def logprobs(self) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Those of the rows that asked, of each position, once they are on the host."""
+        if self.scores is None or self.scores_download is None:
+            return {}
+        return self.scores.read(self.scores_download.wait())
 
 
 class Drawing:
@@ -63,7 +80,9 @@ class Drawing:
 
     def __init__(self, arena: Arena, space: Workspace, sampler: DeviceSampler) -> None:
         self._arena, self._space, self._sampler = arena, space, sampler
-        self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, arena.sizes.max_num_seqs)
+        sizes = arena.sizes
+        columns = most_tokens(sizes) + (2 * sizes.max_num_seqs if sizes.max_width > 1 else 0)
+        self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, columns)
         self.num_tickets = 0
         self._ring = 0
         self._masked_slot: int | None = None
@@ -71,8 +90,8 @@ class Drawing:
             vocab_size=sampler.vocab_size, max_rows=arena.sizes.max_num_seqs, device=arena.lengths.device
         )
 
-    def draw(self, logits: Tensor, places: Tensor, *, pdl: bool) -> None:
-        """Launch the draw of one token for each place; may be captured. `note_draw` or `ticket` must follow each run."""
+    def draw(self, logits: Tensor, places: Tensor, *, width: int = 0, pdl: bool) -> None:
+        """Launch the draw of one token for each place, or of up to `width`; may be captured. `note_draw` or `ticket` must follow each run."""
         arena = self._arena
         sample_and_append(
             logits,
@@ -85,7 +104,8 @@ class Drawing:
             drawn=self.arrivals.drawn,
             ring_position=arena.ring_position,
             scratch=self._space.sampling,
-            width=1,
+            limits=arena.limits if width else None,
+            width=max(width, 1),
             pdl=pdl,
         )
 
@@ -124,14 +144,21 @@ class Drawing:
         prompt_scores: tuple[PromptScores, ...] = (),
         *,
         masked: bool = False,
+        width: int = 0,
     ) -> CudaTicket:
-        """Note where the tokens of the draw just queued, `masked` or not, will arrive."""
+        """Note where the tokens of the draw just queued, `masked` or not and of this `width`, will arrive."""
         slot = self.note_draw()
         self.arrivals.expect(slot)
         if masked:
             self._masked_slot = slot
         self.num_tickets += 1
-        return CudaTicket(step=step, slot=slot, drawn_rows=rows, order=order, prompt_scores=prompt_scores)
+        what: dict[str, Any] = {
+            "drawn_rows": rows,
+            "order": order,
+            "prompt_scores": prompt_scores,
+            "width": width,
+        }
+        return CudaTicket(step=step, slot=slot, **what)
 
     def sample(
         self,
@@ -144,11 +171,18 @@ class Drawing:
         prompt_scores: tuple[PromptScores, ...] = (),
         masks: Masks | None = None,
         missing: Collection[int] = (),
+        width: int = 0,
     ) -> CudaTicket:
-        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`, `missing` get nothing."""
+        """Draw outside of a graph, with what the rows ask for before and after it; `places` begins with `rows`, `missing` get nothing.
+
+        With a `width`, logits [S * width, vocab] are of as many positions of each row. Rows whose draws depend on earlier ones have no
+        drafts: what is shaped of their later positions is not looked at.
+        """
         # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
-        shaped = self._sampler.process(logits, rows) if special else logits
+        owners = tuple([row for row in rows for _ in range(width)]) if width > 1 else rows
+        shaped = self._sampler.process(logits, owners) if special else logits
+        ends = self._arena.lengths.index_select(0, places) if special and width > 1 else None
         if masks:
             self.blocks.send(masks, rows)
             self.blocks.exclude(shaped)
@@ -162,13 +196,16 @@ class Drawing:
             index = torch.tensor(drawn, device=places.device)
             logits, shaped, places = (each.index_select(0, index) for each in (logits, shaped, places))
             rows = tuple(rows[place] for place in drawn)
-        self.draw(shaped, places, pdl=False)
-        ticket = self.ticket(step, rows, order, prompt_scores, masked=bool(masks))
+        self.draw(shaped, places, width=width, pdl=False)
+        ticket = self.ticket(step, rows, order, prompt_scores, masked=bool(masks), width=width)
         if not special:
             return ticket
         tokens = self._newest(places)
         self._sampler.observe(rows, tokens)
-        scores = self._sampler.score(logits, tokens, rows)
+        if ends is not None:  # as drafted, from where a draw was none
+            ahead = ends.long()[:, None] + torch.arange(width, device=ends.device)
+            tokens = self._arena.tokens[places.long()[:, None], ahead].long().clamp(min=0).flatten()
+        scores = self._sampler.score(logits, tokens, owners if width > 1 else rows)
         if scores is None:
             return ticket
         return attrs.evolve(ticket, scores=scores, scores_download=self.arrivals.fetch(scores.packed))
@@ -186,17 +223,34 @@ class Drawing:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
         if ticket.slot is None:
             return StepResult(token_ids=[0] * len(ticket.order or ()), prompt_logprobs=prompt_logprobs)
+        if ticket.width:
+            return self._collect_gained(ticket, ticket.slot, prompt_logprobs)
         drawn = self.arrivals.wait(ticket.slot, len(ticket.drawn_rows))
         broken: tuple[int, ...] = ()
         if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token
             broken = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        if ticket.scores is not None and ticket.scores_download is not None:
-            scores = ticket.scores.read(ticket.scores_download.wait())
-            logprobs = {row: (score,) for row, score in scores.items()}
         return StepResult(
             token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
-            logprobs=logprobs,
+            logprobs=ticket.logprobs(),
             prompt_logprobs=prompt_logprobs,
             broken=broken,
+        )
+
+    def _collect_gained(
+        self, ticket: CudaTicket, slot: int, prompt_logprobs: dict[int, dict[int, TokenLogprobs]]
+    ) -> StepResult:
+        """Of each row the number of its tokens, that of its drafts, and its tokens: see `sample_and_append`."""
+        columns, rows = ticket.width + 2, ticket.rows
+        arrived = self.arrivals.wait(slot, len(rows) * columns)
+        places = [columns * place for place in ticket.order or range(len(rows))]
+        counts = tuple([arrived[place] for place in places])
+        gained = [arrived[place + 2 : place + 2 + arrived[place]] for place in places]
+        count_of = dict(zip(rows, counts, strict=True))
+        return StepResult(
+            token_ids=[token for each in gained for token in each],
+            counts=counts,
+            num_drafts=sum(arrived[1::columns]),
+            logprobs={row: scores[: count_of[row]] for row, scores in ticket.logprobs().items()},
+            prompt_logprobs=prompt_logprobs,
+            broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),
         )

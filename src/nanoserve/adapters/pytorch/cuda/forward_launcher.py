@@ -5,6 +5,8 @@ The model's own parts say what is computed; `linear_ops.py` and `mixers.py` say 
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from torch import Tensor
 
@@ -56,14 +58,20 @@ class ForwardLauncher:
             self._layers
         )
 
-    def decode(self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False) -> Tensor:
-        """One token for each of `places` [B], rows; returns logits [B, vocab], valid until the next step. Where some are `adapted`, the arena says how."""
+    def decode(
+        self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False, width: int = 0
+    ) -> Tensor:
+        """The newest token of each of `places` [B], rows; returns logits [B, vocab], valid until the next step. Where some are `adapted`, the arena says how.
+
+        With a `width`, as many tokens of each, drafts behind the newest, and logits [B * width, vocab]; rows may then be at their limits.
+        """
         self._sums.begin()
-        stream = self._space.stream[: len(places)]
+        stream = self._space.stream[: len(places) * max(width, 1)]
         self._embed_newest(places, stream, pdl=pdl)
         ops = self._decode_ops(stream, pdl=pdl, adapted=adapted)
-        outs = Views(self._space.inner, len(places))
-        step = GpuStep(mixers=self.mixers.by_layer, outs=outs, places=places, splits=splits, pdl=pdl)
+        outs = Views(self._space.inner, len(stream))
+        how: dict[str, Any] = {"places": places, "splits": splits, "width": width, "pdl": pdl}
+        step = GpuStep(mixers=self.mixers.by_layer, outs=outs, **how)
         for parts in self._layers:
             for part in parts:
                 part.run(ops, step)
@@ -72,7 +80,8 @@ class ForwardLauncher:
     def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
         tokens, lengths, weight = self._arena.tokens, self._arena.lengths, self._embedding.weight
         scale = self._embedding.scale
-        embed_tokens(tokens, places, lengths, weight, stream, scale=scale, newest=True, pdl=pdl)
+        how: dict[str, Any] = {"newest": True, "width": len(stream) // len(places), "pdl": pdl}
+        embed_tokens(tokens, places, lengths, weight, stream, scale=scale, **how)
 
     def _capped(self, logits: Tensor) -> Tensor:
         """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""
@@ -121,6 +130,7 @@ class ForwardLauncher:
             splits=splits,
             num_tokens=num_tokens,
             plans=chunks.plans,
+            width=int(arena.sizes.max_width > 1),
         )
         if num_chosen is not None:
             last = attrs.evolve(step, chosen=arena.chosen_tiles[: num_chosen - num_decoding])

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import buckets
+from nanoserve.adapters.pytorch.cuda.batches import buckets, widths_of
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuMixer
+from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Mixer, Rotation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -24,14 +25,23 @@ class GpuMixers:
     """
 
     def __init__(self, spec: ModelSpec, facts: GpuFacts) -> None:
-        """Allocate what each of them computes in."""
+        """Allocate what each of them computes in.
+
+        Raises:
+            ModelLoadError: rows are to have drafts, which some mixer cannot do.
+        """
         kinds: dict[type[Mixer], dict[int, Any]] = {}
         for number, layer in enumerate(spec.layers):
             kinds.setdefault(type(layer.mixer), {})[number] = layer.mixer
-        self._longest = facts.sizes.max_model_len
+        self._longest, self._max_width = facts.sizes.max_model_len, facts.sizes.max_width
         self.by_layer: dict[int, GpuMixer] = {}
         for kind, layers in kinds.items():
             mixer = KINDS[kind].on_gpu()(layers, facts)
+            if facts.sizes.max_width > 1 and not mixer.widens:
+                name = kind.__name__.removesuffix("Spec").lower()
+                raise ModelLoadError(
+                    f"layers with {name} attention take no drafts on a GPU: turn speculation off"
+                )
             self.by_layer.update(dict.fromkeys(layers, mixer))
         self._mixers = tuple(dict.fromkeys(self.by_layer.values()))
         self.tile = min(each.tile for each in self._mixers)
@@ -39,7 +49,10 @@ class GpuMixers:
         self.pads = all(each.pads for each in self._mixers)
         self.sections = {name: shape for each in self._mixers for name, shape in each.sections.items()}
         sizes = buckets(facts.sizes.max_num_seqs)
-        most = max(bucket * self.choose_splits(bucket, self._longest) for bucket in sizes)
+        most = max(
+            bucket * max([1, *widths_of(bucket, facts.sizes)]) * self.choose_splits(bucket, self._longest)
+            for bucket in sizes
+        )
         for each in self._mixers:
             each.allocate(most)
 
@@ -49,7 +62,7 @@ class GpuMixers:
 
     def attach(self, arena: Arena, kv: KVStore, rotaries: Mapping[Rotation, Rotary]) -> None:
         """Compute over this cache from now on."""
-        rotations = {each: rotary.table(self._longest + 1) for each, rotary in rotaries.items()}
+        rotations = {each: rotary.table(self._longest + self._max_width) for each, rotary in rotaries.items()}
         for each in self._mixers:
             each.attach(arena, kv.layers, rotations)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import EMPTY, bucket_of, buckets
+from nanoserve.adapters.pytorch.cuda.batches import EMPTY, bucket_of, buckets, widths_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, Decoding, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
@@ -35,7 +37,8 @@ class Rehearsal:
         """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes."""
         for size, every_splits in self._batches():
             for splits in every_splits:
-                self._decoding.rehearse(Key(size, splits, samples=True))
+                for width in (0, *widths_of(size, self._arena.sizes)):
+                    self._decoding.rehearse(Key(size, splits, samples=True, width=width))
             if self._launcher.loras is not None:
                 self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
         self._chunks()
@@ -77,9 +80,15 @@ class Rehearsal:
                 hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
             logits = launcher.chosen_logits(launcher.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
-                self._drawing.draw(shaped, self._decoding.sink_places[:size], pdl=False)
-                self._drawing.note_draw()
+                self._draw(shaped, size)
                 self._drawing.rehearse_mask(shaped)
+        for width in widths_of(1, self._arena.sizes):
+            for each in (logits[:1], logits[:1].float()):
+                self._draw(each.expand(width, -1).contiguous(), 1, width)
+
+    def _draw(self, logits: Tensor, size: int, width: int = 0) -> None:
+        self._drawing.draw(logits, self._decoding.sink_places[:size], width=width, pdl=False)
+        self._drawing.note_draw()
 
     def _chunk_tokens(self) -> int:
         """The length of a chunk that is one tile and leaves room for a row that decodes."""

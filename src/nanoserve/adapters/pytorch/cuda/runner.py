@@ -6,7 +6,8 @@ How a step becomes tokens:
    plan says only what changed, and a step in which nothing changed uploads nothing.
 2. A step that only decodes is a captured graph (`decoding.py`): embed, layers, logits, draw, append. A step with prompt chunks
    is one, too, if it is small (`mixed_steps.py`), or launches its kernels one by one (`forward_launcher.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
-   log-probabilities). Where rows follow a grammar, `submit` queues the forward pass alone, and `draw` the rest.
+   log-probabilities). In a wide step each row has drafts behind its newest token, which are made on the device when the step begins;
+   beside chunks it has one token. Where rows follow a grammar, `submit` queues the forward pass alone, and `draw` the rest.
 3. The draw appends each token to its row on the device, so the next step can be queued before the host knows it, and writes it
    to host memory as well (`drawing.py`).
 
@@ -31,7 +32,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch, Batches
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
-from nanoserve.adapters.pytorch.cuda.decoding import Decoding
+from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Propose
 from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
@@ -74,8 +75,9 @@ class CudaRunner:
         graphs: Graphs | None,
         pdl: bool,
         token_counts: Sequence[int],
+        propose: Propose,
     ) -> None:
-        """`rehearsal` launches the same kernels as `launcher`, through fewer layers; for the last three see `Decoding` and `Rehearsal`."""
+        """`rehearsal` launches the same kernels as `launcher`, through fewer layers; for the last four see `Decoding` and `Rehearsal`."""
         self.kv = kv
         self._launcher, self._arena, self._space = launcher, arena, space
         self._sampler = sampler
@@ -84,7 +86,8 @@ class CudaRunner:
         self._pooling = RowPooling(launcher.logits, launcher.classifier)
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
         self._drawing = Drawing(arena, space, sampler)
-        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, graphs=graphs, pdl=pdl)
+        how: dict[str, Any] = {"graphs": graphs, "pdl": pdl, "propose": propose}
+        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, **how)
         self._graphs = graphs
         self._mixed_steps = MixedSteps(launcher, arena, space.logits, self._decoding, graphs)
         self._rehearsal = Rehearsal(rehearsal, arena, self._decoding, self._drawing, token_counts)
@@ -143,6 +146,7 @@ class CudaRunner:
                 raise _out_of_memory(plan, error) from error
             ticket = self._attempt_with_less(plan, error)
         self._in_doubt = False
+        ticket.admissions = self._batches.admissions
         return ticket
 
     def mask_block(self, _count: int, /) -> MaskBlock:
@@ -164,6 +168,9 @@ class CudaRunner:
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
         result = self._drawing.collect(ticket)
+        if ticket.width:
+            surplus = [ticket.width - count for count in result.counts]
+            self._batches.correct(ticket.rows, surplus, ticket.admissions)
         if ticket.pooled:
             result = add_pooled(result, [Pooled(rows, each.wait()) for rows, each in ticket.pooled])
         if self._offload is None:
@@ -199,16 +206,19 @@ class CudaRunner:
         self._arena.flush()
         special = self._sampler.special(batch.places)
         drawn_later = special or bool(plan.masked)
-        key = self._decoding.key(len(batch.places), longest, special=drawn_later, adapted=adapted)
+        how: dict[str, Any] = {"special": drawn_later, "adapted": adapted, "width": plan.width}
+        key = self._decoding.key(len(batch.places), longest, **how)
         self.graph_steps[self._decoding.run(key)] += 1
-        self._batches.advance()
+        tokens = max(key.width, 1)
+        which: dict[str, Any] = {"rows": batch.places, "order": batch.order, "width": key.width}
+        self._batches.advance(tokens)
         if special:
-            logits = self._space.logits[: len(batch.places)]
-            return self._sample(plan, logits, self._arena.places, rows=batch.places, order=batch.order)
+            logits = self._space.logits[: len(batch.places) * tokens]
+            return self._sample(plan, logits, self._arena.places, **which)
         if plan.masked:
             self._undrawn = plan.masked, functools.partial(self._draw_masked, plan.step, batch)
             return CudaTicket(step=plan.step)
-        return self._drawing.ticket(plan.step, batch.places, batch.order)
+        return self._drawing.ticket(plan.step, **which)
 
     def _draw_masked(self, step: int, batch: Batch, *, masks: Masks, missing: set[int]) -> CudaTicket:
         """Draw by a graph, if it is for all rows."""
@@ -248,10 +258,9 @@ class CudaRunner:
             return CudaTicket(step=plan.step, prompt_scores=tuple(scores), pooled=fetched)
         self._batches.add_tokens(step.finished)
         order = _shifted(step.batch.order, len(step.finished), len(batch.places))
-        places = self._arena.sampling_places
-        ticket = self._sample(
-            plan, logits, places, rows=step.sampling, order=order, prompt_scores=tuple(scores)
-        )
+        places, width = self._arena.sampling_places, int(plan.width > 1)
+        which = {"rows": step.sampling, "order": order, "width": width, "prompt_scores": tuple(scores)}
+        ticket = self._sample(plan, logits, places, **which)
         ticket.pooled = fetched
         return ticket
 

@@ -74,6 +74,7 @@ class StepArena(Protocol):
     """The part of the `Arena` that mixers read, and in which they describe a step's chunks."""
 
     lengths: Tensor
+    limits: Tensor
     token_rows: Tensor
     positions: Tensor
     spans: Tensor
@@ -92,11 +93,13 @@ class GpuMixer(Protocol):
         tile: tokens of a chunk that are computed together at most.
         ways: in how many ways chunks can be computed, all of which a rehearsal must meet.
         pads: whether what `prepare` returns can depend on the `padded` number of tokens alone.
+        widens: whether places can have several tokens.
         sections: int32 of the arena that `prepare` writes, name and shape.
     """
 
     checks: ClassVar[Sequence[Check]]
     pads: ClassVar[bool]
+    widens: ClassVar[bool]
     tile: int
     ways: int
     sections: Mapping[str, tuple[int, ...]]
@@ -125,12 +128,13 @@ class GpuMixer(Protocol):
 
 @attrs.frozen(eq=False, kw_only=True)
 class GpuStep:
-    """Chunks' tokens, `num_tokens` of them, then the newest token of each place. Fulfils `Step`.
+    """Chunks' tokens, `num_tokens` of them, then the newest token of each place, or as many as it has. Fulfils `Step`.
 
     Attributes:
         outs: where to mix to, by width.
         plans: what each mixer has prepared for the chunks.
         chosen: tiles of the only chunks' tokens whose results are wanted, if not all are; the others only enter the cache.
+        width: tokens of each place, and rows may be at their limits; 0 for one token of rows that are not.
         pdl: see `kernels.device.pdl`.
     """
 
@@ -141,6 +145,7 @@ class GpuStep:
     num_tokens: int = 0
     plans: Mapping[GpuMixer, Any] = attrs.field(factory=dict)
     chosen: Tensor | None = None
+    width: int = 0
     pdl: bool = False
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:

@@ -37,9 +37,12 @@ class PackedScores:
     packed: Tensor
     top: tuple[int, ...]
 
-    def read(self, packed: Tensor) -> dict[int, TokenLogprobs]:
-        """The scores by row, from `packed` as it has arrived on the host."""
-        return dict(zip(self.rows, unpack(packed, self.top), strict=True))
+    def read(self, packed: Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """The scores by row, as often as it is there, from `packed` as it has arrived on the host."""
+        found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for row, score in zip(self.rows, unpack(packed, self.top), strict=True):
+            found[row] = (*found.get(row, ()), score)
+        return found
 
 
 def score_on_device(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scores:

@@ -9,7 +9,16 @@ from typing import Final
 import torch
 
 from nanoserve.adapters.pytorch.cuda.low_rank import splits_of, tile_of
-from nanoserve.adapters.pytorch.kernel_checks import ROWS, Bench, Check, fastest, invariant, of_each
+from nanoserve.adapters.pytorch.kernel_checks import (
+    ROWS,
+    Bench,
+    Check,
+    drafting,
+    fastest,
+    invariant,
+    of_each,
+    widths,
+)
 from nanoserve.adapters.pytorch.lora.layout import Layout
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
@@ -18,6 +27,7 @@ from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.launch import slice_count
 from nanoserve.kernels.logits import cases as logits
 from nanoserve.kernels.low_rank import cases as low_rank
+from nanoserve.kernels.ngrams import cases as ngrams
 from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
 from nanoserve.kernels.sampling import cases as sampling
@@ -113,6 +123,11 @@ def _check_embedding_newest(bench: Bench) -> Iterator[Comparison]:
     return copies.check_embed_newest(bench.inputs, embedding.weight, scale=embedding.scale)
 
 
+def _check_drafted_draws(bench: Bench) -> Iterator[Comparison]:
+    for width in widths(bench):
+        yield from sampling.check_drafted_draws(bench.inputs, bench.spec.vocab_size, width)
+
+
 def _vocabulary(bench: Bench) -> list[int]:
     return [bench.spec.vocab_size]
 
@@ -139,6 +154,8 @@ CHECKS: Final = (
     *chain.from_iterable(kind.on_gpu().checks for kind in KINDS.values()),
     Check("copy_pages_into", lambda bench: copies.check_copy_pages(bench.inputs, (3, 5000))),
     Check("sample_and_append", of_each(sampling.check_sample_and_append, _vocabulary)),
+    Check("sample_and_append, drafts", _check_drafted_draws, drafting),
+    Check("propose_ngrams", of_each(ngrams.check_propose_ngrams, widths), drafting),
     Check("apply_penalties", of_each(logits.check_apply_penalties, _vocabulary)),
     Check("count_tokens", of_each(logits.check_count_tokens, _vocabulary)),
     Check("token_logprobs", of_each(logits.check_token_logprobs, _vocabulary)),

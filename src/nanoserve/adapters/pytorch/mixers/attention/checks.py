@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from nanoserve.adapters.pytorch.kernel_checks import (
     ROWS,
     Bench,
     Check,
+    drafting,
     fastest,
     invariant,
     of_each,
+    widths,
 )
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.kernels.paged_attention import cases as paged_attention
@@ -69,6 +72,14 @@ CHECKS: Final[Sequence[Check]] = (
     Check("rope_and_cache", of_each(rope_and_cache.check_rope_and_cache, _one_kind)),
     Check("prefill_attention", of_each(paged_attention.check_prefill_attention, _heads)),
     Check("decode_attention", of_each(paged_attention.check_decode_attention, _heads), fastest),
+    Check(
+        "decode_attention, drafts",
+        lambda bench: chain.from_iterable(
+            paged_attention.check_drafted_attention(bench.inputs, heads, widths(bench))
+            for heads in _heads(bench)
+        ),
+        lambda bench: drafting(bench) and fastest(bench),
+    ),
     Check(
         "rope_and_cache, newest",
         of_each(rope_and_cache.check_rope_and_cache_newest, _one_kind),

@@ -33,6 +33,7 @@ class GpuAttention:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = True
+    widens: ClassVar = True
     ways = 1
 
     def __init__(self, layers: Mapping[int, AttentionSpec], facts: GpuFacts) -> None:
@@ -97,15 +98,19 @@ class GpuAttention:
 
     def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
         cache, transform = self._caches[part.layer], self._transform(part)
-        places, lengths = step.places, self._arena.lengths
+        places, lengths, width = step.places, self._arena.lengths, max(step.width, 1)
+        limits = self._arena.limits if step.width else None
         if self._facts.invariant:
-            query = self._query[: len(places)]
-            rope_and_cache(qkv, query, cache, transform, token_rows=places, positions=lengths, newest=True)
-            prefill_attention(query, cache, out, tiles=places, lengths=lengths, **part.scoring)
+            query, what = self._query[: len(qkv)], {"token_rows": places, "positions": lengths}
+            rope_and_cache(qkv, query, cache, transform, **what, newest=True, limits=limits, width=width)
+            prefill_attention(query, cache, out, tiles=places, lengths=lengths, width=width, **part.scoring)
             return
-        tiling = tuning.choose_tile(len(places), part.head_dim, qkv.dtype, step.splits)
+        padded = tuning.padded_group(self._num_heads // self._num_kv_heads, width)
+        tiling = tuning.choose_tile(len(places), part.head_dim, qkv.dtype, step.splits, padded=padded)
         how: dict[str, Any] = {
             **part.scoring,
+            "limits": limits,
+            "width": width,
             "splits": step.splits,
             "scratch": self._scratch,
             "tiling": tiling,

@@ -22,6 +22,7 @@ class GpuDelta:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = False
+    widens: ClassVar = False
     tile, ways = TILE, 1
     sections: Mapping[str, tuple[int, ...]] = {}
 

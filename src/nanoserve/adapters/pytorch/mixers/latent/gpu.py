@@ -58,6 +58,7 @@ class GpuLatents:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = False
+    widens: ClassVar = False
 
     def __init__(self, layers: Mapping[int, LatentSpec], facts: GpuFacts) -> None:
         """Raise `ModelLoadError` where layers differ."""

@@ -1,0 +1,180 @@
+"""Whoever drafts, and however much is right: answers over the GPU's runner are those without drafts, token for token in float32."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.building import build_runner, by_ngrams
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.domain.ngrams import NGramDrafter
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.kernels.ngrams import reference
+from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.scripted_drafter import ScriptedDrafter
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU
+from tests.interpreter.matrix import cases
+from tests.poisoned import same
+from tests.served import Answer, Served
+from tests.unit.adapters.pytorch.tiny_models import CASES, TinyModel, make_prompt, make_tiny_model
+
+VOCAB = 128
+TOKENS = 40 if ON_GPU else 7
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=TOKENS),
+    SamplingParams(temperature=1.0, max_tokens=TOKENS - 1),
+    SamplingParams(temperature=0.9, top_p=0.7, max_tokens=TOKENS - 2, logprobs=2),
+    SamplingParams(temperature=0.9, repetition_penalty=1.2, logprobs=0, max_tokens=TOKENS - 2),
+    SamplingParams(temperature=0.8, logit_bias={5: 3.0}, max_tokens=TOKENS - 1),
+]
+PLAIN = PARAMS[:2]
+Drafting = Callable[[Arena], Callable[..., None]]
+
+
+def by(drafter: Drafter) -> Drafting:
+    """A drafter of the host as one of the device, which waits for it."""
+
+    def drafting(arena: Arena) -> Callable[..., None]:
+        def propose(*, batch_rows: Tensor, width: int, pdl: bool) -> None:
+            del pdl
+            for row in batch_rows.tolist():
+                length = int(arena.lengths[row])
+                known = arena.tokens[row, :length].tolist()
+                drafts = drafter.propose(known, width - 1) if int(arena.takes_drafts[row]) else ()
+                padded = [*drafts, *[-1] * (width - 1)][: width - 1]
+                arena.tokens[row, length : length + width - 1] = torch.tensor(padded, dtype=torch.int32)
+
+        return propose
+
+    return drafting
+
+
+def serve(
+    model: DecoderModel, drafting: Drafting = by_ngrams, *, deterministic: bool = False, **limits: Any
+) -> Served:
+    def make_runner(sizes: Limits) -> CudaRunner:
+        return build_runner(model, sizes, deterministic=deterministic, enforce_eager=True, drafter=drafting)[
+            0
+        ]
+
+    return Served(model, make_runner, **{"max_num_seqs": 8, "num_blocks": 40, "max_model_len": 64} | limits)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    return lambda kind: make_tiny_model(tmp_path_factory.mktemp("model"), kind, **CASES[kind])
+
+
+@pytest.fixture(scope="module")
+def model(make: Callable[[str], TinyModel]) -> DecoderModel:
+    return make("llama").build(device=DEVICE)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Some repeat themselves."""
+    return [
+        make_prompt(3 + number, vocab_size=VOCAB, seed=number) * (1 + number % 2)
+        for number in range(len(PARAMS))
+    ]
+
+
+def knowing(prompts: Sequence[list[int]], answers: Sequence[Answer], acceptance: float) -> ScriptedDrafter:
+    """Looks the answer up; two prompts are never alike so far."""
+    texts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def right(tokens: Sequence[int], count: int) -> list[int]:
+        known = next((each for each in texts if each[: len(tokens)] == list(tokens)), None)
+        return [1] * count if known is None else (known[len(tokens) :] + [1] * count)[:count]
+
+    return ScriptedDrafter(right, acceptance, random.Random(3), vocab_size=VOCAB)
+
+
+@cases(("width", "depth", "acceptance"), [(4, 2, 0.5)], also=[(2, 1, 0.5), (8, 2, 0.9), (4, 2, 0.0)])
+def test_answers_are_those_without_drafts(
+    model: DecoderModel, prompts: list[list[int]], width: int, depth: int, acceptance: float
+) -> None:
+    without = serve(model).answers(prompts, PARAMS)
+    for drafting in (by(knowing(prompts, without, acceptance)), by_ngrams):
+        served = serve(
+            model,
+            drafting,
+            depth=depth,
+            max_width=width,
+            num_blocks=60 if ON_GPU else 5,
+            max_num_batched_tokens=41,
+        )
+        for one, other in zip(served.answers(prompts, PARAMS), without, strict=True):
+            same(one, other)
+        counters = served.engine.scheduler.counters
+        assert counters.draft_tokens >= counters.accepted_tokens
+        assert counters.accepted_tokens or drafting is by_ngrams or not acceptance
+
+
+@pytest.mark.parametrize(("acceptance", "accepted"), [(0.0, 0), (1.0, 5)])
+def test_a_row_gains_what_is_right(
+    model: DecoderModel, prompts: list[list[int]], acceptance: float, accepted: int
+) -> None:
+    params = [SamplingParams(temperature=1.0, max_tokens=8)]
+    without = serve(model).answers(prompts[:1], params)
+    served = serve(model, by(knowing(prompts[:1], without, acceptance)), max_width=4)
+    assert served.answers(prompts[:1], params) == without
+    counters = served.engine.scheduler.counters
+    # The first token follows the prompt; of seven more, steps of up to four have one that is no draft.
+    assert counters.accepted_tokens == accepted
+    assert counters.draft_tokens == (5 if acceptance else 3 * 4 + 2 + 1)
+
+
+@cases("kind", ["gpt_oss"], also=["gemma3_text", "mistral", "qwen3_moe"])
+def test_windows_sinks_and_experts(
+    make: Callable[[str], TinyModel], prompts: list[list[int]], kind: str
+) -> None:
+    model = make(kind).build(device=DEVICE)
+    without = serve(model).answers(prompts[:2], PLAIN)
+    served = serve(model, by(knowing(prompts[:2], without, 0.7)), max_width=4, depth=2)
+    assert served.texts(prompts[:2], PLAIN) == [each.tokens for each in without]
+    assert served.engine.scheduler.counters.accepted_tokens
+
+
+def test_in_deterministic_mode_all_bits_are_those_without_drafts(
+    model: DecoderModel, prompts: list[list[int]]
+) -> None:
+    scored = [attrs.evolve(each, logprobs=2, max_tokens=5) for each in PLAIN]
+    without = serve(model, deterministic=True).answers(prompts[:2], scored)
+    drafting = by(knowing(prompts[:2], without, 0.7))
+    served = serve(model, drafting, deterministic=True, max_width=4, depth=2)
+    assert served.answers(prompts[:2], scored) == without
+    assert served.engine.scheduler.counters.accepted_tokens
+
+
+def test_families_without_drafts_are_refused_by_name(make: Callable[[str], TinyModel]) -> None:
+    sizes = EngineSizes(
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        block_size=16,
+        num_blocks=8,
+        max_width=4,
+        vocab_size=VOCAB,
+    )
+    for kind, name in (("deepseek_v3", "latent"), ("qwen3_next", "delta")):
+        with pytest.raises(ModelLoadError, match=f"{name}.* take no drafts"):
+            build_runner(make(kind).build(device=DEVICE), sizes)
+
+
+def test_the_device_and_the_host_search_alike() -> None:
+    dice, host = random.Random(0), NGramDrafter()
+    for _ in range(300):
+        tokens = [dice.randrange(3) for _ in range(dice.randint(1, 30))]
+        assert reference.propose(tokens, 5) == list(host.propose(tokens, 5))
