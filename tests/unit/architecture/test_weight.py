@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 8275,
     "kernels": 12330,
     "adapters/pytorch": 11895,
-    "adapters": 10460,
+    "adapters": 10490,
     "entrypoints/server": 10760,
     "entrypoints": 11450,
 }
