@@ -93,10 +93,16 @@ class Job:
             if not self._is_given_up:
                 self._fill(catch_up)
         except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
-            self._error = error
+            self._error = error.with_traceback(None)  # which holds this
         self._batch.begun.release()
         self._has_ended = True
         self._batch.note_end(self)
+        if self._is_given_up:
+            self.forget()
+
+    def forget(self) -> None:
+        """Nobody asks for its members any more, and it must not keep them: a lexer has its newest job, and they have the lexer."""
+        self.members = []
 
     def _fill(self, catch_up: Callable[[GrammarMatcher], None]) -> None:
         batch, block = self._batch, self._batch.block
@@ -111,13 +117,13 @@ class Job:
 
     def is_in_time(self) -> bool:
         """Whether all is filled; else nobody waits any more."""
-        is_in_time = self._has_ended
+        members, is_in_time = self.members, self._has_ended
         self._is_given_up = not is_in_time
-        for _, matcher in self.members if self._is_begun else ():
+        for _, matcher in members if self._is_begun else ():
             if is_in_time:
                 matcher.careful = max(matcher.careful - 1, 0)
-            elif len(self.members) <= FEW:
-                matcher.careful = CAREFUL_ALONE if len(self.members) == 1 else CAREFUL_TOGETHER
+            elif len(members) <= FEW:
+                matcher.careful = CAREFUL_ALONE if len(members) == 1 else CAREFUL_TOGETHER
         return is_in_time
 
 
@@ -227,16 +233,18 @@ class MaskFiller:
             again = time.perf_counter()
             if batch.jobs:
                 self._wait(batch, started)
-            in_time = {job: job.is_in_time() for job in batch.jobs}
+            jobs = [(job, job.members, job.is_in_time()) for job in batch.jobs]
             if writing := [job for job in batch.jobs if not job.done()]:
                 self._note_late(batch, writing)
             came = list[tuple[int, GrammarMatcher]]()
-            for job, is_in_time in in_time.items():
+            for job, members, is_in_time in jobs:
+                if job.done():
+                    job.forget()
                 if is_in_time:
                     job.result()
-                    came += job.members
+                    came += members
                 else:
-                    late.update(number for number, _ in job.members)
+                    late.update(number for number, _ in members)
             empty = self._correct(came, block)
             self.seconds += time.perf_counter() - again
             return Filled(late, empty)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import threading
 import time
@@ -271,8 +270,7 @@ class LLGrammars:
         """As in `Grammars`."""
         self._compiling = {each for each in self._compiling if not each.done()}
         if self._compiling and self.living.total() >= LIVING_BYTES:
-            self._make_room(0)  # nothing runs: what nobody uses, or cycles hold, would keep everybody waiting
-            gc.collect()
+            self._make_room(0)  # nothing runs: what nobody uses would keep everybody waiting
         if self._compiling:
             wait(self._compiling, timeout=REST_SECONDS, return_when=FIRST_COMPLETED)
         else:

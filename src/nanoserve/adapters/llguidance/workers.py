@@ -32,6 +32,19 @@ MOST_CLIENTS: Final = 1_000
 """Whose spending is remembered while they wait for nothing."""
 
 
+class Made(Future[T]):
+    """What a worker makes, or its error, which is another one each time: one that is raised again keeps all frames that it came through."""
+
+    def result(self, timeout: float | None = None) -> T:
+        """As of any future."""
+        error = self.exception(timeout)
+        if error is None:
+            return super().result(timeout)
+        again = type(error).__new__(type(error), *error.args)
+        again.__dict__ |= error.__dict__
+        raise again
+
+
 class FairWorkers(Generic[T]):
     """So many threads, and as many of low priority, which end with it; they make one more while there `has_room`.
 
@@ -59,7 +72,7 @@ class FairWorkers(Generic[T]):
 
     def submit(self, client: str, make: Callable[[], T]) -> Future[T]:
         """Make something in a thread once it is the client's turn."""
-        made = Future[T]()
+        made = Made[T]()
         self._lines.push(client, lambda: _fulfil(made, make))
         return made
 
@@ -141,4 +154,4 @@ def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
     try:
         made.set_result(make())
     except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
-        made.set_exception(error)
+        made.set_exception(error.with_traceback(None))  # whose frames hold this future

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from traceback import walk_tb
 
@@ -439,3 +441,52 @@ def _until_ready(grammars: LLGrammars, matchers: list[GrammarMatcher]) -> None:
 def _until_compiled(grammars: LLGrammars) -> None:
     while grammars._compiling:
         grammars.rest()
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_grammar_is_gone_with_its_last_answer_though_no_garbage_is_collected(is_late: bool) -> None:
+    """Else its memory would keep others waiting until some garbage is."""
+    grammars = grammars_of(byte_level(), threads=2)
+    with no_collector():
+        crowd = [compiled(grammars, "regex", f"[ab]{{{number}}}") for number in range(3, 9)]
+        block = new_block(grammars._vocabulary.vocab_size, len(crowd))
+        grammars._filler.patience = 0.0 if is_late else None
+        for _ in range(3):
+            grammars.fill(crowd, block)()
+        waiting = list(crowd)
+        while waiting := [each for each in waiting if not grammars.is_ready(each)]:
+            grammars.rest()
+        alive = [weakref.ref(each.lexer) for each in crowd]
+        assert all(each() for each in alive)
+        grammars._cache.clear()
+        grammars.rest()
+        del crowd, waiting
+        assert [each for each in alive if each()] == []
+
+
+def test_an_error_that_is_kept_keeps_nothing_else() -> None:
+    grammars = grammars_of(byte_level())
+    refused = grammars.compile(Constraint("regex", "(?=a)"))
+    _until_compiled(grammars)
+    assert isinstance(refused, Future)
+    errors = []
+    for _ in range(3):
+        assert grammars.compile(Constraint("regex", "(?=a)")) is refused
+        with pytest.raises(BadValueError, match="regex") as caught:
+            refused.result()
+        errors.append(caught.value)
+    assert len(set(map(id, errors))) == 3
+    assert {(str(each), each.parameter) for each in errors} == {(str(errors[0]), "regex")}
+    kept = refused.exception()
+    assert kept is not None
+    assert kept.__traceback__ is None
