@@ -31,7 +31,8 @@ from nanoserve.ports.grammar import (
     Pending,
 )
 
-CACHE_BYTES: Final = 256 << 20
+CACHE_BYTES: Final = 384 << 20
+"""Room for 256 different schemas of up to 8,000 characters, as many as there may be rows."""
 LIVING_BYTES: Final = 512 << 20
 """Of all grammars that are cached or in use; beyond it no other is made."""
 FULL_BYTES: Final = 32 << 20
@@ -39,7 +40,8 @@ FULL_BYTES: Final = 32 << 20
 BYTES_PER_CHARACTER: Final = 64
 """Of a constraint, in its grammar: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
-"""Of any grammar, the states of its lexer included: an estimate from above of those that are in use."""
+"""Of any grammar, the states of its lexer included: an estimate from above of those that are in use. Schemas of 300 to 2,800 characters take
+70 to 160 KB as they are made, 300 to 460 after an answer of 400 tokens, 500 to 1,200 after nine."""
 SHARED: Final = 4
 """Answers that share a lexer before another one is made, where that takes less than `CHEAP_SECONDS`."""
 CHEAP_SECONDS: Final = 0.05

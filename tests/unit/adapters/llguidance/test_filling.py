@@ -64,6 +64,15 @@ def test_a_constraint_is_compiled_once_and_the_cache_is_bounded() -> None:
     assert grammars.compile(Constraint("regex", "a")) is not first
 
 
+def test_a_different_schema_for_each_of_256_rows_is_cached_and_may_live() -> None:
+    grammars, titles = grammars_of(byte_level()), "x" * 7_900
+    asked = [Constraint("json_schema", f'{{"title": "{titles}", "const": {each}}}') for each in range(256)]
+    made = [grammars.compile(each) for each in asked]
+    while not all(each.done() for each in made):
+        grammars.rest()
+    assert [grammars.compile(each) is first for each, first in zip(asked, made, strict=True)] == [True] * 256
+
+
 def test_a_compile_that_is_cancelled_before_it_begins_is_not_done_and_begun_anew_when_asked_for() -> None:
     grammars, may = grammars_of(byte_level()), threading.Event()
     for _ in range(WORKERS):
