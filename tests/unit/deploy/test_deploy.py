@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose.config.configuration import ALL_SETTINGS, read_configuration
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.watch import health
@@ -227,6 +228,22 @@ def test_one_server_on_a_cpu_or_one_gpu() -> None:
     (device,) = services["gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert "deploy" not in services["cpu"]
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "compose-replicas.yaml"])
+def test_the_command_line_reads_what_containers_run(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values and variables, too; `${NAME:-value}` is the value where nothing sets it."""
+    for service in composed(file).values():
+        with monkeypatch.context() as container:
+            for name, value in service.get("environment", {}).items():
+                container.setenv(name, re.sub(r"\$\{\w+:-(.*)\}", r"\1", value))
+            assert run_command([*service["command"], "--print-config"]) == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        for name in flags_in(service["command"]):
+            assert re.search(rf"^{name[2:].replace('-', '_')} .* {name}", shown.out, re.MULTILINE), name
 
 
 def test_the_router_of_the_containers_names_each_of_them(services: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from nanoserve.entrypoints.cli.main import run_command
-from nanoserve.entrypoints.client.chat import Said, Screen, Talk, split_settled, without_controls
+from nanoserve.entrypoints.client.chat import TOY_NOTE, Said, Screen, Talk, split_settled, without_controls
 from nanoserve.entrypoints.client.server import EventReader, ProtocolError
 from nanoserve.entrypoints.compose.assembly import Assembly
 from tests.unit.entrypoints.scripted_world import alone, interrupt_in_turn, scripted_assembly
@@ -21,16 +22,28 @@ Chat = Callable[..., int]
 SEEDED = ("--seed", "7", "--max-tokens", "12", "--temperature", "1")
 
 
+class Typed(io.TextIOWrapper):
+    """What somebody types at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch) -> Chat:
     """Runs a chat over these lines; without torch where it is local."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
-    def run(lines: str | bytes, *arguments: str, assembly: Assembly | None = None) -> int:
+    def run(
+        lines: str | bytes,
+        *arguments: str,
+        assembly: Assembly | None = None,
+        source: type[io.TextIOWrapper] = io.TextIOWrapper,
+    ) -> int:
         built = assembly or scripted_assembly()
         monkeypatch.setattr("nanoserve.entrypoints.client.chat.assemble", lambda _settings: built)
         raw = lines if isinstance(lines, bytes) else lines.encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        monkeypatch.setattr(sys, "stdin", source(io.BytesIO(raw)))
         try:
             return run_command(["chat", *arguments])
         except SystemExit as ended:
@@ -52,6 +65,24 @@ def test_every_answer_is_given_to_the_whole_conversation(
     first = alone("system.be kind.user.hello.")
     second = alone(f"system.be kind.user.hello.assistant.{first}.user.why.")
     assert capsys.readouterr().out == f"{first}\n{second}\n"
+
+
+@pytest.mark.parametrize("is_typed", [True, False])
+@pytest.mark.parametrize("arguments", [(), ("a-folder",), ("--model", "a-folder")], ids=" ".join)
+def test_at_a_terminal_the_model_in_the_box_says_what_it_is_and_another_one_does_not(
+    arguments: tuple[str, ...],
+    is_typed: bool,
+    chat: Chat,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_typed)
+    assert chat("", *arguments, source=Typed if is_typed else io.TextIOWrapper) == 0
+    said = " ".join(re.sub(r"\x1b\[\d*m", "", "".join(capsys.readouterr())).split())
+    name = "a-folder" if arguments else "the built-in model"
+    assert (f"{name}; /help lists what you can do" in said) is is_typed
+    assert (TOY_NOTE in said) is (is_typed and not arguments)
+    assert "nanoserve chat " in TOY_NOTE, "it names a real one to try"
 
 
 def test_reset_forgets_all_but_the_system_prompt(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
