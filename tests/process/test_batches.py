@@ -144,6 +144,8 @@ def test_beside_chat_and_through_the_death_of_the_engine(
     with server_process(tmp_path, *options) as server:
         server.wait_until_ready()
         with client_of(server) as client:
+            large = client.files.create(file=("large", b"x" * (9 << 20)), purpose="batch")
+            assert large.bytes == 9 << 20
             path = requests(tmp_path / "requests.jsonl")
             batch, other = begin(client, path), begin(client, path)
             assert chat(client) == expected["chat"]

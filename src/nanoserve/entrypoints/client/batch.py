@@ -9,9 +9,11 @@ import asyncio
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import attrs
 import httpx
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -19,6 +21,8 @@ from nanoserve.entrypoints.app.batch_lines import Answers, Line, Reply, answer_l
 from nanoserve.entrypoints.app.batch_lines import read_lines as read_file
 from nanoserve.entrypoints.client.server import CONNECT_SECONDS, QUIET_SECONDS, Address
 from nanoserve.ports.errors import BadValueError
+
+_JSON: Final = {"content-type": "application/json"}
 
 
 @attrs.define
@@ -32,14 +36,14 @@ class Tally:
 
 def read_lines(path: pathlib.Path, priority: int | None = None) -> list[Line]:
     """The requests in a file, with a priority where they have none; raises `BadValueError` with the place of what is wrong."""
-    more = {} if priority is None else {"priority": priority}
     found = []
     try:
         with path.open("rb") as file:
             for line in read_file(file):
                 if not isinstance(line, Line):
                     raise BadValueError("file", str(line).replace("file:", str(path), 1))
-                found.append(attrs.evolve(line, body={**more, **line.body}))
+                has_own = priority is None or "priority" in msgspec.json.decode(line.body)
+                found.append(line if has_own else line.with_field("priority", priority))
     except OSError as error:
         raise BadValueError("file", f"cannot read {path}: {error.strerror}") from None
     return found
@@ -62,7 +66,7 @@ async def send(
 
         async def ask(line: Line) -> Reply | None:
             try:
-                answer = await client.post(line.url, json=dict(line.body))
+                answer = await client.post(line.url, content=line.body, headers=_JSON)
             except httpx.TransportError:
                 return None
             return _read_reply(answer)

@@ -30,7 +30,7 @@ def line(name: str, **more: Any) -> bytes:
 
 
 def entry(name: str) -> dict[str, Any]:
-    return Reply(200, {"of": name}, "r").entry(Line(name, URL, {}))
+    return Reply(200, {"of": name}, "r").entry(Line(name, URL, b"{}"))
 
 
 def written(path: pathlib.Path) -> list[str]:
@@ -44,6 +44,11 @@ def test_wrong_lines_stand_among_the_others_with_their_numbers() -> None:
     errors = [each for each in found if isinstance(each, LineError)]
     assert [each.number for each in errors] == [3, 4, 5]
     assert "asks for '/v1/embeddings' in a batch for /v1/completions" in str(errors[2])
+
+
+def test_a_field_that_is_added_counts() -> None:
+    for body, expected in ((b"{}", {"a": 1}), (b' { "b" : 2 } ', {"b": 2, "a": 1}), (b'{"a":0}', {"a": 1})):
+        assert json.loads(Line("", URL, body).with_field("a", 1).body) == expected
 
 
 def test_a_line_of_any_length_is_read_no_further_than_the_bound() -> None:
@@ -128,6 +133,6 @@ async def test_no_more_lines_are_in_flight_than_there_are_slots() -> None:
     async def write(_: Line, reply: Reply) -> None:
         said.append(reply.body)
 
-    lines = [Line(str(number), URL, {}) for number in range(20)]
+    lines = [Line(str(number), URL, b"{}") for number in range(20)]
     await answer_lines(iter(lines), ask, write, asyncio.Semaphore(3))
     assert (sorted(said, key=int), most) == ([each.custom_id for each in lines], 3)

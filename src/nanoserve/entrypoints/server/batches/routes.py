@@ -72,7 +72,7 @@ async def create_file(
         raise RequestError(400, message, code="too_many_files")
     file_id, form = make_id("file-"), _Form(settings.max_file_size)
     with telling_of_the_disk():
-        with folder.writing(folder.path(owner, file_id)) as target:
+        async with folder.receiving(folder.path(owner, file_id)) as target:
             await form.read(request, target)
         record = FileObject(
             id=file_id,

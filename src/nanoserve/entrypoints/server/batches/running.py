@@ -345,8 +345,8 @@ def asking(app: ASGIApp) -> Ask:
     async def ask(client: Client, line: Line) -> Reply:
         request_id = f"req_{secrets.token_hex(12)}"
         CURRENT.set(RequestFacts(request_id=request_id, client=client.name))
-        body = {**line.body, "store": False} if line.url == "/v1/responses" else line.body
-        sent = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
+        asked = line.with_field("store", False) if line.url == "/v1/responses" else line
+        sent = [{"type": "http.request", "body": asked.body, "more_body": False}]
         got: list[Any] = []
 
         async def receive() -> Any:

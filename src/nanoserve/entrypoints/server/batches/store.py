@@ -7,6 +7,7 @@ record does not exist.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -15,13 +16,14 @@ import pathlib
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, BinaryIO, Final, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Meta, Struct, field
 
+from nanoserve.entrypoints.app.batch_lines import finished
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.ports.errors import BadValueError
 
@@ -190,6 +192,13 @@ class BatchFolder:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    @contextlib.asynccontextmanager
+    async def receiving(self, path: pathlib.Path) -> AsyncIterator[BinaryIO]:
+        """As `writing`, for what comes piece by piece; the end, which takes long, is for a thread."""
+        with contextlib.ExitStack() as stack:
+            yield stack.enter_context(self.writing(path))
+            await finished(asyncio.to_thread(stack.pop_all().close))
 
     def _load(self) -> None:
         fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)

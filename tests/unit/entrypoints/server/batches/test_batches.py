@@ -71,7 +71,7 @@ def test_a_batch_is_answered_as_its_lines_would_be(tmp_path: pathlib.Path) -> No
         other = ended(client, create(client, file_of(client, line), chat["url"]))
         (entry,) = content(client, other["output_file_id"]).values()
         assert entry["response"]["body"]["object"] == "chat.completion"
-        body = {"input": "a", "max_output_tokens": 16}
+        body = {"store": True, "input": "a", "max_output_tokens": 16}
         line = json.dumps({"custom_id": "r", "url": "/v1/responses", "body": body}).encode()
         other = ended(client, create(client, file_of(client, line), "/v1/responses"))
         (entry,) = content(client, other["output_file_id"]).values()

@@ -12,6 +12,7 @@ import pytest
 
 from nanoserve.entrypoints.server.batches.store import BatchFolder
 from nanoserve.ports.errors import BadValueError
+from tests.patience import wait_until
 from tests.unit.entrypoints.server.batches.batch_world import (
     batch_world,
     batches_of,
@@ -97,6 +98,20 @@ def test_what_is_no_form_of_a_file_is_refused_and_leaves_nothing(
         assert client.get("/v1/files").json()["data"] == []
         assert file_of(client, b"x" * 5000)
     assert len([*tmp_path.rglob("file-*")]) == 2
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 5000
+    with batch_world(tmp_path) as world:
+        with world.connect() as connection:
+            connection.sendall(head + part)
+            wait_until(lambda: [*tmp_path.rglob("*.tmp")])
+        wait_until(lambda: not [*tmp_path.rglob("*.tmp")])
+        world.settle()
+        with world.client() as client:
+            assert client.get("/v1/files").json()["data"] == []
 
 
 def test_a_large_file_is_taken_where_other_bodies_must_be_small(tmp_path: pathlib.Path) -> None:
