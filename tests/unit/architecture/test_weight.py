@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3585,
-    "domain": 8275,
+    "ports": 3610,
+    "domain": 8390,
     "kernels": 12330,
-    "adapters/pytorch": 11895,
+    "adapters/pytorch": 11915,
     "adapters": 10490,
     "entrypoints/server": 10775,
-    "entrypoints": 11465,
+    "entrypoints": 11540,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
