@@ -67,6 +67,8 @@ def _bound(value: float) -> str:
 def _names(parameter: Parameter) -> str:
     """How interfaces call it that have another name for it, or none."""
     others = {api: names for api, names in parameter.names.items() if names}
+    if len(others) == len(Api) and len({*others.values()}) == 1:
+        return f" ({' or '.join(f'`{name}`' for name in others[Api.OPENAI])} over HTTP)"
     said = [f"{' or '.join(f'`{name}`' for name in names)} {_WHERE[api]}" for api, names in others.items()]
     if [api for api in Api if parameter.names_in(api)] == [Api.OPENAI]:
         said.append(f"only {_WHERE[Api.OPENAI]}")

@@ -71,6 +71,7 @@ class Sequence:
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
         lora: the digest of its adapter; empty for none. `lora_slot` is where that is while it has a row.
         pooled: the vector of its prompt, once a step has yielded it.
+        acceptance: the share of its drafts that were right lately; a guess at first.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
     """
 
@@ -98,6 +99,7 @@ class Sequence:
     num_cached_tokens: int = 0
     lora: bytes = b""
     lora_slot: int = 0
+    acceptance: float = 0.6
     fetches: int = 0
     finish_reason: FinishReason | None = None
     stop: str | int | None = None

@@ -350,6 +350,12 @@ class SamplingParams:
         names=_OPENAI_ONLY,
         doors=(),
     )
+    drafts: bool = _switch(
+        True,
+        Group.OUTPUT,
+        "Have drafts, where the engine makes some (`--speculate`); the answer is the same.",
+        names=dict.fromkeys(Api, ("drafts", "speculate")),
+    )
     skip_special_tokens: bool = _switch(True, Group.OUTPUT, "Leave special tokens out of the text.")
     detokenize: bool = _switch(True, Group.OUTPUT, "Turn tokens into text at all.", names=_NO_API, doors=())
 

@@ -69,12 +69,13 @@ class RowSampling:
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    drafts: bool = True
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether a draw depends on seed, position and logits alone, and not on tokens that are drawn in the same step."""
+        """Whether drafts are wanted, and draws depend on seed, position and logits alone: not on tokens that are drawn in the same step."""
         neutral = self.presence_penalty == self.frequency_penalty == 0.0 and self.repetition_penalty == 1.0
-        return neutral and not self.min_tokens and not self.bad_token_sequences
+        return self.drafts and neutral and not self.min_tokens and not self.bad_token_sequences
 
 
 @attrs.frozen(kw_only=True)

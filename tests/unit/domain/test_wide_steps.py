@@ -14,9 +14,11 @@ import pytest
 from nanoserve.domain.invariants import audit
 from nanoserve.domain.scheduling.steps import DecodeSet
 from nanoserve.ports.errors import StepFailedError
+from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult, accepted_length
+from tests.fakes.finite_grammars import KIND, FiniteGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.unit.domain.test_scheduling_cost import work_of_a_step
 from tests.unit.domain.tokenizers import characters
@@ -133,13 +135,12 @@ def test_states_cannot_go_back_so_their_steps_are_narrow() -> None:
     assert world.answer("a").token_ids == oracle(range(4), 12)
 
 
-def test_a_step_too_crowded_for_drafts_is_narrow() -> None:
+def test_a_step_is_no_wider_than_its_budget_of_tokens() -> None:
     world, _ = drafting_world(1.0, 4, max_num_batched_tokens=11)
     for number in range(3):
         world.add(f"r{number}", range(number, number + 3), max_tokens=6 + 9 * number)
     world.run()
-    rows = {len(counts) for _, counts in world.runner.widths}
-    assert rows == {1, 2}
+    assert {(width, len(counts)) for width, counts in world.runner.widths} == {(2, 3), (4, 2), (4, 1)}
     assert world.answer("r2").token_ids == oracle(range(2, 5), 24)
 
 
@@ -197,3 +198,65 @@ def test_a_row_is_looked_at_when_its_dates_come_and_set_right() -> None:
         for sequence in world.scheduler.table.rows.running:
             reserved = [len(table) * 4 for table in sequence.block_tables]
             assert max(reserved) <= len(sequence.token_ids) + 8 + 4
+
+
+CHEAP = ((1, 1.0), (64, 1.1))
+"""Wide steps cost next to nothing, as where reading the weights takes all the time."""
+DEAR = ((1, 1.0), (64, 64.0))
+"""Each token costs the same."""
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "costs", "widths"),
+    [(1.0, CHEAP, {8}), (1.0, DEAR, set()), (0.0, DEAR, set()), (0.7, ((1, 1.0), (2, 1.1), (3, 3.0)), {2})],
+)
+def test_a_step_is_as_wide_as_brings_most_tokens_in_its_time(
+    acceptance: float, costs: tuple[tuple[int, float], ...], widths: set[int]
+) -> None:
+    world, _ = drafting_world(acceptance, 8, step_seconds=costs)
+    world.add("a", range(4), max_tokens=50)
+    world.run()
+    assert {width for width, _ in world.runner.widths} == widths
+    assert world.answer("a").token_ids == oracle(range(4), 50)
+
+
+def test_drafts_that_are_never_right_are_given_up_and_tried_again_now_and_then() -> None:
+    world, drafter = drafting_world(
+        0.0, 4, step_seconds=((1, 1.0), (64, 10.0)), num_blocks=200, max_model_len=400
+    )
+    world.add("a", range(4), max_tokens=300)
+    world.run()
+    steps = [plan.step for plan in world.runner.plans if plan.width > 1]
+    tried = [step for step in steps if step > 20]
+    assert 1 < steps[-len(tried) - 1] < 20
+    assert all(later - sooner == 65 for sooner, later in itertools.pairwise(tried))
+    assert len(tried) == (300 - steps[-len(tried) - 1]) // 65
+    assert world.answer("a").token_ids == oracle(range(4), 300)
+    assert world.scheduler.counters.wide_steps == len(steps) == len(drafter.leads)
+    assert world.scheduler.counters.accepted_tokens == 0
+
+
+def test_a_request_can_do_without_drafts() -> None:
+    world, drafter = drafting_world(1.0, 4, step_seconds=CHEAP)
+    world.add("a", range(4), max_tokens=80, drafts=False)
+    world.run()
+    assert not drafter.leads
+    assert not world.scheduler.counters.wide_steps
+
+
+def test_a_row_with_a_grammar_makes_its_steps_narrow() -> None:
+    world, drafter = drafting_world(1.0, 4, grammars=FiniteGrammars(VOCAB), depth=2)
+    world.add("free", range(4), max_tokens=50)
+    for _ in range(4):
+        world.turn()
+    assert drafter.leads
+    world.add("bound", range(9), max_tokens=20, constraint=Constraint(KIND, "5 6 7 8"), eos=(1,))
+    while not world.answer("bound").token_ids:
+        world.turn()
+    seen = len(drafter.leads)
+    while world.answer("bound").reason is None:
+        world.turn()
+        assert len(drafter.leads) == seen
+    world.run()
+    assert len(drafter.leads) > seen
+    assert world.answer("free").token_ids == oracle(range(4), 50)

@@ -18,6 +18,8 @@ from nanoserve.adapters.pytorch.step_inputs import StepInputs
 
 _CLEARLY_FASTER = 0.75
 """Fewer threads are chosen only if a decode step then takes less than this fraction of the time."""
+_MEASURED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
+"""Sizes of steps from which the cost of any other follows well enough."""
 _PATIENCE = 0.15
 _REPEATS = 5
 
@@ -36,19 +38,30 @@ def fastest_threads(most: int, seconds_with: Callable[[int], float]) -> int:
 
 def decode_seconds(model: DecoderModel, dtype: torch.dtype) -> Callable[[int], float]:
     """A function that sets the thread count and returns the median time of a few decode steps of one row."""
-    device = torch.device("cpu")
-    kv = KVStore(model.spec, num_blocks=1, block_size=16, dtype=dtype, device=device)
-    inputs = StepInputs.of_prompt([0], block_size=16, num_groups=len(model.spec.cache_groups))
 
-    @torch.inference_mode()
     def seconds_with(count: int) -> float:
         torch.set_num_threads(count)
-        model.logits(model(inputs, kv))
-        times: list[float] = []
-        while len(times) < _REPEATS and (not times or sum(times) < _PATIENCE):
-            began = time.perf_counter()
-            model.logits(model(inputs, kv))
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
+        return step_seconds(model, dtype, 1)
 
     return seconds_with
+
+
+def step_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
+    """Numbers of tokens, and what steps of so many take."""
+    return tuple((count, step_seconds(model, dtype, count)) for count in _MEASURED_TOKENS)
+
+
+@torch.inference_mode()
+def step_seconds(model: DecoderModel, dtype: torch.dtype, num_tokens: int) -> float:
+    """The median time of a few steps of so many tokens, all of which get logits."""
+    size = max(_MEASURED_TOKENS)
+    kv = KVStore(model.spec, num_blocks=1, block_size=size, dtype=dtype, device=torch.device("cpu"))
+    groups = len(model.spec.cache_groups)
+    inputs = StepInputs.of_prompt([0] * num_tokens, block_size=size, num_groups=groups)
+    model.logits(model(inputs, kv))
+    times: list[float] = []
+    while len(times) < _REPEATS and (not times or sum(times) < _PATIENCE):
+        began = time.perf_counter()
+        model.logits(model(inputs, kv))
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)

@@ -52,6 +52,7 @@ class Limits(EngineSizes):
         min_offload_tokens: a shorter stretch of a prefix is computed again rather than brought in from host memory.
         max_itl: seconds between two tokens of a decoding sequence that prefill chunks are sized to keep; None
             lets every step use its whole token budget.
+        step_seconds: what steps of some numbers of tokens take, by which the width of steps is chosen; none takes the widest.
     """
 
     isolated: bool = False
@@ -60,6 +61,7 @@ class Limits(EngineSizes):
     max_itl: float | None = None
     min_offload_tokens: int = 256
     classes: tuple[RequestClass, ...] = (RequestClass(),)
+    step_seconds: tuple[tuple[int, float], ...] = ()
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size"):
@@ -70,6 +72,7 @@ class Limits(EngineSizes):
         if self.max_num_batched_tokens < self.max_num_seqs:
             message = f"must be at least max_num_seqs ({self.max_num_seqs}), got {self.max_num_batched_tokens}; raise it or lower max_num_seqs"
             raise BadValueError("max_num_batched_tokens", message)
+        check_integer("max_width", self.max_width, low=1)
         check_integer("host_slots", self.host_slots, low=0)
         check_integer("min_offload_tokens", self.min_offload_tokens, low=1)
         if self.host_slots and not self.prefix_caching:

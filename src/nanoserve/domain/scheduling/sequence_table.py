@@ -39,6 +39,7 @@ class Counters:
     generated_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    wide_steps: int = 0
     leaked_blocks: int = 0
 
 

@@ -37,7 +37,7 @@ from nanoserve.adapters.pytorch.observation import ObservedModel
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
+from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, step_costs
 from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
@@ -45,6 +45,7 @@ from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.kv.laws import pool_needs
+from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.entrypoints.compose import choices
 from nanoserve.entrypoints.compose.assembly import (
@@ -131,7 +132,7 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
 
         if found.device == "cuda":
             return _make_gpu_runner(settings, loaded, build.sizes, None, ranks=communicator, meet=meet)[0]
-        runner = TorchRunner(loaded.model, build.sizes)
+        runner = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         meet()
         return runner
 
@@ -144,6 +145,7 @@ class _Loaded:
 
     Attributes:
         available: bytes for this part: where the ranks share a memory, its part of that; else what the rank with the least has.
+        step_seconds: as in `Limits`.
     """
 
     found: Survey
@@ -152,6 +154,7 @@ class _Loaded:
     model: DecoderModel
     group: RankGroup | None = None
     available: int | None = None
+    step_seconds: tuple[tuple[int, float], ...] = ()
 
 
 def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: RankGroup | None) -> _Loaded:
@@ -188,7 +191,11 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     if found.device == "cpu" and ranks.size == 1 and not choices.user_chose_threads(settings):
         threads = fastest_threads(threads, decode_seconds(model, dtype))
         watch.lap("choice of threads")
-    return _Loaded(found, sizes, devices.set_threads(threads), model)
+    threads = devices.set_threads(threads)
+    costs = step_costs(model, dtype) if settings.speculate == "auto" and sizes.max_width > 1 else ()
+    if costs:
+        watch.lap("cost of wide steps")
+    return _Loaded(found, sizes, threads, model, step_seconds=costs)
 
 
 def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
@@ -310,7 +317,7 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available, usual_bytes=CPU_KV_BYTES
     )
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
-    runner = TorchRunner(loaded.model, sizes)
+    runner = TorchRunner(loaded.model, sizes, NGramDrafter())
     if loaded.group is not None:
         loaded.group.meet(sizes)
     return _Built(runner, sizes, memory)
@@ -371,7 +378,7 @@ def _build_engine(
 ) -> Engine[Any]:
     source = loaded.found.folder
     engine = Engine(
-        limits=choices.make_limits(settings, facts),
+        limits=choices.make_limits(settings, facts, loaded.step_seconds),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import structlog
+
 from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
@@ -25,6 +27,8 @@ FitT = TypeVar("FitT")
 _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 """By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
 rows and long chunks to be busy."""
+_WIDTHS: Final = {"auto": 8, "ngram": 4}
+"""By drafter the most tokens of a row and step; three drafts are right often enough to be tried without a measure."""
 _CROWD: Final = 512
 """Rows of a step on a GPU of `_LARGE` bytes, which has room for their tokens and logits."""
 _LARGE: Final = 64 << 30
@@ -84,6 +88,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         max_loras=choose_loras(settings),
         max_lora_rank=settings.max_lora_rank,
         max_logprobs=settings.max_logprobs,
+        max_width=choose_width(settings, spec, device),
     )
 
 
@@ -94,6 +99,26 @@ def choose_loras(settings: EngineSettings) -> int:
     if named and not slots:
         raise BadValueError("max_loras", "must be at least 1 where --lora names adapters")
     return slots
+
+
+def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
+    """The most tokens that a row computes in a step: one where nothing is drafted, or states could not go back.
+
+    Raises `BadValueError` where drafts were asked for and there can be none.
+    """
+    if settings.speculate == "off":
+        return 1
+    if device == "cuda":
+        raise BadValueError("speculate", f"{settings.speculate} is not available on a GPU yet; take off")
+    if settings.speculate == "auto" and settings.tensor_parallel_size > 1:
+        message = (
+            "auto measures what steps cost, which cannot be done over several ranks yet; take ngram or off"
+        )
+        raise BadValueError("speculate", message)
+    if any(isinstance(each.kind, Recurrent) for each in spec.cache_groups):
+        structlog.get_logger().warning("no drafts: the states of this model's layers cannot go back")
+        return 1
+    return _WIDTHS[settings.speculate]
 
 
 def choose_depth(settings: EngineSettings, device: str) -> int:
@@ -174,10 +199,13 @@ def _read_class(
     )
 
 
-def make_limits(settings: EngineSettings, sizes: EngineSizes) -> Limits:
+def make_limits(
+    settings: EngineSettings, sizes: EngineSizes, step_seconds: tuple[tuple[int, float], ...] = ()
+) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
         **sizes.sizes(),
+        step_seconds=step_seconds,
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

@@ -204,3 +204,17 @@ def test_threads_spin_briefly_unless_the_user_said_how(
     prepare_process()
     assert os.environ.get("GOMP_SPINCOUNT") == {None: SPIN_COUNT, "GOMP_SPINCOUNT": "mine"}.get(own)
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+
+
+def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
+    delta = DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=8, value_dim=8, taps=2)
+    states = attrs.evolve(SPEC, layers=(attrs.evolve(SPEC.layers[0], mixer=delta), *SPEC.layers[1:]))
+    for speculate, width in {"off": 1, "ngram": 4, "auto": 8}.items():
+        settings = EngineSettings(speculate=speculate)
+        assert choices.choose_width(settings, SPEC, "cpu") == width
+        assert choices.choose_width(settings, states, "cpu") == 1
+    assert choices.choose_width(EngineSettings(), SPEC, "cuda") == 1
+    with pytest.raises(BadValueError, match="speculate: ngram is not available on a GPU yet"):
+        choices.choose_width(EngineSettings(speculate="ngram"), SPEC, "cuda")
+    with pytest.raises(BadValueError, match="speculate: auto measures"):
+        choices.choose_width(EngineSettings(speculate="auto", tensor_parallel_size=2), SPEC, "cpu")

@@ -142,6 +142,11 @@ class EngineSettings:
         or_none(integer(low=1, high=4)),
         "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU.",
     )
+    speculate: str = setting(
+        "off",
+        one_of("off", "auto", "ngram"),
+        "Guess tokens from what a sequence has said before, and compute several at once; auto does where it pays. Answers stay the same.",
+    )
     enforce_eager: bool = setting(
         False, boolean(), "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
     )

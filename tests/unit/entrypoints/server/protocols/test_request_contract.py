@@ -66,6 +66,7 @@ HONOURED: Final[dict[str, list[tuple[Any, Any]]]] = {
     "allowed_token_ids": [([1, 2], (1, 2))],
     "bad_words": [(["no"], ("no",))],
     "prompt_logprobs": [(2, 2)],
+    "drafts": [(False, False)],
     "skip_special_tokens": [(False, False)],
 }
 WRONG: Final[dict[str, list[Any]]] = {
@@ -88,6 +89,7 @@ WRONG: Final[dict[str, list[Any]]] = {
     "allowed_token_ids": [[], [10**30]],
     "bad_words": [[""]],
     "prompt_logprobs": [21],
+    "drafts": ["no"],
     "skip_special_tokens": ["no"],
 }
 

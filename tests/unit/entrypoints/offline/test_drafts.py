@@ -1,0 +1,31 @@
+"""`LLM(speculate=...)`: the same answers in fewer steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoserve.entrypoints.offline import LLM, SamplingParams
+
+PROMPTS = ["Once upon a time", "one two three four one two three four one two three"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, allowed_token_ids=range(70, 73))
+"""Three tokens soon repeat themselves."""
+SEEDED = SamplingParams(temperature=0.7, seed=5, max_tokens=40, n=2, logprobs=1)
+
+
+def answers(speculate: str, params: SamplingParams) -> tuple[list[list[int]], int]:
+    """The answers, and in how many steps."""
+    with LLM(dtype="float32", threads=1, paranoid=True, speculate=speculate) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        counts = llm._open_session.assembly.engine.counts()
+    return [list(each.token_ids) for output in outputs for each in output.outputs], counts.steps
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+def test_answers_are_the_same_with_drafts_and_take_fewer_steps(params: SamplingParams) -> None:
+    without, most = answers("off", params)
+    for speculate in ("ngram", "auto"):
+        drafted, steps = answers(speculate, params)
+        assert drafted == without
+        assert steps <= most
+    if params is GREEDY:
+        assert answers("ngram", params)[1] < most
