@@ -19,7 +19,7 @@ from nanoserve.adapters.llguidance.filling import MaskFiller
 from nanoserve.adapters.llguidance.limits import check_size
 from nanoserve.adapters.llguidance.matchers import GrammarMatcher, SharedLexer
 from nanoserve.adapters.llguidance.reading import PARSER_LIMITS, grammar_text, refusal
-from nanoserve.adapters.llguidance.workers import FairWorkers
+from nanoserve.adapters.llguidance.workers import LOW_PRIORITY, FairWorkers
 from nanoserve.ports.grammar import (
     Constraint,
     ConstraintKind,
@@ -219,7 +219,9 @@ class LLGrammars:
         texts = ((vocabulary.decode_str([each]), each) for each in range(num_tokens))
         self._special = {text: each for text, each in texts if vocabulary.is_special_token(each)}
         self.living = living = Living()
-        self._workers = FairWorkers[CompiledGrammar](WORKERS, lambda: living.total() < LIVING_BYTES)
+        self._workers = FairWorkers[CompiledGrammar](
+            WORKERS, lambda: living.total() < LIVING_BYTES, priority=LOW_PRIORITY
+        )
         self._most_lexers = LEXERS_PER_THREAD * threads
         self._growing = weakref.WeakSet[Lexers]()
         self.moves = 0

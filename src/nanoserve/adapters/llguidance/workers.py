@@ -1,7 +1,7 @@
 """Threads that make grammars, fair to clients: whoever has cost least is served next, and nobody takes more than a share of the machine for long.
 
-A client that owes nothing is served at once. Who has something running, or owes, is served by threads of low priority: they have what steps leave
-of the processors, which wait for each other within a step, so that an interruption of one costs as much as of all.
+A client that owes nothing is served at once. Who has something running, or owes, is served by other threads. In an engine's process those have a low
+priority: they have what steps leave of the processors, which wait for each other within a step, so that an interruption of one costs as much as of all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Made(Future[T]):
 
 
 class FairWorkers(Generic[T]):
-    """So many threads, and as many of low priority, which end with it; they make one more while there `has_room`.
+    """So many threads, and as many of a low `priority` (as `nice` counts), which end with it; they make one more while there `has_room`.
 
     `cost` counts the processor seconds of the calling thread, `clock` those that pass. The client without a name, for whom an
     engine works that is not served, has no bound.
@@ -57,6 +57,7 @@ class FairWorkers(Generic[T]):
         threads: int,
         has_room: Callable[[], bool] = lambda: True,
         *,
+        priority: int = 0,
         cost: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,7 +66,7 @@ class FairWorkers(Generic[T]):
         before = threading.stack_size(STACK_BYTES)
         try:
             for number in range(2 * threads):
-                args = (self._lines, cost, number >= threads)
+                args = (self._lines, cost, number >= threads, priority)
                 threading.Thread(target=_run, args=args, name="grammar", daemon=True).start()
         finally:
             threading.stack_size(before)
@@ -136,10 +137,10 @@ class _Lines:
         return min(served, key=lambda each: (self._running[each], owed.get(each, 0)), default=None)
 
 
-def _run(lines: _Lines, cost: Callable[[], float], of_debtors: bool) -> None:
-    if of_debtors and sys.platform == "linux":  # where a thread has a priority of its own
+def _run(lines: _Lines, cost: Callable[[], float], of_debtors: bool, priority: int) -> None:
+    if of_debtors and priority and sys.platform == "linux":  # where a thread has a priority of its own
         with contextlib.suppress(OSError):  # it has less already
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
     while (found := lines.pop(of_debtors=of_debtors)) is not None:
         client, work = found
         started = cost()

@@ -164,7 +164,9 @@ def _at_once(_client: str, work: Callable[[], None]) -> Future[None]:
 def _checks() -> FairWorkers[None]:
     from nanoserve.adapters.llguidance.workers import FairWorkers  # noqa: PLC0415 - few requests have one
 
-    return FairWorkers(2)
+    return FairWorkers(
+        2
+    )  # of usual priority: the loop of the server would wait for one that has the interpreter's lock
 
 
 def find_model(settings: EngineSettings) -> str:

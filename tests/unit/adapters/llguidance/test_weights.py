@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.llguidance import reading, workers
-from nanoserve.adapters.llguidance.grammars import FULL_BYTES, LIVING_BYTES, Living
+from nanoserve.adapters.llguidance.grammars import FULL_BYTES, LIVING_BYTES, WORKERS, Living
 from nanoserve.adapters.llguidance.limits import MAX_LITERAL
 from nanoserve.adapters.llguidance.matchers import SharedLexer
 from nanoserve.adapters.llguidance.reading import check, is_known
 from nanoserve.adapters.llguidance.workers import FairWorkers
+from nanoserve.entrypoints.compose import bootstrap
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import AT_FAULT, Constraint
 from tests.unit.adapters.llguidance.vocabularies import accepts, compiled, grammars_of, plain
@@ -202,7 +203,7 @@ def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_sm
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
 def test_who_owes_or_has_something_running_has_low_priority_and_nobody_else_has() -> None:
     now, spent = [0.0], [0.0]
-    fair = FairWorkers[int](1, cost=lambda: spent[0], clock=lambda: now[0])
+    fair = FairWorkers[int](1, priority=workers.LOW_PRIORITY, cost=lambda: spent[0], clock=lambda: now[0])
     usual, begun, gate = os.getpriority(os.PRIO_PROCESS, 0), threading.Event(), threading.Event()
 
     def priority(cost: float = 0.001) -> int:
@@ -225,6 +226,26 @@ def test_who_owes_or_has_something_running_has_low_priority_and_nobody_else_has(
     assert fair.submit("third", lambda: priority(0.0)).result(60) == low
     gate.set()
     assert held.result(60) == usual
+
+
+def test_an_engine_s_grammars_are_of_low_priority_for_who_owes_and_the_door_s_are_not() -> None:
+    """The door's would keep the lock, and with it the loop that every client is served by, while steps have the processors."""
+    asked = list[int]()
+
+    def set_priority(_which: int, _who: int, priority: int) -> None:
+        asked.append(priority)
+        seen.release()
+
+    seen = threading.Semaphore(0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "setpriority", set_priority)
+        door = bootstrap._checks.__wrapped__()
+        door.submit("", lambda: None).result(60)
+        grammars = grammars_of(TOKENIZER)
+        compiled(grammars, "regex", "a")
+        for _ in range(WORKERS):
+            assert seen.acquire(timeout=60)
+    assert asked == [workers.LOW_PRIORITY] * WORKERS
 
 
 def test_who_takes_much_at_once_waits_until_it_is_paid_back_and_nobody_else_does() -> None:
