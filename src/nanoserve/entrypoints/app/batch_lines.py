@@ -20,8 +20,8 @@ import msgspec
 
 from nanoserve.ports.errors import BadValueError
 
-LONGEST_LINE: Final = 16 * 2**20
-"""Bytes."""
+LONGEST_LINE: Final = 4 * 2**20 + 2**16
+"""Bytes: the largest body that a server takes by default, and what is around it. To read more at once holds the interpreter's lock."""
 _LATER: Final = frozenset({408, 409, 425, 429, 502, 503, 504})
 _LONGEST_WAIT: Final = 10.0
 _MOST_FAILURES: Final = 3
