@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3610,
     "domain": 8390,
-    "kernels": 12330,
-    "adapters/pytorch": 11915,
+    "kernels": 12340,
+    "adapters/pytorch": 11940,
     "adapters": 10490,
     "entrypoints/server": 10775,
     "entrypoints": 11540,
