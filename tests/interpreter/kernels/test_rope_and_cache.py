@@ -10,7 +10,7 @@ import torch
 from nanoserve.kernels.latent_attention.cases import check_head_linear
 from nanoserve.kernels.latent_attention.launch import head_linear
 from nanoserve.kernels.rope_and_cache.cases import check_latents, check_tokens, check_write_latents
-from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
+from nanoserve.kernels.rope_and_cache.launch import rope_and_cache, write_latents
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.testing_attention import Heads, LatentHeads, Places, paged_cache
 from tests.interpreter.kernels.agreement import agree
@@ -87,6 +87,24 @@ SIZES = {"odd": ODD, "deepseek": DEEPSEEK, "many-heads": ODD._replace(num_heads=
 @pytest.mark.parametrize("sizes", SIZES)
 def test_entries_and_rotated_queries_equal_the_reference(sizes: str, inputs: Inputs) -> None:
     agree(check_write_latents(inputs, SIZES[sizes]), TOLERANCE[inputs.dtype])
+
+
+def test_drafted_latents_stand_behind_the_newest_up_to_their_rows_limit(inputs: Inputs) -> None:
+    at = [(1, 13), (1, 14), (1, 15), (1, 16), (0, 2), (0, 3), (0, 4), (0, 5)]
+    places, norm, rotations = Places.of(inputs, at), inputs.normal(20), ODD.turns(inputs, 20)
+    projected, heads = inputs.normal(8, ODD.width), inputs.normal(8, 3, 16)
+    caches = [ODD.cache(inputs, places.ends, unwritten=20)] * 2
+    caches = [each._replace(entries=each.entries.clone()) for each in caches]
+    rotated = inputs.poisoned(2, 8, 3, 6)
+    how: dict[str, Any] = {"norm_weight": norm, "eps": 1e-5, "rotations": rotations}
+    plain: dict[str, Any] = {"token_rows": places.rows, "positions": places.positions}
+    write_latents(projected, heads, rotated[0], caches[0], **how, **plain)
+    how |= {"token_rows": inputs.these([1, 0]), "positions": inputs.these([3, 14]), "newest": True}
+    write_latents(projected, heads, rotated[1], caches[1], **how, limits=inputs.these([5, 18]), width=4)
+    blocks, offsets = places.slots(caches[0].tables, ODD.block_size)
+    caches[0].entries[blocks[6:], offsets[6:]] = torch.nan
+    for one, other in (rotated, (caches[0].entries, caches[1].entries)):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
 @cases("tokens", [3], also=[1, 16, 17, 64])

@@ -206,6 +206,19 @@ def test_a_decoding_row_of_latents_gets_the_bits_of_a_tile(inputs: Inputs) -> No
     assert torch.equal(case.newest(blocks), case.tiled(blocks)[case.queries.last])
 
 
+def test_drafted_tokens_of_latents_see_those_before_them(inputs: Inputs) -> None:
+    case = Case.of(inputs, ODD, [(7, 4), (0, 4), (30, 4)])
+    index = [token + ahead for *_, token in case.queries.chunks for ahead in range(4)]
+    rows = inputs.these([row for row, *_ in case.queries.chunks])
+    query, out = case.queries.tokens[index], inputs.poisoned(len(index), ODD.num_heads, ODD.latent_dim)
+    which: dict[str, Any] = {"lengths": inputs.these([31, 1, 8, 1]), "width": 4, "scale": ODD.scale}
+    latent_prefill(query, case.cache, out, tiles=rows, blocks=SMALL, **which)
+    assert torch.equal(out, case.tiled(SMALL)[index])
+    scratch = SplitScratch.create(len(index), ODD.num_heads, ODD.latent_dim, 2, inputs.device)
+    latent_decode(query, case.cache, out, batch_rows=rows, splits=2, scratch=scratch, **which)
+    agree([Comparison("two splits", out, case.exact()[index])], ATOL[inputs.dtype])
+
+
 @cases("splits", [3], also=[1])
 def test_a_row_that_decodes_is_the_same_alone_and_in_a_crowd(inputs: Inputs, splits: int) -> None:
     case = Case.of(inputs, ODD, [(39, 1), (69, 1), (16, 1), (8, 1)])

@@ -192,7 +192,8 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
         threads = fastest_threads(threads, decode_seconds(model, dtype))
         watch.lap("choice of threads")
     threads = devices.set_threads(threads)
-    costs = step_costs(model, dtype) if settings.speculate == "auto" and sizes.max_width > 1 else ()
+    measured = found.device == "cpu" and settings.speculate == "auto" and sizes.max_width > 1
+    costs = step_costs(model, dtype) if measured else ()
     if costs:
         watch.lap("cost of wide steps")
     return _Loaded(found, sizes, threads, model, step_seconds=costs)
@@ -378,7 +379,7 @@ def _build_engine(
 ) -> Engine[Any]:
     source = loaded.found.folder
     engine = Engine(
-        limits=choices.make_limits(settings, facts, loaded.step_seconds),
+        limits=choices.make_limits(settings, facts, getattr(runner, "step_seconds", loaded.step_seconds)),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),

@@ -108,8 +108,9 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     """
     if settings.speculate == "off":
         return 1
-    if device == "cuda":
-        raise BadValueError("speculate", f"{settings.speculate} is not available on a GPU yet; take off")
+    if device == "cuda" and settings.tensor_parallel_size > 1:
+        message = f"{settings.speculate} is not available over several GPUs yet; take off"
+        raise BadValueError("speculate", message)
     if settings.speculate == "auto" and settings.tensor_parallel_size > 1:
         message = (
             "auto measures what steps cost, which cannot be done over several ranks yet; take ngram or off"
@@ -205,7 +206,7 @@ def make_limits(
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
         **sizes.sizes(),
-        step_seconds=step_seconds,
+        step_seconds=step_seconds if settings.speculate == "auto" else (),
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

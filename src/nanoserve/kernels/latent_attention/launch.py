@@ -32,6 +32,7 @@ def latent_decode(
     *,
     batch_rows: Tensor,
     lengths: Tensor,
+    width: int = 1,
     scale: float,
     splits: int,
     scratch: SplitScratch,
@@ -44,14 +45,15 @@ def latent_decode(
     its own tokens, on `splits` and on `blocks`, not on where or with whom it is computed.
 
     Args:
-        query: [B, num_heads, latent_dim + rope_dim], contiguous, absorbed and rotated.
+        query: [B * width, num_heads, latent_dim + rope_dim], contiguous, absorbed and rotated.
         cache: of one layer, with the newest tokens' own entries already written, in the dtype of `query`.
-        out: [B, num_heads, latent_dim], contiguous, overwritten.
+        out: [B * width, num_heads, latent_dim], contiguous, overwritten.
         batch_rows: int32 [B], which row each place is.
         lengths: int32 [rows], tokens of each row, the newest included.
+        width: queries of each place, of its newest token and those behind it, each of which sees what is before it.
         scale: positive, what scores are multiplied with.
         splits: programs per row, from `choose_splits`; any number is right for any length.
-        scratch: for at least B * splits sums per head; not used if `splits` is 1.
+        scratch: for at least B * width * splits sums per head; not used if `splits` is 1.
         blocks: sizes, by default `decode_block` for the entries and dtype.
         pdl: see `nanoserve.kernels.device.pdl`. Rows, lengths and block tables are read before the wait.
 
@@ -72,7 +74,7 @@ def latent_decode(
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
         PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), HEADS=heads, TOKENS=tokens,
         STAGES=stages,
-        SPLIT=splits > 1, PDL=pdl, num_warps=warps, **launch_options(pdl),
+        WIDTH=width, SPLIT=splits > 1, PDL=pdl, num_warps=warps, **launch_options(pdl),
     )  # fmt: skip
     if splits > 1:
         padded_splits = triton.next_power_of_2(splits)
@@ -91,6 +93,7 @@ def latent_prefill(
     *,
     tiles: Tensor,
     lengths: Tensor | None = None,
+    width: int = 1,
     scale: float,
     blocks: BlockSizes | None = None,
 ) -> None:
@@ -109,6 +112,7 @@ def latent_prefill(
             of the first query. At most `queries_per_tile` queries each.
         lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
             its newest token.
+        width: with `lengths`, how many queries each row has, of its newest token and those behind it.
         scale: positive, what scores are multiplied with.
         blocks: sizes, by default `prefill_block` for the entries and dtype.
     """
@@ -117,14 +121,14 @@ def latent_prefill(
         tuning.padded_width(latent_dim, rope_dim), query.dtype, shared_memory(query.device)
     )
     packed = tuning.packed_heads(num_heads, rows)
-    attend_with_tiles[num_heads // packed, tiles.shape[0]](
+    attend_with_tiles[num_heads // packed, tiles.shape[0] * width](
         query_ptr=query, entries_ptr=cache.entries, out_ptr=out, tiles_ptr=tiles,
         lengths_ptr=tiles if lengths is None else lengths, tables_ptr=cache.tables,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=scale * LOG2_E,
         NUM_HEADS=num_heads, BLOCK_SIZE=cache.entries.shape[1], LATENT=latent_dim, ROPE=rope_dim,
         PADDED_LATENT=padded(latent_dim), PADDED_ROPE=padded(rope_dim), PACKED=packed, ROWS=rows,
         TOKENS=tokens, STAGES=stages,
-        NEWEST=lengths is not None, num_warps=warps,
+        NEWEST=lengths is not None, WIDTH=width, num_warps=warps,
     )  # fmt: skip
 
 

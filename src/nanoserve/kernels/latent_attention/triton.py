@@ -55,9 +55,11 @@ def attend_to_rows(
     table_stride, block_stride, scale,
     NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, STAGES: tl.constexpr,
-    SPLIT: tl.constexpr, PDL: tl.constexpr,
+    WIDTH: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (g, b, s): softmax(scale q e^T) e[:, :LATENT] of HEADS heads at place b, over split s of its row's entries e.
+
+    WIDTH places have one row, for one token after the other from its newest on.
 
     Queries [HEADS, PADDED_LATENT] and [HEADS, PADDED_ROPE], entries as [TOKENS, ...] of both. Whole tiles to each
     split; the last splits may be left with none.
@@ -65,8 +67,8 @@ def attend_to_rows(
     let_next_start(PDL)
     place = tl.program_id(1)
     split = tl.program_id(2)
-    row = tl.load(batch_rows_ptr + place)
-    length = tl.load(lengths_ptr + row)
+    row = tl.load(batch_rows_ptr + place // WIDTH)
+    length = tl.load(lengths_ptr + row) + place % WIDTH
     table_ptr = tables_ptr + row.to(tl.int64) * table_stride
     share = tl.cdiv(tl.cdiv(length, TOKENS), tl.num_programs(2)) * TOKENS
     begin = split * share
@@ -132,21 +134,21 @@ def attend_with_tiles(
     query_ptr, entries_ptr, out_ptr, tiles_ptr, lengths_ptr, tables_ptr, table_stride, block_stride, scale,
     NUM_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     PADDED_LATENT: tl.constexpr, PADDED_ROPE: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr,
-    TOKENS: tl.constexpr, STAGES: tl.constexpr, NEWEST: tl.constexpr,
+    TOKENS: tl.constexpr, STAGES: tl.constexpr, NEWEST: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (g, i): softmax(scale q e^T) e[:, :LATENT] of heads [g * PACKED, (g + 1) * PACKED) of tile i; ROWS score rows.
 
-    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row. Entries are visited from multiples of
+    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row, or one of WIDTH from there on. Entries are visited from multiples of
     TOKENS on in rising order, and a visit in which nothing is visible to a score row changes no bit of it: so a query's
     output does not depend on which queries share its tile.
     """
     head = tl.program_id(0) * PACKED
     tile = tl.program_id(1)
     if NEWEST:
-        row = tl.load(tiles_ptr + tile).to(tl.int64)
+        row = tl.load(tiles_ptr + tile // WIDTH).to(tl.int64)
         token = tile
         count = 1
-        position = tl.load(lengths_ptr + row) - 1
+        position = tl.load(lengths_ptr + row) - 1 + tile % WIDTH
     else:
         row = tl.load(tiles_ptr + tile * 4).to(tl.int64)
         token = tl.load(tiles_ptr + tile * 4 + 1)

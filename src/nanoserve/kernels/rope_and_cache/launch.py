@@ -83,6 +83,8 @@ def write_latents(
     token_rows: Tensor,
     positions: Tensor,
     newest: bool = False,
+    limits: Tensor | None = None,
+    width: int = 1,
     pdl: bool = False,
 ) -> None:
     """Turn the projections of T tokens into cache entries, and rotate what of their queries has a position.
@@ -103,22 +105,24 @@ def write_latents(
         token_rows: int32 [T], the row of each token.
         positions: int32 [T], the position of each token in its row.
         newest: whether `positions` are instead int32 [rows], tokens of each row, of which token t is the newest.
+        limits: as in `rope_and_cache`.
+        width: as in `rope_and_cache`.
         pdl: see `nanoserve.kernels.device.pdl`. Rows, positions and block tables are read before the wait.
     """
-    num_tokens, num_heads, width = heads.shape
+    num_tokens, num_heads, head_dim = heads.shape
     if not num_tokens:
         return
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
     grid = num_tokens, 1 + triton.cdiv(num_heads, LATENT_HEADS)
     latent_cache_kernel[grid](
         projected_ptr=projected, heads_ptr=heads, rotated_ptr=rotated, entries_ptr=cache.entries,
-        token_rows_ptr=token_rows, positions_ptr=positions, tables_ptr=cache.tables, rotations_ptr=rotations,
+        token_rows_ptr=token_rows, positions_ptr=positions, limits_ptr=limits, tables_ptr=cache.tables, rotations_ptr=rotations,
         norm_ptr=norm_weight,
         eps=eps, table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
         projected_token=projected.stride(0), heads_token=heads.stride(0), rotated_token=rotated.stride(0),
         rotated_head=rotated.stride(1),
-        NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=width - rope_dim,
+        NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=head_dim - rope_dim,
         BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
         HALF=triton.next_power_of_2(rope_dim // 2), HEADS=LATENT_HEADS,
-        NEWEST=newest, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
+        NEWEST=newest, WIDTH=width, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
     )  # fmt: skip

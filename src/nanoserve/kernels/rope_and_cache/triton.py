@@ -147,34 +147,36 @@ def rotate_rows(source_ptrs, target_ptrs, exists, rotation_ptr, ROPE: tl.constex
 
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr", "table_stride"])
 def latent_cache_kernel(
-    projected_ptr, heads_ptr, rotated_ptr, entries_ptr, token_rows_ptr, positions_ptr, tables_ptr, rotations_ptr, norm_ptr,
-    eps, table_stride, block_stride, projected_token, heads_token, rotated_token, rotated_head,
+    projected_ptr, heads_ptr, rotated_ptr, entries_ptr, token_rows_ptr, positions_ptr, limits_ptr, tables_ptr, rotations_ptr,
+    norm_ptr, eps, table_stride, block_stride, projected_token, heads_token, rotated_token, rotated_head,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, NOPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    PADDED_LATENT: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, NEWEST: tl.constexpr, PDL: tl.constexpr,
+    PADDED_LATENT: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, NEWEST: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (t, 0): token t's entry; program (t, 1 + g): its query heads [g * HEADS, (g + 1) * HEADS).
 
-    With NEWEST, `positions_ptr` holds the length of each row instead of the position of each token.
+    With NEWEST, `positions_ptr` holds the length of each row, see `rope_and_cache_kernel`.
     """
     let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
-    row = tl.load(token_rows_ptr + token).to(tl.int64)
-    position = tl.load(positions_ptr + row) - 1 if NEWEST else tl.load(positions_ptr + token)
+    row = tl.load(token_rows_ptr + token // WIDTH).to(tl.int64)
+    position = tl.load(positions_ptr + row) - 1 + token % WIDTH if NEWEST else tl.load(positions_ptr + token)
+    kept = 1 if limits_ptr is None else (position < tl.load(limits_ptr + row) - 1).to(tl.int32)
     rotation_ptr = rotations_ptr + position.to(tl.int64) * ROPE
     block = tl.load(tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
     wait_for_last(PDL)
     if group == 0:
         one = tl.arange(0, 1)
         elements = tl.arange(0, PADDED_LATENT)
-        inside = elements < LATENT
+        inside = elements < LATENT * kept
         source_ptr = projected_ptr + token * projected_token
         entry_ptr = entries_ptr + block * block_stride + position % BLOCK_SIZE * (LATENT + ROPE)
         latent = tl.load(source_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         weight = tl.load(norm_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         normed = latent * tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps) * weight
         tl.store(entry_ptr + elements, normed.to(entries_ptr.dtype.element_ty), mask=inside)
-        rotate_rows(source_ptr + LATENT + one, entry_ptr + LATENT + one, one < 1, rotation_ptr, ROPE, HALF)
+        rotate_rows(source_ptr + LATENT + one, entry_ptr + LATENT + one, one < kept, rotation_ptr, ROPE, HALF)
     else:
         heads = (group - 1) * HEADS + tl.arange(0, HEADS)
         source_ptrs = heads_ptr + token * heads_token + heads * (NOPE + ROPE) + NOPE

@@ -214,7 +214,8 @@ def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
         assert choices.choose_width(settings, SPEC, "cpu") == width
         assert choices.choose_width(settings, states, "cpu") == 1
     assert choices.choose_width(EngineSettings(), SPEC, "cuda") == 1
-    with pytest.raises(BadValueError, match="speculate: ngram is not available on a GPU yet"):
-        choices.choose_width(EngineSettings(speculate="ngram"), SPEC, "cuda")
+    assert choices.choose_width(EngineSettings(speculate="ngram"), SPEC, "cuda") == 4
+    with pytest.raises(BadValueError, match="speculate: ngram is not available over several GPUs yet"):
+        choices.choose_width(EngineSettings(speculate="ngram", tensor_parallel_size=2), SPEC, "cuda")
     with pytest.raises(BadValueError, match="speculate: auto measures"):
         choices.choose_width(EngineSettings(speculate="auto", tensor_parallel_size=2), SPEC, "cpu")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, bucket_of, buckets, widths_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
-from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, Decoding, Key
+from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, TYPICAL_LENGTH, Decoding, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.ports.step import Chunk
+
+TIMED = 10
+"""Steps of each size that are timed."""
 
 
 class Rehearsal:
@@ -43,6 +47,25 @@ class Rehearsal:
                 self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
         self._chunks()
         self._beside_a_chunk()
+
+    def step_seconds(self) -> tuple[tuple[int, float], ...]:
+        """What steps over padded places take, by their number of tokens; on a CPU nothing, where kernels are interpreted.
+
+        Rows are short: to read long ones takes as long in a wide step as in a narrow one. Graphs must have been captured.
+        """
+        if not self._arena.lengths.is_cuda:
+            return ()
+        found = []
+        for size in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}):
+            key, ends = self._decoding.key(size, TYPICAL_LENGTH, special=False), []
+            for _ in range(TIMED + 1):
+                self._decoding.run(key)
+                ends.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+                ends[-1].record()
+            torch.cuda.synchronize()
+            found.append((size, ends[0].elapsed_time(ends[-1]) / TIMED / 1000))
+        self._drawing.find_ring()
+        return tuple(found)
 
     def _batches(self) -> Iterator[tuple[int, set[int]]]:
         """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""

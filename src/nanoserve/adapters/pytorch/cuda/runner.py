@@ -60,6 +60,7 @@ class CudaRunner:
         host: slots of host memory; None where the sizes want none.
         loras: adapters that plans may load; None where there are no slots for them.
         start_phases: seconds that each part of getting ready took, by name.
+        step_seconds: tokens of steps and what these take, where rows have drafts.
         graph_steps: steps by how they were launched, as a captured graph or kernel by kernel (eager).
     """
 
@@ -100,6 +101,7 @@ class CudaRunner:
         self.loras = None if self._loras is None else self._loras.host
         self._compiles = CompileCounter()
         self.start_phases: Mapping[str, float] = {}
+        self.step_seconds: tuple[tuple[int, float], ...] = ()
         self.graph_steps = {"graph": 0, "eager": 0}
 
     def counts(self) -> RunnerCounts:
@@ -118,6 +120,8 @@ class CudaRunner:
         self.rehearse()
         self._recover()
         self._decoding.capture_first()
+        if self._arena.sizes.max_width > 1:
+            self.step_seconds = self._rehearsal.step_seconds()
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
         """All that serving meets is ready: whatever is compiled from now on comes late."""

@@ -58,7 +58,7 @@ class GpuLatents:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = False
-    widens: ClassVar = False
+    widens: ClassVar = True
 
     def __init__(self, layers: Mapping[int, LatentSpec], facts: GpuFacts) -> None:
         """Raise `ModelLoadError` where layers differ."""
@@ -138,7 +138,14 @@ class GpuLatents:
             rotated = heads[:, :, part.nope_dim :] if rounds else query[:, :, part.latent_dim :]
             which = {"token_rows": arena.token_rows[:tokens], "positions": arena.positions[:tokens]}
             self._write(part, projected[:tokens], heads[:tokens], rotated[:tokens], **which)
-        newest = {"token_rows": step.places, "positions": arena.lengths, "newest": True, "pdl": step.pdl}
+        newest: dict[str, Any] = {
+            "token_rows": step.places,
+            "positions": arena.lengths,
+            "newest": True,
+            "pdl": step.pdl,
+        }
+        if step.width:
+            newest |= {"limits": arena.limits, "width": step.width}
         rotated = query[tokens:, :, part.latent_dim :]
         self._write(part, projected[tokens:], heads[tokens:], rotated, **newest)
         absorbed = slice(tokens if rounds else 0, None)
@@ -194,17 +201,17 @@ class GpuLatents:
         write_latents(projected, heads, rotated, self._caches[part.layer], **how)
 
     def _attend_newest(self, part: LatentAttention, query: Tensor, attended: Tensor, step: GpuStep) -> None:
-        cache, lengths, places = self._caches[part.layer], self._arena.lengths, step.places
-        if self._facts.invariant:
-            launch.latent_prefill(query, cache, attended, tiles=places, lengths=lengths, scale=part.scale)
-            return
-        how: dict[str, Any] = {
+        cache, places = self._caches[part.layer], step.places
+        which: dict[str, Any] = {
+            "lengths": self._arena.lengths,
+            "width": max(step.width, 1),
             "scale": part.scale,
-            "splits": step.splits,
-            "scratch": self._splits,
-            "pdl": step.pdl,
         }
-        launch.latent_decode(query, cache, attended, batch_rows=places, lengths=lengths, **how)
+        if self._facts.invariant:
+            launch.latent_prefill(query, cache, attended, tiles=places, **which)
+            return
+        which |= {"splits": step.splits, "scratch": self._splits, "pdl": step.pdl}
+        launch.latent_decode(query, cache, attended, batch_rows=places, **which)
 
     def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool) -> None:
         if self._facts.invariant or len(x) <= MOST_FEW_TOKENS:
