@@ -145,3 +145,22 @@ def assert_scored_as_by(reference: Any, prompt: Sequence[int], answer: Answer, n
             max(abs(value - each) for (_, value), each in zip(score.top, best.tolist(), strict=True)) < 1e-4
         )
         assert position < len(prompt) or len(score.top) == num_top
+
+
+PROCESSED = SamplingParams(
+    temperature=0.6, top_k=6, logit_bias={5: 2.0}, max_tokens=8, ignore_eos=True, logprobs=3
+)
+
+
+def assert_processed_as_by(reference: Any, prompt: Sequence[int], answer: Answer) -> None:
+    """Each score of an answer to `PROCESSED` is that of what it was drawn from, which transformers' logits make."""
+    ids = [*prompt, *answer.tokens]
+    with torch.inference_mode():
+        logits = reference(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1]
+        logits[:, 5] += 2.0
+        scaled = logits / 0.6
+    kept = scaled.masked_fill(scaled < scaled.topk(6).values[:, -1:], -math.inf).log_softmax(-1)
+    assert len(answer.logprobs) == len(answer.tokens) > 0
+    for score, row in zip(answer.logprobs, kept, strict=True):
+        assert abs(score.logprob - float(row[score.token_id])) < 1e-4
+        assert [token for token, _ in score.top] == row.topk(3).indices.tolist()

@@ -29,6 +29,7 @@ class EngineSizes:
         max_loras: slots for adapters, so the most that one step computes with; 0 where there are none.
         max_lora_rank: the largest rank of an adapter.
         max_logprobs: how many of the likeliest tokens a request may have reported for each position.
+        processed_logprobs: whether the log-probabilities of answers are of what was drawn from, not of the model's own logits.
         max_width: the most tokens that one row computes in a decoding step, its newest and drafts behind it; 1 where nothing is drafted.
     """
 
@@ -43,6 +44,7 @@ class EngineSizes:
     max_loras: int = 0
     max_lora_rank: int = 0
     max_logprobs: int = 20
+    processed_logprobs: bool = False
     max_width: int = 1
 
     @property

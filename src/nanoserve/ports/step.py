@@ -222,7 +222,7 @@ class StepPlan:
 
 @attrs.frozen
 class TokenLogprobs:
-    """Log-probabilities (natural logarithm, of the unmodified logits) at one position.
+    """Log-probabilities (natural logarithm) at one position, of the logits that `EngineSizes.processed_logprobs` says.
 
     `rank` is the token's own rank, 1 for the likeliest; `top` holds (token id, logprob), likeliest first.
     """

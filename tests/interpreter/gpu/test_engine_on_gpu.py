@@ -15,7 +15,7 @@ import torch
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
-from tests.served import assert_scored_as_by, is_greedy
+from tests.served import PROCESSED, assert_processed_as_by, assert_scored_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import (
     GEMMA2,
     GEMMA3,
@@ -200,6 +200,12 @@ def test_logprobs_are_those_of_transformers(tiny: TinyModel, model: DecoderModel
     [answer] = served.answers([prompt], [params])
     assert len(answer.logprobs) == TOKENS
     assert_scored_as_by(tiny.reference, prompt, answer, num_top=3)
+
+
+def test_processed_logprobs_are_those_of_what_is_drawn_from(tiny: TinyModel, model: DecoderModel) -> None:
+    prompt = make_prompt(7, vocab_size=tiny.spec.vocab_size, seed=1)
+    [answer] = serve(model, depth=2, processed_logprobs=True).answers([prompt], [PROCESSED])
+    assert_processed_as_by(tiny.reference, prompt, answer)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,8 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
-from nanoserve.adapters.pytorch.sampling import Sampler, Scores, score_tensors
+from nanoserve.adapters.pytorch.sampling import Sampler, Scores, drawn_from, score_tensors
+from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.adapters.pytorch.step_inputs import Rows
 from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
@@ -82,7 +83,8 @@ class TorchRunner:
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()
         self._pooling = RowPooling(model.logits, model.classifier)
-        self._logprobs: dict[int, int] = {}
+        self._logprobs: dict[int, tuple[int, DeviceSettings]] = {}
+        self._processed_logprobs = sizes.processed_logprobs
         self._drafter = drafter
         self._longest: dict[int, int] = {}
         self._undrafted: set[int] = set()
@@ -268,7 +270,8 @@ class TorchRunner:
         if admitted.pooling is not None:
             self._pooling.admit(admitted)
         if admitted.sampling.logprobs is not None:
-            self._logprobs[admitted.row] = admitted.sampling.logprobs
+            settings = device_settings(admitted.sampling, self._model.spec.vocab_size)
+            self._logprobs[admitted.row] = (admitted.sampling.logprobs, settings)
 
     def _sample(
         self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, memoryview]
@@ -297,8 +300,10 @@ class TorchRunner:
         places = self._scored(ticket.rows)
         ticket.scored_rows = tuple(ticket.rows[place] for place in places)
         if places:
-            top = [self._logprobs[row] for row in ticket.scored_rows]
-            ticket.scores = score_tensors(untouched, ticket.tokens[places], top)
+            top, settings = zip(*(self._logprobs[row] for row in ticket.scored_rows), strict=True)
+            tokens = ticket.tokens[places]
+            scored = drawn_from(logits[places], tokens, settings) if self._processed_logprobs else untouched
+            ticket.scores = score_tensors(scored, tokens, top)
 
 
 def _forbidden(mask: memoryview, logits: Tensor) -> Tensor:

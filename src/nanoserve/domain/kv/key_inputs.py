@@ -46,7 +46,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
     "paranoid": "checks counts",
-    "max_logprobs": "how much is reported",
+    **dict.fromkeys(("max_logprobs", "logprobs_mode"), "what is reported"),
     **dict.fromkeys(("lora", "max_loras", "max_lora_rank"), "adapters count by their digests"),
     **dict.fromkeys(("kv_events_port", "kv_events_host", "kv_events_replay_port"), _EVENTS),
     **dict.fromkeys(("kv_events_topic", "kv_events_format"), _EVENTS),

@@ -89,6 +89,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         max_lora_rank=settings.max_lora_rank,
         max_logprobs=settings.max_logprobs,
         max_width=choose_width(settings, spec, device),
+        processed_logprobs=settings.logprobs_mode == "processed_logprobs",
     )
 
 

@@ -21,6 +21,6 @@ logits [n, vocab] float32; temperatures and fractions [n] float32; top_k, seeds,
 keeps all), fractions lie between 0 and 1, top_p above 0; seeds are the 64 bits of the seed read as a signed number.
 """
 
-from nanoserve.kernels.sampling.cpu import argmax, draw
+from nanoserve.kernels.sampling.cpu import argmax, draw, processed
 
-__all__ = ["argmax", "draw"]
+__all__ = ["argmax", "draw", "processed"]

@@ -53,6 +53,35 @@ def draw(
     return tokens
 
 
+def processed(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """What the rule draws from, as logits [n, vocab] float32 whose largest is 0; settings are [n, 1]. Nothing is read back, so it is for a GPU, too.
+
+    It sorts. `token_ids` [n] were drawn by another way of this rule: they stay, however a filter's edge is rounded.
+    """
+    scaled = (logits.float() - logits.amax(1, keepdim=True)) / temperature
+    if top_k is None and top_p is None and min_p is None:
+        return scaled
+    ordered = scaled.sort(1, descending=True).values
+    lowest = ordered[:, -1:] if top_k is None else ordered.gather(1, top_k - 1)
+    if min_p is not None:
+        lowest = torch.maximum(lowest, min_p.log())
+    if top_p is not None:
+        weights = ordered.double().exp().masked_fill_(ordered < lowest, 0)
+        likelier = weights.cumsum(1) - weights
+        count = ((likelier < top_p * weights.sum(1, keepdim=True)) & (weights > 0)).sum(1, keepdim=True)
+        lowest = torch.where(top_p < 1, ordered.gather(1, count.clamp_(min=1) - 1), lowest)
+    lowest = torch.minimum(lowest, scaled.gather(1, token_ids[:, None]))
+    return scaled.masked_fill(scaled < lowest, -torch.inf)
+
+
 def argmax(logits: Tensor) -> Tensor:
     """[n, vocab] to [n] int64: the first of the largest values, or the first NaN where there is one.
 

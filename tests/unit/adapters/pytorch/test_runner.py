@@ -16,7 +16,7 @@ import torch
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.step import SINK_BLOCK, Chunk, TableUpdate, TokenLogprobs
 from tests.plans import SIZES, Driver, admitted
-from tests.served import is_greedy
+from tests.served import PROCESSED, Served, assert_processed_as_by, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 
@@ -111,6 +111,13 @@ def test_logprobs_are_those_of_the_model_not_of_the_sampler(llama: TinyModel) ->
     for position, result in enumerate(driver.results, start=5):
         assert result.logprobs.keys() == {0}
         assert_scored(result.logprobs[0][0], 5, expected[position], num_top=3)
+
+
+def test_processed_logprobs_are_those_of_what_is_drawn_from(llama: TinyModel) -> None:
+    model, prompts = llama.build(), [make_prompt(6, seed=9), make_prompt(4)]
+    engine = Served(model, lambda limits: TorchRunner(model, limits), processed_logprobs=True)
+    for prompt, answer in zip(prompts, engine.answers(prompts, [PROCESSED] * 2), strict=True):
+        assert_processed_as_by(llama.reference, prompt, answer)
 
 
 @pytest.mark.parametrize("chunks", [(23,), (1,) * 23, (4, 4, 4, 4, 4, 3), (20, 3), (22, 1)])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.sampling import score_tensors
+from nanoserve.adapters.pytorch.sampling import drawn_from, score_tensors
+from nanoserve.adapters.pytorch.sampling.row_settings import device_settings
+from nanoserve.kernels.sampling import reference
+from nanoserve.ports.step import RowSampling
 
 LOGITS = torch.randn(5, 90, generator=torch.Generator().manual_seed(0)) * 4
 TOKENS = torch.tensor([3, 89, 0, 41, 7])
@@ -36,3 +39,48 @@ def test_more_than_the_vocabulary_is_the_vocabulary() -> None:
 
 def test_nothing_to_score_is_nothing() -> None:
     assert score_tensors(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), ()).read() == []
+
+
+SETTINGS = [
+    RowSampling(seed=0, temperature=0.7),
+    RowSampling(seed=0, temperature=1.3, top_k=7),
+    RowSampling(seed=0, temperature=0.9, top_p=0.6),
+    RowSampling(seed=0, temperature=1.1, min_p=0.2),
+    RowSampling(seed=0, temperature=0.8, top_k=20, top_p=0.8, min_p=0.01),
+]
+
+
+def scored(logits: torch.Tensor, tokens: torch.Tensor, rows: list[RowSampling]) -> torch.Tensor:
+    settings = [device_settings(each, logits.shape[1]) for each in rows]
+    return drawn_from(logits, tokens, settings).log_softmax(-1)
+
+
+def test_processed_scores_are_those_of_the_exact_distribution() -> None:
+    found = scored(LOGITS, LOGITS.argmax(-1), SETTINGS)
+    settings = [device_settings(each, 90) for each in SETTINGS]
+    exact = reference.probabilities(
+        LOGITS,
+        **{
+            name: torch.tensor([getattr(each, name) for each in settings])
+            for name in ("temperature", "top_k", "top_p", "min_p")
+        },
+    )
+    assert torch.equal(found.isinf(), exact == 0)
+    assert (exact == 0).sum(1).tolist()[0] == 0
+    assert all((exact == 0).sum(1)[1:])
+    assert torch.allclose(found.exp(), exact.float(), atol=1e-6)
+
+
+def test_a_row_that_draws_nothing_keeps_its_logits() -> None:
+    rows = [RowSampling(seed=0, temperature=0.0, top_p=0.1), RowSampling(seed=0, top_k=1, min_p=0.9)]
+    found = scored(LOGITS[:2], LOGITS[:2].argmax(-1), rows)
+    assert torch.allclose(found, LOGITS[:2].log_softmax(-1), atol=1e-5)
+
+
+def test_what_was_drawn_is_never_excluded_and_many_rows_are_taken_in_groups() -> None:
+    logits = LOGITS.repeat(20, 1)
+    tokens = logits.argsort(1)[:, 45]
+    found = scored(logits, tokens, [RowSampling(seed=0, top_k=3)] * 100)
+    assert found.gather(1, tokens[:, None]).isfinite().all()
+    assert found.isfinite().sum(1).tolist() == [45] * 100
+    assert torch.equal(found[:5], found[95:])

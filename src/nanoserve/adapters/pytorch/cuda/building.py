@@ -61,6 +61,7 @@ EVERYTHING = RowSampling(
     bad_token_sequences=((0, 1),),
     min_tokens=1,
     held_back_ids=(1,),
+    top_p=0.9,
     logprobs=0,
 )
 """A row of the worst step asks for all of this."""
@@ -288,7 +289,7 @@ class _Site:
             rehearsal=make_launcher(brief=True),
             arena=arena,
             space=space,
-            sampler=DeviceSampler(vocab_size=spec.vocab_size, max_rows=sizes.max_num_seqs, device=device),
+            sampler=_make_sampler(spec, sizes, device),
             kv=kv,
             graphs=graphs,
             pdl=self.pdl,
@@ -302,6 +303,15 @@ class _Site:
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import RankRunner  # noqa: PLC0415 - as above
 
         return functools.partial(RankRunner, exchange=self.exchange)
+
+
+def _make_sampler(spec: ModelSpec, sizes: EngineSizes, device: torch.device) -> DeviceSampler:
+    return DeviceSampler(
+        vocab_size=spec.vocab_size,
+        max_rows=sizes.max_num_seqs,
+        device=device,
+        processed_logprobs=sizes.processed_logprobs,
+    )
 
 
 @torch.inference_mode()
@@ -326,7 +336,7 @@ def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> i
 def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> None:
     """Do with logits what that step does."""
     max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
-    sampler = DeviceSampler(vocab_size=spec.vocab_size, max_rows=max_num_seqs, device=space.logits.device)
+    sampler = _make_sampler(spec, sizes, space.logits.device)
     rows = tuple([place % max_num_seqs for place in range(len(space.logits))])
     for row in rows[:max_num_seqs]:
         sampler.admit(
@@ -346,7 +356,7 @@ def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> No
     shaped = sampler.process(logits, rows)
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     sampler.observe(rows[:max_num_seqs], tokens[:max_num_seqs])
-    scores = sampler.score(logits, tokens, rows)
+    scores = sampler.score(shaped if sizes.processed_logprobs else logits, tokens, rows)
     held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
     prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)
     del shaped, scores, held, prompt_scores

@@ -205,7 +205,8 @@ class Drawing:
         if ends is not None:  # as drafted, from where a draw was none
             ahead = ends.long()[:, None] + torch.arange(width, device=ends.device)
             tokens = self._arena.tokens[places.long()[:, None], ahead].long().clamp(min=0).flatten()
-        scores = self._sampler.score(logits, tokens, owners if width > 1 else rows)
+        scored = shaped if self._sampler.processed_logprobs else logits
+        scores = self._sampler.score(scored, tokens, owners if width > 1 else rows)
         if scores is None:
             return ticket
         return attrs.evolve(ticket, scores=scores, scores_download=self.arrivals.fetch(scores.packed))

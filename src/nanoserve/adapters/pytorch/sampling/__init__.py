@@ -13,7 +13,7 @@ The order for one row, each part only for the rows that asked for it:
 Every row's outcome is a function of its own logits, settings, tokens and output position: never of its mates.
 """
 
-from nanoserve.adapters.pytorch.sampling.logprobs import Scores, score_tensors
+from nanoserve.adapters.pytorch.sampling.logprobs import Scores, drawn_from, score_tensors
 from nanoserve.adapters.pytorch.sampling.sampler import Sampler
 
-__all__ = ["Sampler", "Scores", "score_tensors"]
+__all__ = ["Sampler", "Scores", "drawn_from", "score_tensors"]

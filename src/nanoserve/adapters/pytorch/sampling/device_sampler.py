@@ -16,7 +16,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.sampling.bias import LogitBias
 from nanoserve.adapters.pytorch.sampling.dense_penalties import DensePenalties
 from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
-from nanoserve.adapters.pytorch.sampling.logprobs import Scores, pack, unpack
+from nanoserve.adapters.pytorch.sampling.logprobs import Scores, drawn_from, pack, unpack
 from nanoserve.adapters.pytorch.sampling.part import SamplerPart, SamplerParts
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.kernels.logits.launch import token_logprobs
@@ -74,29 +74,37 @@ __all__ = ["DeviceSampler", "DeviceSettings", "PackedScores", "device_settings"]
 
 @attrs.frozen(eq=False)
 class ScoredPlaces:
-    """The m `rows` of a step that want log-probabilities, with `top` entries each; `places` [m], None for all rows."""
+    """The m `rows` of a step that want log-probabilities, with `top` entries each, and their `settings`; `places` [m], None for all rows."""
 
     rows: tuple[int, ...]
     top: tuple[int, ...]
+    settings: tuple[DeviceSettings, ...]
     places: Tensor | None
 
 
-class ScoredRows(SamplerPart[int, ScoredPlaces]):
+class ScoredRows(SamplerPart[tuple[int, DeviceSettings], ScoredPlaces]):
     """Which rows want log-probabilities, and of how many of the likeliest tokens."""
 
     settings = ("logprobs",)
 
+    def __init__(self, device: torch.device, vocab_size: int) -> None:
+        super().__init__(device)
+        self._vocab_size = vocab_size
+
     def admit(self, admitted: AdmittedRow) -> None:
         """Remember a row that wants some."""
         assert admitted.sampling.logprobs is not None
-        self.asked[admitted.row] = admitted.sampling.logprobs
+        settings = device_settings(admitted.sampling, self._vocab_size)
+        self.asked[admitted.row] = (admitted.sampling.logprobs, settings)
 
     def select(self, rows: tuple[int, ...]) -> ScoredPlaces:
         """The rows of a step that want some."""
         places = self.places(rows)
         chosen = tuple(rows[place] for place in places)
-        top = tuple(self.asked[row] for row in chosen)
-        return ScoredPlaces(chosen, top, None if len(places) == len(rows) else self.integers(places))
+        top, settings = zip(*(self.asked[row] for row in chosen), strict=True)
+        return ScoredPlaces(
+            chosen, top, settings, None if len(places) == len(rows) else self.integers(places)
+        )
 
 
 class DeviceSampler:
@@ -104,15 +112,18 @@ class DeviceSampler:
 
     Attributes:
         vocab_size: columns of the logits.
+        processed_logprobs: whether scores are of what is drawn from.
     """
 
-    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self.vocab_size = vocab_size
+    def __init__(
+        self, *, vocab_size: int, max_rows: int, device: torch.device, processed_logprobs: bool = False
+    ) -> None:
+        self.vocab_size, self.processed_logprobs = vocab_size, processed_logprobs
         self._parts = SamplerParts(
             DensePenalties(vocab_size=vocab_size, max_rows=max_rows, device=device),
             LogitBias(device),
             Exclusions(vocab_size, device),
-            ScoredRows(device),
+            ScoredRows(device, vocab_size),
             vocab_size=vocab_size,
         )
         self._special: set[int] = set()
@@ -150,7 +161,7 @@ class DeviceSampler:
                 self._judge(row)
 
     def score(self, logits: Tensor, tokens: Tensor, rows: tuple[int, ...]) -> PackedScores | None:
-        """Score the drawn tokens by the model's own logits, [S, vocab]; None if no row wants that.
+        """Score the drawn tokens by the model's own logits, [S, vocab], or the shaped ones where those are what is scored; None if no row wants that.
 
         May come after `observe`: which rows want scores does not change while they live.
         """
@@ -159,6 +170,8 @@ class DeviceSampler:
             return None
         if scored.places is not None:
             logits, tokens = logits.index_select(0, scored.places), tokens.index_select(0, scored.places)
+        if self.processed_logprobs:
+            logits = drawn_from(logits, torch.where(tokens < 0, -1 - tokens, tokens), scored.settings)
         return pack_scores(logits, tokens, scored.rows, scored.top)
 
     def _judge(self, row: int) -> None:

@@ -1,14 +1,21 @@
-"""Log-probabilities to report: of the model's own logits, before penalties, bias, exclusions or temperature."""
+"""Log-probabilities to report: of the model's own logits, or of what is drawn from, after penalties, bias, exclusions, temperature and filters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.ports.step import TokenLogprobs
+from nanoserve.adapters.pytorch.devices import upload
+from nanoserve.adapters.pytorch.sampling.row_settings import NUMBERS, DeviceSettings, device_settings
+from nanoserve.kernels.sampling import processed
+from nanoserve.ports.step import RowSampling, TokenLogprobs
+
+_ROWS_AT_ONCE: Final = 32
+"""Bounds the memory for filters, which sort the vocabulary."""
 
 
 @attrs.frozen(eq=False)
@@ -72,3 +79,23 @@ def score_tensors(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scor
     ranks = (logits > own).sum(-1) + 1
     largest = logits.topk(min(max(top, default=0), logits.shape[-1]), dim=-1)
     return Scores(token_ids, (own - total)[:, 0], ranks, largest.indices, largest.values - total, tuple(top))
+
+
+def drawn_from(logits: Tensor, token_ids: Tensor, settings: Sequence[DeviceSettings]) -> Tensor:
+    """Shaped logits [n, vocab] of n rows to those that the draw takes, float32: over the temperature, what filters exclude at -inf.
+
+    A row that takes the likeliest token keeps its logits. `token_ids` [n] were drawn, and are not excluded.
+    """
+    off = device_settings(RowSampling(seed=0), logits.shape[1])
+    acting = [each if each.temperature else off for each in settings]
+    found = torch.empty_like(logits, dtype=torch.float32)
+    for start in range(0, len(acting), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        columns = {name: [[getattr(each, name)] for each in acting[rows]] for name in NUMBERS}
+        numbers = {
+            name: upload(values, torch.int64 if NUMBERS[name] is int else torch.float32, logits.device)
+            for name, values in columns.items()
+            if name == "temperature" or any(value != getattr(off, name) for (value,) in values)
+        }
+        found[rows] = processed(logits[rows], token_ids[rows], **numbers)
+    return found

@@ -69,6 +69,11 @@ class EngineSettings:
         integer(low=0, high=MOST_LOGPROBS),
         "The most likely tokens that a request may have reported beside each token.",
     )
+    logprobs_mode: str = setting(
+        "raw_logprobs",
+        one_of("raw_logprobs", "processed_logprobs"),
+        "Report log-probabilities of the model's own logits, or of what is drawn from, after temperature, penalties and filters.",
+    )
     tensor_parallel_size: int = setting(
         1,
         integer(low=1, high=64),
