@@ -169,7 +169,7 @@ class MemoryRunner:
         if plan.width > 1:
             return self._compute_wide(plan, result)
         for index in plan.decoding:
-            self._forward(index, self.rows[index].num_computed, 1, result)
+            self._go_on_narrowly(index, result)
         for chunk in plan.chunks:
             self._read_back(chunk)
         for index in plan.pooling_rows:
@@ -181,6 +181,12 @@ class MemoryRunner:
             else:
                 self._draw(index, masks.get(index), result)
         return result
+
+    def _go_on_narrowly(self, index: int, result: StepResult) -> None:
+        row = self.rows[index]
+        if len(row.token_ids) >= row.max_length:
+            raise BrokenPlanError(f"row {index} is at its end in a narrow step")
+        self._forward(index, row.num_computed, 1, result)
 
     def _compute_wide(self, plan: StepPlan, result: StepResult) -> StepResult:
         """Draft, compute and compare, row by row."""
@@ -245,9 +251,12 @@ class MemoryRunner:
         )
 
     def _update(self, update: TableUpdate) -> None:
-        table = self.rows[update.row].tables[update.group]
+        row = self.rows[update.row]
+        table = row.tables[update.group]
         if update.start > len(table):
             raise BrokenPlanError(f"row {update.row}: the table grows with a hole")
+        if (update.start + len(update.block_ids) - 1) * self.block_size >= row.max_length - 1:
+            raise BrokenPlanError(f"row {update.row}: a block lies behind all that it may compute")
         table[update.start : update.start + len(update.block_ids)] = update.block_ids
 
     def _copy(self, copies: tuple[BlockCopy, ...]) -> None:

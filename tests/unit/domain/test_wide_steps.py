@@ -260,3 +260,28 @@ def test_a_row_with_a_grammar_makes_its_steps_narrow() -> None:
     world.run()
     assert len(drafter.leads) > seen
     assert world.answer("free").token_ids == oracle(range(4), 50)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_no_narrow_step_has_a_row_that_may_be_at_its_end(depth: int) -> None:
+    for moment in range(3, 12):
+        world, _ = drafting_world(0.9, 4, grammars=FiniteGrammars(VOCAB), depth=depth)
+        for number in range(3):
+            world.add(f"r{number}", range(number, number + 4), max_tokens=16 + number)
+        for _ in range(moment):
+            world.turn()
+        world.add("bound", range(9), max_tokens=20, constraint=Constraint(KIND, "5 6 7 8"), eos=(1,))
+        world.run()
+        for number in range(3):
+            assert world.answer(f"r{number}").token_ids == oracle(range(number, number + 4), 16 + number)
+
+
+def test_what_wide_steps_have_filled_is_found_again() -> None:
+    for acceptance in (0.5, 1.0):
+        world, _ = drafting_world(acceptance, 8, depth=2)
+        world.add("a", range(5), max_tokens=50)
+        world.run()
+        said = oracle(range(5), 54)
+        world.add("b", [*range(5), *said[:50]], max_tokens=4)
+        assert world.admissions("b") == [52]
+        assert world.answer("b").token_ids == said[50:]

@@ -146,7 +146,6 @@ class DecodeSet:
         if not self.is_exact and not self.slack:
             for sequence in self._members:
                 self._correct(sequence)
-            self._late.clear()
             self.is_exact = True
 
     def may_overrun(self) -> bool:
