@@ -18,7 +18,7 @@ ROOMS = {
     "kernels": 12360,
     "adapters/pytorch": 12000,
     "adapters": 10490,
-    "entrypoints/server": 10775,
+    "entrypoints/server": 10790,
     "entrypoints": 11540,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
