@@ -108,6 +108,13 @@ def update(client: httpx.Client, folder: object, label: str, **more: Any) -> Any
     return post(client, "/finish_weight_update", {"weight_version": label})
 
 
+def answered_with(client: httpx.Client) -> str:
+    """The weights that an answer says it was computed with."""
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}}
+    version: str = post(client, "/inference/v1/generate", body)["choices"][0]["weight_version"]
+    return version
+
+
 def test_weights_are_updated_and_a_new_engine_has_them_or_stays_paused(tmp_path: pathlib.Path) -> None:
     allowed = tmp_path / "allowed"
     make_weights(allowed, "a", scale=1.0)
@@ -121,14 +128,17 @@ def test_weights_are_updated_and_a_new_engine_has_them_or_stays_paused(tmp_path:
         with server.client() as client:
             answers = [ask(server)]
             assert client.get("/weight_info").json()["version"] == 0
+            assert answered_with(client) == "0"
             done = update(client, "a", "step-1")
             assert (done["weight_version"], done["version"]) == ("step-1", 1)
+            assert answered_with(client) == "step-1"
             answers.append(ask(server))
             # The last norm alone differs, so a part is as good as the whole.
             assert update(client, part, "step-2", partial=True)["version"] == 2
             answers.append(ask(server))
             post(client, "/update_weights", {"weight_dir": str(second)})
             assert client.get("/weight_info").json()["version"] == 3
+            assert answered_with(client) == "3"
             answers.append(ask(server))
             assert len(set(answers[:3])) == 3
             assert answers[3] == answers[2]
@@ -138,6 +148,7 @@ def test_weights_are_updated_and_a_new_engine_has_them_or_stays_paused(tmp_path:
             kill_engine(server, client)
             assert ask(server) == answers[2]
             assert client.get("/weight_info").json() == info
+            assert answered_with(client) == "step-5"
             shutil.rmtree(part)
             kill_engine(server, client)
             wait_until(lambda: client.get("/weight_info").json()["lost"])

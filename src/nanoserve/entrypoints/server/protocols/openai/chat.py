@@ -150,6 +150,7 @@ class ChunkWriter(abc.ABC):
             "model": service.check_model(body.model),
         }
         self._num_logprobs = num_logprobs
+        self._engine = service.engine
         self._token_text = service.tokenizing.token_text
         self._token = as_id if body.return_tokens_as_token_ids else service.tokenizing.token
         self._num_scored = num_scored
@@ -213,9 +214,17 @@ class ChunkWriter(abc.ABC):
         if stop is not None:
             fields["stop_reason"] = stop
         if self._return_token_ids:
-            fields["token_ids"] = list(piece.token_ids)
+            fields |= self._token_fields(piece)
         if self._return_timings and piece.times is not None:
             fields["timings"] = _timings(piece.times)
+        return fields
+
+    def _token_fields(self, piece: Piece) -> dict[str, Any]:
+        """The ids of a piece; where the answer ends, also which weights computed its end, by the name that their trainer gave them."""
+        fields: dict[str, Any] = {"token_ids": list(piece.token_ids)}
+        if piece.finish_reason is not None:
+            weights = self._engine.steering.weights
+            fields["weight_version"] = weights.label or str(weights.version)
         return fields
 
     def _prompt_fields(self, generation: Generation) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class TokensChoice(msgspec.Struct, kw_only=True):
     logprobs: IdLogprobs | None = None
     finish_reason: wire.FinishName | None = None
     stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
+    weight_version: str | msgspec.UnsetType = msgspec.UNSET
     timings: wire.Timings | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -144,7 +145,7 @@ class TokensWriter(ChunkWriter):
         return {"request_id": self._head["id"].removeprefix(f"{self._prefix}-")}
 
     def _choice(self, choice: Choice, piece: Piece) -> TokensChoice:
-        fields = self._end_fields(piece) | {"token_ids": list(piece.token_ids)}
+        fields = self._end_fields(piece) | self._token_fields(piece)
         if self._num_logprobs is not None:
             fields["logprobs"] = _chosen(piece.logprobs, self._num_logprobs)
         return TokensChoice(index=choice.index, **fields)

@@ -196,6 +196,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[PromptPosition] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_version: str | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
 
 
@@ -258,6 +259,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishName | None = None
     stop_reason: str | int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_version: str | UnsetType = UNSET
     timings: Timings | UnsetType = UNSET
 
 

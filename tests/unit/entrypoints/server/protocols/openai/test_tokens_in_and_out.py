@@ -40,6 +40,15 @@ def test_tokens_of_a_completion_are_named_by_their_ids(raw_embedded: httpx.Clien
         assert sorted(top.values()) == sorted(like.values())
 
 
+@pytest.mark.parametrize(("path", "more"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})])
+def test_answers_with_ids_say_which_weights_made_them(
+    raw_embedded: httpx.Client, path: str, more: dict[str, Any]
+) -> None:
+    body = {"max_tokens": 2, **more}
+    assert ask(raw_embedded, path, **body, return_token_ids=True)["choices"][0]["weight_version"] == "0"
+    assert "weight_version" not in ask(raw_embedded, path, **body)["choices"][0]
+
+
 def test_tokens_of_an_echoed_prompt_are_named_by_their_ids(raw_embedded: httpx.Client) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 0, "echo": True, "logprobs": 0}
     choice = ask(raw_embedded, COMPLETIONS, **body, **AS_IDS)["choices"][0]
@@ -132,6 +141,7 @@ def test_streamed_tokens_are_those_of_the_whole_answer(raw_embedded: httpx.Clien
         "content"
     ]
     assert chunks[-1]["finish_reason"] == "length"
+    assert [each.get("weight_version") for each in chunks] == [None] * (len(chunks) - 1) + ["0"]
 
 
 def test_tokens_end_at_a_stop_string_and_follow_a_grammar(raw_embedded: httpx.Client) -> None:
