@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3615,
     "domain": 8390,
-    "kernels": 12360,
-    "adapters/pytorch": 12000,
+    "kernels": 12400,
+    "adapters/pytorch": 12010,
     "adapters": 10490,
     "entrypoints/server": 10790,
     "entrypoints": 11540,
