@@ -85,6 +85,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "expanded_attention": (latent_attention, ("out", "sums.accs")),
     "latent_prefill": (latent_attention, ("out",)),
     "latent_decode": (latent_attention, ("out",)),
+    "latent_decode, drafts": (latent_attention, ("out",)),
     "sigmoid_mul_into": (pointwise, ("x",)),
     "copy_pages_into": (copies, ("pool",)),
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
@@ -155,7 +156,14 @@ SPECIAL: Final = {
     "hybrid": ("sigmoid_mul_into", "delta_rule_newest", "delta_rule_chunks", "delta_rule_tiles"),
     "experts": ("choose_experts", "feed_rows", "feed_lists"),
     "vectors": ("norm_qkv_into", "add_rms_norm_into"),
-    "latents": ("write_latents", "head_linear", "latent_prefill", "latent_decode", "expanded_attention"),
+    "latents": (
+        "write_latents",
+        "head_linear",
+        "latent_prefill",
+        "latent_decode",
+        "latent_decode, drafts",
+        "expanded_attention",
+    ),
 }
 """The kernels that a llama does not launch, by the model whose serving does."""
 

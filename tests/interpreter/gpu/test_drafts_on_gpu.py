@@ -64,9 +64,13 @@ def serve(
     model: DecoderModel, drafting: Drafting = by_ngrams, *, deterministic: bool = False, **limits: Any
 ) -> Served:
     def make_runner(sizes: Limits) -> CudaRunner:
-        return build_runner(model, sizes, deterministic=deterministic, enforce_eager=True, drafter=drafting)[
-            0
-        ]
+        return build_runner(
+            model,
+            sizes,
+            deterministic=deterministic,
+            enforce_eager=drafting is not by_ngrams,
+            drafter=drafting,
+        )[0]
 
     return Served(model, make_runner, **{"max_num_seqs": 8, "num_blocks": 40, "max_model_len": 64} | limits)
 

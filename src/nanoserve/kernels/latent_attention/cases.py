@@ -18,6 +18,8 @@ from nanoserve.kernels.tiles import BlockSizes
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
 """Position of the first query and number of queries."""
 SPLITS: Final = (1, 4)
+DRAFTED_FROM: Final = (58, 0, 15)
+"""Positions of the newest tokens of rows with drafts."""
 
 
 class Case(NamedTuple):
@@ -87,6 +89,32 @@ def check_latent_decode(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparis
     for splits in SPLITS:
         for pdl in inputs.launches:
             yield Comparison(f"{splits} splits, {sizes}", case.decoded(splits, pdl=pdl), wanted)
+
+
+def check_drafted_latents(inputs: Inputs, sizes: LatentHeads, widths: Sequence[int]) -> Iterator[Comparison]:
+    """The newest token of each row and those drafted behind it."""
+    for width in widths:
+        case = Case.of(inputs, sizes, [(start, width) for start in DRAFTED_FROM])
+        rows = [row for row, *_ in case.queries.chunks]
+        index = [token + ahead for *_, token in case.queries.chunks for ahead in range(width)]
+        wanted, lengths = case.exact()[index], [start + 1 for start in reversed(DRAFTED_FROM)]
+        for splits in SPLITS:
+            scratch = SplitScratch.create(
+                len(index), sizes.num_heads, sizes.latent_dim, splits, inputs.device
+            )
+            yield from inputs.compare(
+                launch.latent_decode,
+                f"{width} tokens of each row, {splits} splits, {sizes}",
+                query=case.queries.tokens[index],
+                cache=case.cache,
+                out=expect(wanted),
+                batch_rows=inputs.these(rows),
+                lengths=inputs.these(lengths),
+                width=width,
+                scale=sizes.scale,
+                splits=splits,
+                scratch=scratch,
+            )
 
 
 def check_latent_prefill(inputs: Inputs, sizes: LatentHeads) -> Iterator[Comparison]:

@@ -102,7 +102,8 @@ def rope_and_cache_kernel(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = tl.load(token_rows_ptr + token // WIDTH).to(tl.int64)
-    position = tl.load(positions_ptr + row) - 1 + token % WIDTH if NEWEST else tl.load(positions_ptr + token)
+    ahead = (token % WIDTH).to(tl.int32)
+    position = tl.load(positions_ptr + row) - 1 + ahead if NEWEST else tl.load(positions_ptr + token)
     pairs = tl.arange(0, HALF)
     inside = pairs < HEAD_DIM // 2
     rotation_ptr = rotations_ptr + position.to(tl.int64) * HEAD_DIM
@@ -161,7 +162,8 @@ def latent_cache_kernel(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = tl.load(token_rows_ptr + token // WIDTH).to(tl.int64)
-    position = tl.load(positions_ptr + row) - 1 + token % WIDTH if NEWEST else tl.load(positions_ptr + token)
+    ahead = (token % WIDTH).to(tl.int32)
+    position = tl.load(positions_ptr + row) - 1 + ahead if NEWEST else tl.load(positions_ptr + token)
     kept = 1 if limits_ptr is None else (position < tl.load(limits_ptr + row) - 1).to(tl.int32)
     rotation_ptr = rotations_ptr + position.to(tl.int64) * ROPE
     block = tl.load(tables_ptr + row * table_stride + position // BLOCK_SIZE).to(tl.int64)

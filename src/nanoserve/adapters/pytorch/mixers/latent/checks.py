@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nanoserve.adapters.pytorch.kernel_checks import ROWS, Bench, Check, fastest, of_each
+from nanoserve.adapters.pytorch.kernel_checks import ROWS, Bench, Check, drafting, fastest, of_each, widths
 from nanoserve.adapters.pytorch.mixers.latent.part import INNER_NORM
 from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
@@ -33,10 +33,16 @@ def _check_products(inputs: Inputs, heads: LatentHeads) -> Iterator[Comparison]:
         yield from latent_attention.check_head_linear(inputs, heads, tokens)
 
 
+def _check_drafted(bench: Bench) -> Iterator[Comparison]:
+    for heads in _heads(bench):
+        yield from latent_attention.check_drafted_latents(bench.inputs, heads, widths(bench))
+
+
 CHECKS: Final[Sequence[Check]] = (
     Check("write_latents", of_each(rope_and_cache.check_write_latents, _heads)),
     Check("head_linear", of_each(_check_products, _heads)),
     Check("expanded_attention", of_each(latent_attention.check_expanded_attention, _heads), fastest),
     Check("latent_prefill", of_each(latent_attention.check_latent_prefill, _heads)),
     Check("latent_decode", of_each(latent_attention.check_latent_decode, _heads), fastest),
+    Check("latent_decode, drafts", _check_drafted, lambda bench: drafting(bench) and fastest(bench)),
 )
