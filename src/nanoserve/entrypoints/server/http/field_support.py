@@ -51,7 +51,7 @@ FIELDS: Final[Mapping[str, msgspec.Meta]] = {
     **_each(
         "grammar_lazy add_special_tokens continue_final_message truncate shift think use_beam_search "
         "early_stopping vocab_only embedding_only echo return_token_ids return_timings "
-        "return_tokens_as_token_ids return_hidden_states timings_per_token background",
+        "return_tokens_as_token_ids return_hidden_states return_routed_experts timings_per_token background",
         only(False),
     ),
     **_each(

@@ -162,6 +162,7 @@ def test_tokens_end_at_a_stop_string_and_follow_a_grammar(raw_embedded: httpx.Cl
         ({"token_ids": [4096]}, "token_ids"),
         ({"token_ids": "Once"}, "token_ids"),
         ({"features": {"mm_hashes": {}}}, "features"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
         ({"sampling_params": {"priority": 1}}, "sampling_params.priority"),
         ({"sampling_params": {"logprobs": 101}}, "logprobs"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
