@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3615,
-    "domain": 8390,
-    "kernels": 12400,
-    "adapters/pytorch": 12010,
-    "adapters": 10490,
-    "entrypoints/server": 10790,
-    "entrypoints": 11540,
+    "ports": 3715,
+    "domain": 8410,
+    "kernels": 12520,
+    "adapters/pytorch": 12725,
+    "adapters": 10785,
+    "entrypoints/server": 10800,
+    "entrypoints": 11625,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
