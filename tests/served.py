@@ -15,8 +15,9 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.ports.events import PromptScored, TokensGenerated
+from nanoserve.ports.events import PromptPooled, PromptScored, TokensGenerated
 from nanoserve.ports.grammar import Grammars
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs
@@ -108,6 +109,20 @@ class Served:
             self.turn(answers)
         assert all(answer.finish_reason is FinishReason.LENGTH for answer in answers.values())
         return list(answers.values())
+
+    def pooled(
+        self, prompts: Sequence[Sequence[int]], poolings: Sequence[Pooling]
+    ) -> list[tuple[float, ...]]:
+        """What all prompts at once are made into."""
+        nothing = SamplingParams(max_tokens=1)
+        for number, (prompt, pooling) in enumerate(zip(prompts, poolings, strict=True)):
+            self.add(str(number), prompt, nothing, 0, pooling=pooling)
+        found = {}
+        while self.engine.has_work:
+            for event in self.engine.turn():
+                if isinstance(event, PromptPooled):
+                    found[event.request_id] = event.vector
+        return [found[str(number)] for number in range(len(prompts))]
 
     def texts(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, first_seed: int = 0

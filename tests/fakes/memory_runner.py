@@ -18,7 +18,7 @@ from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
-from nanoserve.ports.model_spec import CacheGroup, Recurrent, per_group
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Uncached, per_group
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.step import (
     SINK_BLOCK,
@@ -110,7 +110,8 @@ class MemoryRunner:
         self.rows: dict[int, _Row] = {}
         recurrent = [isinstance(group.kind, Recurrent) for group in self._groups]
         self._recurrent = [group for group, each in enumerate(recurrent) if each]
-        self._paged = [group for group, each in enumerate(recurrent) if not each]
+        self._keeps_nothing = any(isinstance(group.kind, Uncached) for group in self._groups)
+        self._paged = [group for group, each in enumerate(recurrent) if not each and not self._keeps_nothing]
         self.store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
         self.states: list[dict[int, list[int]]] = [{} for _ in groups]
         self.slots: dict[int, dict[int, tuple[int, int]]] = {}
@@ -302,6 +303,8 @@ class MemoryRunner:
         row = self.rows[index]
         if start != row.num_computed or start + length > len(row.token_ids) or length < 1:
             raise BrokenPlanError(f"row {index}: tokens {start}+{length} do not follow {row.num_computed}")
+        if self._keeps_nothing and (start or length < len(row.token_ids) or any(row.tables)):
+            raise BrokenPlanError(f"row {index}: tokens {start}+{length} are not the whole, or have blocks")
         for group in self._recurrent:
             self._go_on(group, row, start, length)
         for position in range(start, start + length):

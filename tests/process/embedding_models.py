@@ -53,7 +53,7 @@ def enlarge(model: Any, seed: int = 0) -> None:
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             noise = torch.randn_like(tensor)
-            tensor.copy_(1 + 0.2 * noise if "norm" in name else noise * tensor.shape[-1] ** -0.5)
+            tensor.copy_(1 + 0.2 * noise if "norm" in name.lower() else noise * tensor.shape[-1] ** -0.5)
 
 
 def make_embedding_model(

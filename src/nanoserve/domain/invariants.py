@@ -99,6 +99,8 @@ def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
     for group, table in enumerate(sequence.block_tables):
         if group in recurrent:
             _require(len(table) == 1, "a row has not exactly one live state")
+        elif scheduler.cache.keeps_nothing:
+            _require(not table, "a block is held of a sequence of which nothing is kept")
         else:
             _require(len(table) * size >= planned, "a planned token has no slot")
     _require(most < longest or not decoding.is_exact, "a token is planned beyond the sequence's end")

@@ -58,6 +58,7 @@ def attend(
     scale: float,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    end: int | None = None,
 ) -> Tensor:
     """The definition, in float32: one query [num_heads, head_dim] at a row's position over all that it sees there.
 
@@ -69,12 +70,16 @@ def attend(
         scale: what scores are multiplied with.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
         sinks: [num_heads], one more score per head, neither scaled nor capped, of a token whose value is zero.
+        end: None, or the length of the row, whose tokens behind the query it sees as well, those within the window.
     """
     block_size = cache.keys.shape[2]
     first = 0 if cache.window is None else max(0, position + 1 - cache.window)
+    last = position + 1
+    if end is not None:
+        last = end if cache.window is None else min(end, position + cache.window)
     table = cache.tables[row].tolist()
-    blocks = [table[seen // block_size] for seen in range(first, position + 1)]
-    slots = [seen % block_size for seen in range(first, position + 1)]
+    blocks = [table[seen // block_size] for seen in range(first, last)]
+    slots = [seen % block_size for seen in range(first, last)]
     group = len(query) // cache.keys.shape[1]
     key, value = (
         pool[blocks, :, slots].float().repeat_interleave(group, dim=1) for pool in (cache.keys, cache.values)

@@ -78,6 +78,20 @@ class Tokenizer(Protocol):
     ) -> list[int]:
         """Text to ids. `parse_special=False` treats special tokens written inside the text as plain text."""
 
+    def encode_pooled(
+        self,
+        text: str,
+        other: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        at_most: int | None = None,
+        check: Check = None,
+    ) -> tuple[list[int], int]:
+        """A text that is to be pooled, or a pair of texts, to ids; and where the second text begins by its token type, or 0.
+
+        Cut to `at_most` tokens, special ones included. Raises `BadValueError` where these alone are as many.
+        """
+
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD."""
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @attrs.frozen(kw_only=True)
@@ -126,6 +126,32 @@ class AttentionSpec:
 
 
 @attrs.frozen(kw_only=True)
+class BidirectionalSpec:
+    """Multi-head attention of an encoder: a token reads the tokens behind it as well as those before, and nothing is kept.
+
+    Attributes:
+        rope: of size 0 where positions are not encoded here.
+        window: a token reads those that are less than so many positions away; None for all of them.
+    """
+
+    num_heads: int
+    head_dim: int
+    rope: RopeSpec = RopeSpec(size=0)
+    window: int | None = None
+    bias: bool = True
+
+    @property
+    def rotation(self) -> Rotation:
+        """The rotation of queries and keys, and the number of elements that turn."""
+        return self.rope, self.head_dim
+
+    @property
+    def cache_elements(self) -> int:
+        """Numbers kept of one token: none."""
+        return 0
+
+
+@attrs.frozen(kw_only=True)
 class LatentSpec:
     """Multi-head latent attention (DeepSeek-AI 2024): keys and values of all heads are made of one vector per token.
 
@@ -185,11 +211,12 @@ class DeltaSpec:
 
 @attrs.frozen(kw_only=True)
 class DenseSpec:
-    """down(activation(gate(x)) * up(x)), `size` elements wide."""
+    """down(activation(gate(x)) * up(x)), `size` elements wide; where it is not `gated` down(activation(up(x)))."""
 
     size: int
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -244,7 +271,7 @@ class ExpertsSpec:
     names: Literal["proj", "w", "stacked"] = "proj"
 
 
-Mixer = AttentionSpec | LatentSpec | DeltaSpec
+Mixer = AttentionSpec | BidirectionalSpec | LatentSpec | DeltaSpec
 Feed = DenseSpec | ExpertsSpec
 
 

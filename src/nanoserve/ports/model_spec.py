@@ -10,6 +10,7 @@ import attrs
 
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
+    BidirectionalSpec,
     DeltaSpec,
     Feed,
     LatentSpec,
@@ -60,7 +61,18 @@ class Recurrent:
     element_bytes: int = 4
 
 
-CacheKind = Full | Window | Latent | Recurrent
+@attrs.frozen
+class Uncached:
+    """A token reads all tokens of its sequence, or those less than `window` positions away; nothing is kept of any.
+
+    So a sequence is computed whole in one step, or not at all.
+    """
+
+    name: ClassVar = "none"
+    window: int | None = None
+
+
+CacheKind = Full | Window | Latent | Recurrent | Uncached
 
 Stored = Literal["fp8", "mxfp4", "int4", "int8"]
 """How a checkpoint holds the weights that it has quantized: 8-bit floats with scales, experts in MXFP4, or integers in groups."""
@@ -139,20 +151,57 @@ def per_group(num_blocks: int | Sequence[int], num_groups: int) -> tuple[int, ..
 
 @attrs.frozen(kw_only=True)
 class NormSpec:
-    """An RMS norm.
+    """An RMS norm, or a layer norm.
 
     Attributes:
-        form: `rounded` norms round to the weights' dtype before they multiply with the weight; `exact` ones after it;
-            so do `zero_centered` ones, whose weights are stored less one.
+        form: `rounded` RMS norms round to the weights' dtype before they multiply with the weight; `exact` ones after it;
+            so do `zero_centered` ones, whose weights are stored less one. A `layer` norm takes the mean away, too.
+        bias: whether a layer norm adds one.
     """
 
     eps: float
-    form: Literal["rounded", "exact", "zero_centered"] = "rounded"
+    form: Literal["rounded", "exact", "zero_centered", "layer"] = "rounded"
+    bias: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class EncoderSpec:
+    """An encoder's vectors of tokens: normed sums of those of its ids, and of learned ones of positions and token types.
+
+    Attributes:
+        positions: rows of the table of positions; 0 where there is none.
+        first_position: the row of the first token.
+        token_types: rows of the table of types, if there are positions. The second text of a pair has type 1 where there are two.
+        prefix: how a checkpoint calls the model beside its classifier.
+    """
+
+    positions: int = 0
+    first_position: int = 0
+    token_types: int = 0
+    prefix: str = "bert"
+
+
+@attrs.frozen(kw_only=True)
+class PooledLayer:
+    """A layer behind the pooler: norm(activation(x W^T + b)), of a classifier or of sentence-transformers' Dense.
+
+    Attributes:
+        name: of its weight and bias in a checkpoint, and `norm` of its layer norm's, if it has one.
+        size: numbers of its result.
+        folder: where its checkpoint is within the model's folder; empty for the model's own.
+    """
+
+    name: str
+    size: int
+    bias: bool = True
+    activation: Literal["none", "tanh", "gelu", "relu", "sigmoid"] = "none"
+    norm: str | None = None
+    folder: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class ModelSpec:
-    """The numbers that define a decoder-only transformer.
+    """The numbers that define a transformer, decoder-only or encoder-only.
 
     Attributes:
         architecture: the key of the model page that runs it, such as `llama` or `qwen3`.
@@ -167,7 +216,8 @@ class ModelSpec:
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
         stored: the form of these; `packing`, how integers are packed.
         eos_token_ids: the ids that end a sequence.
-        num_labels: classes of its classifier; None where it has none.
+        pooled_layers: what pooled vectors pass through, in order; all tokens' states where each is classified.
+        encoder: of an encoder.
     """
 
     architecture: str
@@ -187,7 +237,8 @@ class ModelSpec:
     stored: Stored | None = None
     packing: Packing | None = None
     eos_token_ids: tuple[int, ...] = ()
-    num_labels: int | None = None
+    pooled_layers: tuple[PooledLayer, ...] = ()
+    encoder: EncoderSpec | None = None
 
     @property
     def usual_length(self) -> int:
@@ -246,6 +297,8 @@ def _kind(mixer: Mixer) -> CacheKind:
             return Window(tokens)
         case LatentSpec():
             return Latent()
+        case BidirectionalSpec():
+            return Uncached(mixer.window)
         case _:
             return Recurrent()
 

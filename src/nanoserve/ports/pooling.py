@@ -10,14 +10,16 @@ import attrs
 
 from nanoserve.ports.checks import check_integer, shown
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.model_spec import PooledLayer
 
 
 class PoolingKind(enum.Enum):
-    """Which of a prompt's hidden states count; the values are those of configs."""
+    """Which of a prompt's hidden states count; the values are those of configs. `ALL` keeps each apart, one behind the other."""
 
     LAST = "lasttoken"
     MEAN = "mean"
     FIRST = "cls"
+    ALL = "all"
 
 
 def _tuple_of_ids(ids: Iterable[int]) -> tuple[int, ...]:
@@ -26,16 +28,16 @@ def _tuple_of_ids(ids: Iterable[int]) -> tuple[int, ...]:
 
 @attrs.frozen(kw_only=True)
 class Pooling:
-    """One vector of a prompt's hidden states behind the last norm: one of them, or their mean.
+    """One vector of a prompt's hidden states behind the last norm: one of them, or their mean; then through the model's `pooled_layers`.
 
     Attributes:
-        classify: report what the model's classifier makes of the vector, in its place.
         token_ids: report the logits of these tokens behind it, in its place.
+        second: the position at which the second text of a pair begins, where encoders see a difference; 0 for none.
     """
 
     kind: PoolingKind = PoolingKind.LAST
-    classify: bool = False
     token_ids: tuple[int, ...] = attrs.field(default=(), converter=_tuple_of_ids)
+    second: int = 0
 
     @property
     def reads_all(self) -> bool:
@@ -48,6 +50,7 @@ class Task(enum.Enum):
 
     EMBED = "embed"
     CLASSIFY = "classify"
+    TOKEN_CLASSIFY = "token_classify"  # noqa: S105 - no password
     RERANK = "rerank"
 
 
@@ -70,6 +73,8 @@ class PoolerSpec:
         default_prompt: the name of the one that is taken where none is named.
         labels: the classes of a classifier, in the order of its numbers.
         activation: what makes scores of these.
+        layers: what vectors pass through.
+        shorter: the numbers that vectors may be cut to; None for any, where the model's files do not say.
     """
 
     task: Task
@@ -80,6 +85,8 @@ class PoolerSpec:
     default_prompt: str | None = None
     labels: tuple[str, ...] = ()
     activation: Activation = Activation.SOFTMAX
+    layers: tuple[PooledLayer, ...] = ()
+    shorter: tuple[int, ...] | None = None
 
     def prompt(self, name: str | None) -> str:
         """The words that stand before a text; raises `BadValueError` for a name that the model does not know."""
@@ -93,8 +100,14 @@ class PoolerSpec:
 
     def check_dimensions(self, dimensions: int | None) -> None:
         """Raise `BadValueError` for a number of dimensions that its vectors do not have."""
-        if dimensions is not None:
-            check_integer("dimensions", dimensions, 1, self.width)
+        if dimensions is None or dimensions == self.width:
+            return
+        check_integer("dimensions", dimensions, 1, self.width)
+        if self.shorter is not None and dimensions not in self.shorter:
+            also = "".join(f", {each}" for each in self.shorter)
+            raise BadValueError(
+                "dimensions", f"must be {self.width}{also}: this model's vectors cannot be cut otherwise"
+            )
 
     def vector(self, pooled: Sequence[float], dimensions: int | None = None) -> list[float]:
         """A pooled vector as clients get it: its first `dimensions` numbers, and normalized last.
@@ -104,6 +117,15 @@ class PoolerSpec:
         cut = list(pooled[:dimensions])
         length = math.hypot(*cut) if self.normalized else 1.0
         return [each / length for each in cut] if length > 0.0 else cut
+
+    def by_token(self, pooled: Sequence[float]) -> list[Sequence[float]]:
+        """The numbers of each token, which lie one behind the other in what is pooled of all."""
+        count = len(self.labels)
+        return [pooled[start : start + count] for start in range(0, len(pooled), count)]
+
+    def label(self, scores: Sequence[float]) -> str:
+        """The likeliest class."""
+        return self.labels[scores.index(max(scores))]
 
     def scores(self, pooled: Sequence[float]) -> list[float]:
         """The score of each class by a classifier, of no and yes by a reranker."""

@@ -13,6 +13,7 @@ from nanoserve.kernels.pointwise.cases import (
     check_add_partials,
     check_add_rms_norm,
     check_gated_activation,
+    check_layer_norm,
     check_norm_qkv,
     check_sigmoid_mul,
 )
@@ -30,6 +31,13 @@ GATES = pytest.mark.parametrize("activation", ACTIVATIONS)
 @SHAPES
 def test_norm_only_leaves_the_stream_alone(m: int, k: int, inputs: Inputs) -> None:
     agree(check_add_rms_norm(inputs, inputs.normal(k), 1e-2, m), TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
+@SHAPES
+def test_layer_norms_take_the_mean_away(m: int, k: int, *, biased: bool, inputs: Inputs) -> None:
+    bias = inputs.normal(k) if biased else None
+    agree(check_layer_norm(inputs, inputs.normal(k), bias, 1e-2, m), TOLERANCE[inputs.dtype])
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])

@@ -16,7 +16,7 @@ from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.latent_attention import tuning as latent
 from nanoserve.kernels.latent_attention.cases import CHUNKS, EXPANDED_CHUNKS, Case, ExpandedCase
 from nanoserve.kernels.latent_attention.launch import latent_decode, latent_prefill
-from nanoserve.kernels.paged_attention.cases import PrefillCase
+from nanoserve.kernels.paged_attention.cases import PrefillCase, check_bidirectional_attention
 from nanoserve.kernels.paged_attention.launch import prefill_attention
 from nanoserve.kernels.paged_attention.tuning import choose_block, packed_heads, queries_per_tile
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison
@@ -76,6 +76,15 @@ def check(case: Tiled, blocks: BlockSizes | None = SMALL, splits: Sequence[int] 
 @cases("rows", ["unequal"], also=[each for each in ROWS if each != "unequal"])
 def test_paged_keys_equal_the_definition(rows: str, window: int | None, inputs: Inputs) -> None:
     check(make("paged", inputs, ROWS[rows], window=window))
+
+
+@cases("window", [None, 5], also=[1, 16, 23, 1000])
+@cases("lengths", [(3, 40, 1, 33)], also=[(1,), (16,), (32,), (17, 1, 70)], ids=str)
+def test_both_sides_equal_the_definition(
+    lengths: tuple[int, ...], window: int | None, inputs: Inputs
+) -> None:
+    checked = check_bidirectional_attention(inputs, HEADS._replace(window=window), lengths, SMALL)
+    agree(checked, PAGED_ATOL[inputs.dtype])
 
 
 @cases("rows", ["unequal", "longer-than-a-tile"], also=list(ROWS)[:-2])

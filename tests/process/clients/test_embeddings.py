@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.process.clients.access import KEY
 from tests.process.embedding_models import make_embedding_model
+from tests.process.encoder_models import make_vectors
 from tests.process.server_process import ServerProcess, server_process
 
 TEXTS = ["One fox.", "The river is long, and the fox is old."]
@@ -48,6 +50,34 @@ def test_openai_gets_the_same_vectors_in_both_forms(embedder: tuple[ServerProces
     stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
         stranger.embeddings.create(model="model", input="a")
+
+
+def test_an_encoder_answers_the_same_clients(tmp_path: pathlib.Path) -> None:
+    reference = make_vectors(tmp_path, "xlm-roberta", "cls")
+    long = "the fox is old " * 60
+    cut = reference.tokenizer(long, truncation=True, max_length=50)["input_ids"]
+    with server_process(
+        tmp_path, str(tmp_path / "model"), "--dtype", "float32", "--max-model-len", "128"
+    ) as server:
+        server.wait_until_ready()
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            found = client.embeddings.create(model="model", input=TEXTS)
+            expected = reference.encode(TEXTS)
+            for place, each in enumerate(found.data):
+                assert each.embedding == pytest.approx(expected[place].tolist(), abs=1e-5)
+            with pytest.raises(openai.BadRequestError, match="is too long: the context holds 128"):
+                client.embeddings.create(model="model", input=long)
+            whole, ids = (
+                client.embeddings.create(model="model", input=each, extra_body=more).data[0].embedding
+                for each, more in ((long, {"truncate_prompt_tokens": 50}), (cut, {}))
+            )
+            assert whole == pytest.approx(ids, abs=1e-6)
+            with pytest.raises(openai.BadRequestError, match="makes vectors of texts and writes none"):
+                client.completions.create(model="model", prompt="a")
+            with pytest.raises(openai.BadRequestError, match="dimensions: must be 48"):
+                client.embeddings.create(model="model", input="a", dimensions=5)
+        assert server.metrics()["nanoserve:generation_tokens_total"] == 0
+        assert "Traceback" not in server.err.read_text()
 
 
 def test_ollama_gets_them_too(embedder: tuple[ServerProcess, Any]) -> None:

@@ -205,16 +205,18 @@ class PoolingContract:
         assert pooled(build, Pooling(token_ids=[7, 3])) == pytest.approx([logits[7], logits[3]])
 
     def test_a_classifier_multiplies_the_last_state(self, build: Build) -> None:
-        state, pooling = pooled(build, Pooling()), Pooling(classify=True)
+        state = pooled(build, Pooling())
         rows = [[0.5, -1.0] * (len(state) // 2), [0.0] * (len(state) - 1) + [3.0]]
 
         def classifying() -> ModelRunner[Any]:
             runner: Any = build()
-            runner._pooling._classifier = torch.tensor(rows)
+            layer = torch.nn.Linear(len(state), len(rows), bias=False)
+            layer.weight = torch.nn.Parameter(torch.tensor(rows), requires_grad=False)
+            runner._pooling._layers = (layer,)
             return runner  # type: ignore[no-any-return]
 
         expected = [sum(a * b for a, b in zip(row, state, strict=True)) for row in rows]
-        assert pooled(classifying, pooling, cuts=(2,)) == pytest.approx(expected, abs=1e-5)
+        assert pooled(classifying, Pooling(), cuts=(2,)) == pytest.approx(expected, abs=1e-5)
 
     def test_the_next_tenant_of_a_row_is_pooled_only_if_it_asks(self, build: Build) -> None:
         driver = Driver(build())

@@ -15,6 +15,7 @@ from nanoserve.ports.model_spec import (
     Latent,
     PoolNeed,
     Recurrent,
+    Uncached,
     Window,
     per_group,
 )
@@ -62,6 +63,13 @@ def test_what_may_go_is_what_is_before_the_first_block_read(kind: CacheKind) -> 
         assert law.first_read(start) == min(blocks_read(kind, start, 4), default=law.first_read(start))
     assert law.forgets == isinstance(kind, Window)
     assert (law.snapshots is not None) == isinstance(kind, Recurrent)
+
+
+def test_what_is_kept_of_nothing_has_no_pages_and_no_prefix() -> None:
+    law = of(Uncached(5))
+    assert (law.fresh_pages(0, 41, 41), law.peak_pages(41, 8)) == (0, 0)
+    assert law.reusable(list(range(6)), lambda _: 1) == {0}
+    assert [of(kind).keeps_nothing for kind in KINDS] == [False] * len(KINDS)
 
 
 def test_room_at_admission() -> None:

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import attrs
 import pytest
 
-from nanoserve.ports.errors import PromptTooLongError, RequestTooLargeError, StepFailedError
+from nanoserve.ports.errors import (
+    BadValueError,
+    PromptTooLongError,
+    RequestTooLargeError,
+    StepFailedError,
+)
 from nanoserve.ports.events import PromptPooled, TokensGenerated
+from nanoserve.ports.model_spec import CacheGroup, Uncached
 from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
@@ -156,3 +162,37 @@ def test_settled_rows_decode_beside_prompts_that_come_and_go() -> None:
         return world.answer("said").token_ids
 
     assert said(busy=True) == said(busy=False) == oracle(range(5), 60)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("windows", [(None,), (None, 4)])
+def test_what_is_kept_of_nothing_is_computed_whole_and_takes_no_block(
+    depth: int, windows: tuple[int | None, ...]
+) -> None:
+    groups = [CacheGroup(layers=(place,), kind=Uncached(each)) for place, each in enumerate(windows)]
+    world = World(groups=groups, depth=depth, num_blocks=1, max_num_batched_tokens=16, max_num_seqs=4)
+    prompts = {"a": range(5), "long": range(20, 36), "b": range(5), "c": range(40, 51), "d": range(60, 65)}
+    for name, prompt in prompts.items():
+        world.add(name, prompt, pooling=MEAN)
+    assert vectors(world) == {name: expected_vector(prompt, MEAN) for name, prompt in prompts.items()}
+    steps = [[chunk.length for chunk in plan.chunks] for plan in world.runner.plans]
+    assert [lengths for lengths in steps if lengths] == [[5], [16], [5, 11], [5]]
+    assert world.free_blocks == [1] * len(groups)
+
+
+def test_a_whole_prompt_that_no_step_holds_is_refused_and_so_is_text() -> None:
+    world = World(groups=[CacheGroup(layers=(0,), kind=Uncached())], num_blocks=1, max_num_batched_tokens=16)
+    with pytest.raises(PromptTooLongError, match="17 tokens, is computed whole, and a step has room for 16"):
+        world.add("a", range(17), pooling=LAST)
+    with pytest.raises(BadValueError, match="model: is an encoder, which writes no text"):
+        world.add("b", range(3))
+    world.add("c", range(16), pooling=LAST)
+    assert vectors(world) == {"c": expected_vector(range(16), LAST)}
+
+
+def test_a_failed_step_of_whole_prompts_is_tried_again() -> None:
+    groups = [CacheGroup(layers=(0,), kind=Uncached())]
+    world = World(groups=groups, num_blocks=1, fail_at={1: StepFailedError("a fault")})
+    for name in ("a", "b"):
+        world.add(name, range(7), pooling=MEAN)
+    assert vectors(world) == dict.fromkeys(("a", "b"), expected_vector(range(7), MEAN))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from nanoserve.ports.driven import Check
+from tests.fakes.pooled_texts import EncodesPooled
 
 
-class Pieces:
+class Pieces(EncodesPooled):
     """Token i is the i-th piece; there is nothing to encode."""
 
     pieces: Sequence[object]

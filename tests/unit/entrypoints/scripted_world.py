@@ -21,13 +21,14 @@ from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.sampling import SamplingDefaults
 from tests.fakes.memory_runner import MemoryRunner, expected_token
+from tests.fakes.pooled_texts import EncodesPooled
 from tests.tiny_spec import tiny_spec
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!?"
 SPEC = tiny_spec(vocab_size=len(LETTERS), max_position=128, tied_embeddings=True)
 
 
-class LetterTokenizer:
+class LetterTokenizer(EncodesPooled):
     """One token per letter; other characters are dropped."""
 
     vocab_size = len(LETTERS)

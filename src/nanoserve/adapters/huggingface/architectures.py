@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.adapters.huggingface import deepseek, gemma
+from nanoserve.adapters.huggingface import deepseek, encoders, gemma
 from nanoserve.adapters.huggingface.attention import read_attention, read_layer_types
 from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.ports.errors import ModelLoadError
@@ -54,6 +54,7 @@ class Architecture:
         features: from the same, the fields of `ModelSpec` that are not read alike for every family.
         text_key: where config.json has the config of the text within that of a larger model.
         published: what releases say where the defaults of the class make no model.
+        is_encoder: whether it writes no text.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Architecture:
     features: Callable[[Config], dict[str, Any]] = lambda _: {}
     text_key: str | None = None
     published: Config = attrs.field(factory=dict)
+    is_encoder: bool = False
 
     @property
     def defaults(self) -> Config:
@@ -73,13 +75,20 @@ class Architecture:
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     """The architecture that config.json names. Raises `ModelLoadError` where it is not a known one.
 
-    Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head or with a classifier.
+    Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head, with a classifier, or,
+    of an encoder, with a head that fills masks, which is not computed.
     """
     names, key = raw.get("architectures"), raw.get("model_type")
     named = names if isinstance(names, list) else []
     for each in ARCHITECTURES:
-        stem = each.name.removesuffix("ForCausalLM")
-        names = {each.name, f"{stem}Model", f"{stem}ForSequenceClassification"}
+        stem = each.name.removesuffix("ForCausalLM").removesuffix("Model")
+        names = {
+            each.name,
+            f"{stem}Model",
+            f"{stem}ForSequenceClassification",
+            f"{stem}ForTokenClassification",
+        }
+        names |= {f"{stem}ForMaskedLM"} if each.is_encoder else set()
         if each.key == key and (not named or any(name in named for name in names)):
             return each
     wanted = f"architecture {named[0] if named else None!r} (model_type {key!r})"
@@ -329,4 +338,16 @@ ARCHITECTURES = (
     ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
     Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _zero_centered),
+    Architecture("BertModel", "bert", encoders.bert_layers, encoders.bert_features, is_encoder=True),
+    Architecture("RobertaModel", "roberta", encoders.bert_layers, encoders.roberta_features, is_encoder=True),
+    Architecture(
+        "XLMRobertaModel", "xlm-roberta", encoders.bert_layers, encoders.roberta_features, is_encoder=True
+    ),
+    Architecture(
+        "ModernBertModel",
+        "modernbert",
+        encoders.modernbert_layers,
+        encoders.modernbert_features,
+        is_encoder=True,
+    ),
 )

@@ -8,13 +8,16 @@ from typing import Any, Final
 
 import attrs
 
+from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, DEFAULTS
 from nanoserve.adapters.huggingface.json_files import read_json, read_json_object
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import PooledLayer
 from nanoserve.ports.pooling import Activation, PoolerSpec, Pooling, PoolingKind, Task
 
 MODULES: Final = "modules.json"
+_WIDEST: Final = 2**20
 LATER: Final = "config_sentence_transformers.json"
 _SWITCHES: Final = {
     "pooling_mode_cls_token": "cls",
@@ -28,7 +31,20 @@ _SWITCHES: Final = {
 
 
 _BARE: Final = PoolerSpec(task=Task.EMBED, normalized=True)
-"""The pooler of a model about which nothing is said."""
+_BARE_ENCODER: Final = PoolerSpec(task=Task.EMBED, pooling=Pooling(kind=PoolingKind.MEAN), normalized=True)
+"""The poolers of models about which nothing is said."""
+_ENCODERS: Final = frozenset(each.key for each in ARCHITECTURES if each.is_encoder)
+_CLASSIFIERS: Final = {
+    "ForSequenceClassification": Task.CLASSIFY,
+    "ForTokenClassification": Task.TOKEN_CLASSIFY,
+}
+_ACTIVATIONS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("Identity", "NoneType"), "none"),
+    **{each.capitalize(): each for each in ("tanh", "sigmoid")},
+    **{each.upper(): each for each in ("gelu",)},
+    "ReLU": "relu",
+}
+"""torch's names of functions."""
 
 
 def choose_pooler(task: str, tokenizer: HFTokenizer, width: int) -> PoolerSpec | None:
@@ -36,9 +52,13 @@ def choose_pooler(task: str, tokenizer: HFTokenizer, width: int) -> PoolerSpec |
 
     Its hidden states have `width` numbers. Raises `ModelLoadError`.
     """
-    if task == "generate":
-        return None
     found = read_pooler(tokenizer.folder)
+    if task == "generate":
+        if read_json_object(pathlib.Path(tokenizer.folder) / "config.json").get("model_type") in _ENCODERS:
+            raise ModelLoadError(
+                f"{tokenizer.folder}: --task generate is asked for, and an encoder writes no text"
+            )
+        return None
     if found is None and task == "embed":
         found = _BARE
     if found is None and task == "rerank":
@@ -49,7 +69,7 @@ def choose_pooler(task: str, tokenizer: HFTokenizer, width: int) -> PoolerSpec |
     if task != "auto" and (found is None or found.task.value != task):
         does = "is not made for that" if found is None else f"is made to {found.task.value} texts"
         raise ModelLoadError(f"{tokenizer.folder}: --task {task} is asked for, and the model {does}")
-    return found and attrs.evolve(found, width=width)
+    return found and attrs.evolve(found, width=found.layers[-1].size if found.layers else width)
 
 
 def read_pooler(folder: str) -> PoolerSpec | None:
@@ -58,16 +78,23 @@ def read_pooler(folder: str) -> PoolerSpec | None:
     config = read_json_object(root / "config.json")
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    if name.endswith("ForSequenceClassification"):
-        return _classifier(root, config)
+    for ending, task in _CLASSIFIERS.items():
+        if name.endswith(ending):
+            return _classifier(root, config, task)
+    is_encoder = config.get("model_type") in _ENCODERS
+    shorter = _shorter(root, config, is_encoder=is_encoder)
     if not (root / MODULES).exists():
-        return _BARE if name.endswith("Model") else None
+        if is_encoder:
+            return attrs.evolve(_BARE_ENCODER, shorter=shorter)
+        return attrs.evolve(_BARE, shorter=shorter) if name.endswith("Model") else None
     modules = _modules(root / MODULES)
     kinds = [kind for kind, _ in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        known = "Transformer, Pooling and maybe Normalize"
+    dense = [place for kind, place in modules if kind == "Dense"]
+    known = ["Transformer", "Pooling", *["Dense"] * len(dense)]
+    if kinds not in (known, [*known, "Normalize"]):
         raise ModelLoadError(
-            f"{root / MODULES}: modules {', '.join(kinds)} are not supported; known are {known}"
+            f"{root / MODULES}: modules {', '.join(kinds)} are not supported; known are Transformer, Pooling, "
+            "maybe Dense and maybe Normalize, in this order"
         )
     _check_text(root / "sentence_bert_config.json")
     prompts, default = _prompts(root / LATER)
@@ -78,27 +105,126 @@ def read_pooler(folder: str) -> PoolerSpec | None:
         normalized="Normalize" in kinds,
         prompts=prompts,
         default_prompt=default,
+        layers=tuple(_dense(root, place) for place in dense),
+        shorter=shorter,
     )
 
 
-def _classifier(root: pathlib.Path, config: Mapping[str, Any]) -> PoolerSpec:
+def _shorter(root: pathlib.Path, config: Mapping[str, Any], *, is_encoder: bool) -> tuple[int, ...] | None:
+    """The numbers that vectors may be cut to. Where nothing is said, an encoder's may not: few were trained so."""
+    listed, may = config.get("matryoshka_dimensions"), config.get("is_matryoshka")
+    if isinstance(listed, list):
+        if not all(isinstance(each, int) and each > 0 for each in listed):
+            raise ModelLoadError(f"{root / 'config.json'}: matryoshka_dimensions must be positive integers")
+        return tuple(listed)
+    if may is None:
+        may = not is_encoder
+    return None if may else ()
+
+
+def _dense(root: pathlib.Path, place: str) -> PooledLayer:
+    """A layer behind the pooler, whose weights lie in a folder of their own."""
+    path = root / place / "config.json"
+    config = read_json_object(path)
+    function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    if function not in _ACTIVATIONS:
+        named = ", ".join(_ACTIVATIONS)
+        raise ModelLoadError(
+            f"{path}: activation_function {shown(function)} is not supported; known are {named}"
+        )
+    if config.get("use_residual"):
+        raise ModelLoadError(
+            f"{path}: use_residual must be false: vectors are not added to what is made of them"
+        )
+    for end in ("input", "output"):
+        if config.get(f"module_{end}_name") not in (None, "sentence_embedding"):
+            raise ModelLoadError(
+                f"{path}: module_{end}_name must be sentence_embedding: vectors of texts pass through it"
+            )
+    size = config.get("out_features")
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= _WIDEST:
+        raise ModelLoadError(
+            f"{path}: out_features must be an integer from 1 to {_WIDEST}, got {shown(size)}"
+        )
+    bias, activation = config.get("bias", True) is not False, _ACTIVATIONS[function]
+    return PooledLayer(name="linear", size=size, bias=bias, activation=activation, folder=place)
+
+
+def _classifier(root: pathlib.Path, config: Mapping[str, Any], task: Task) -> PoolerSpec:
     labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     if not isinstance(labels, dict) or list(labels) != [str(place) for place in range(len(labels))]:
         raise ModelLoadError(f"{root / 'config.json'}: id2label must name the classes 0, 1, ... in order")
     if (root / MODULES).exists() and [kind for kind, _ in _modules(root / MODULES)] != ["Transformer"]:
         raise ModelLoadError(f"{root / MODULES}: a classifier must be the only module")
     problem = config.get("problem_type")
-    activation = Activation.SOFTMAX
-    if problem == "regression":
+    activation, kind = Activation.SOFTMAX, PoolingKind.LAST
+    if task is Task.TOKEN_CLASSIFY:
+        kind = PoolingKind.ALL
+    elif problem == "regression":
         activation = Activation.NONE
     elif problem == "multi_label_classification" or len(labels) == 1:
-        activation = Activation.SIGMOID
+        activation = _of_cross_encoder(root, config)
+    layers: tuple[PooledLayer, ...]
+    layers = (PooledLayer(name="score", size=len(labels), bias=task is Task.TOKEN_CLASSIFY),)
+    if (model_type := config.get("model_type")) in _ENCODERS:
+        layers = _encoder_layers({**DEFAULTS[model_type], **config}, task, len(labels))
+        kind = _encoder_kind(root, config) if task is Task.CLASSIFY else kind
     return PoolerSpec(
-        task=Task.CLASSIFY,
-        pooling=Pooling(classify=True),
+        task=task,
+        pooling=Pooling(kind=kind),
         labels=tuple(map(str, labels.values())),
         activation=activation,
+        layers=layers,
     )
+
+
+def _of_cross_encoder(root: pathlib.Path, config: Mapping[str, Any]) -> Activation:
+    """The function that makes a score of one number, where sentence-transformers has written that down: else the logistic function."""
+    section = config.get("sentence_transformers") or {}
+    written = section.get("activation_fn") if isinstance(section, dict) else None
+    written = written or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    known = {"Sigmoid": Activation.SIGMOID, "Identity": Activation.NONE}
+    name = str(written).rpartition(".")[2]
+    if name not in known:
+        raise ModelLoadError(
+            f"{root / 'config.json'}: activation_fn {shown(name)} is not supported; known are {', '.join(known)}"
+        )
+    return known[name]
+
+
+def _encoder_kind(root: pathlib.Path, config: Mapping[str, Any]) -> PoolingKind:
+    """The states that an encoder classifies a text by."""
+    written = config.get("classifier_pooling", "cls")
+    if written not in ("cls", "mean"):
+        raise ModelLoadError(
+            f"{root / 'config.json'}: classifier_pooling must be cls or mean, got {shown(written)}"
+        )
+    return PoolingKind(written)
+
+
+def _encoder_layers(config: Mapping[str, Any], task: Task, labels: int) -> tuple[PooledLayer, ...]:
+    """The classifier of a family, as transformers' classes have it."""
+    family, hidden = config["model_type"], config["hidden_size"]
+    last = PooledLayer(name="classifier", size=labels)
+    if family == "modernbert":
+        if config["classifier_activation"] != "gelu":
+            raise ModelLoadError(
+                f"classifier_activation {shown(config['classifier_activation'])} is not supported; known is gelu"
+            )
+        head = PooledLayer(
+            name="head.dense",
+            size=hidden,
+            bias=bool(config["classifier_bias"]),
+            activation="gelu",
+            norm="head.norm",
+        )
+        return head, last
+    if task is Task.TOKEN_CLASSIFY:
+        return (last,)
+    if family == "bert":
+        return PooledLayer(name="bert.pooler.dense", size=hidden, activation="tanh"), last
+    first = PooledLayer(name="classifier.dense", size=hidden, activation="tanh")
+    return first, PooledLayer(name="classifier.out_proj", size=labels)
 
 
 def _modules(path: pathlib.Path) -> list[tuple[str, str]]:

@@ -44,7 +44,8 @@ POSITIVE: Final = frozenset(
             "num_attention_heads",
             "num_key_value_heads",
         ),
-        *("vocab_size", "max_position_embeddings", "rms_norm_eps"),
+        *("vocab_size", "max_position_embeddings", "rms_norm_eps", "layer_norm_eps", "norm_eps"),
+        *("type_vocab_size", "local_attention"),
         *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),
         *("num_experts", "num_local_experts", "n_routed_experts"),
         *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
@@ -82,8 +83,8 @@ def read_spec(folder: str) -> ModelSpec:
         if pooler is not None:
             config["tie_word_embeddings"] = True  # it may have no head, and needs none
         spec = _spec(architecture, config, read_eos_ids(folder, raw, config))
-        num_labels = (len(pooler.labels) or None) if pooler is not None else None
-        return attrs.evolve(spec, stored=stored, packing=packing, num_labels=num_labels)
+        layers = () if pooler is None else pooler.layers
+        return attrs.evolve(spec, stored=stored, packing=packing, pooled_layers=layers)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
 
@@ -127,7 +128,7 @@ def _complete(architecture: Architecture, raw: Mapping[str, Any]) -> dict[str, A
         most = MOST.get(name, LARGEST)
         if name != "rope_theta" and wanted in {int, float} and not abs(value) <= most:
             raise ModelLoadError(f"{shown} must be at most {most}, got {value!r}")
-    if "hidden_act" in architecture.defaults and config["hidden_act"] not in SILU:
+    if architecture.defaults.get("hidden_act") in SILU and config["hidden_act"] not in SILU:
         raise ModelLoadError(f"hidden_act {config['hidden_act']!r} is not supported; known is silu")
     return config
 
@@ -143,18 +144,19 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 
 def _spec(architecture: Architecture, config: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:
+    features = architecture.features(config)
     spec = ModelSpec(
         architecture=architecture.key,
         hidden_size=config["hidden_size"],
         vocab_size=config["vocab_size"],
         max_position=config["max_position_embeddings"],
-        norm=NormSpec(eps=config["rms_norm_eps"]),
+        norm=features.get("norm") or NormSpec(eps=config["rms_norm_eps"]),
         layers=architecture.layers(config),
         tied_embeddings=config["tie_word_embeddings"],
         dtype=_dtype(config),
         eos_token_ids=eos_token_ids,
     )
-    spec = attrs.evolve(spec, **architecture.features(config))
+    spec = attrs.evolve(spec, **features)
     for layer in spec.layers:
         _check_attention(layer.mixer)
     return spec

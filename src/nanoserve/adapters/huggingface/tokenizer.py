@@ -116,6 +116,39 @@ class HFTokenizer:
         ids: list[int] = encoded.ids
         return ids
 
+    def encode_pooled(
+        self,
+        text: str,
+        other: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        at_most: int | None = None,
+        check: Check = None,
+    ) -> tuple[list[int], int]:
+        """See `ports.Tokenizer`. Of a pair, the longer text is cut first, token by token."""
+        check_unicode(text + (other or ""))
+        pair = text if other is None else (text, other)
+        with self._lock:
+            self._backend.encode_special_tokens = False
+            if at_most is not None:
+                least = (
+                    self._backend.num_special_tokens_to_add(other is not None) if add_special_tokens else 0
+                )
+                if at_most <= least:
+                    raise BadValueError(
+                        "truncate_prompt_tokens",
+                        f"must be more than the {least} special tokens, got {at_most}",
+                    )
+                self._backend.enable_truncation(at_most)
+            try:
+                (encoded,) = self._backend.encode_batch([pair], add_special_tokens=add_special_tokens)
+            finally:
+                self._backend.no_truncation()
+        if check:
+            check(len(encoded))
+        second = encoded.type_ids.index(1) if other is not None and 1 in encoded.type_ids else 0
+        return encoded.ids, second
+
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         """Ids to text; bytes that are not (or not yet) UTF-8 become U+FFFD, ids it does not know nothing."""
         with self._lock:

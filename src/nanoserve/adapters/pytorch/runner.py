@@ -82,7 +82,7 @@ class TorchRunner:
         vocab_size = model.spec.vocab_size
         self._sampler = Sampler(vocab_size=vocab_size, max_rows=max_num_seqs, device=weight.device)
         self._prompt_scoring = PromptScoring()
-        self._pooling = RowPooling(model.logits, model.classifier)
+        self._pooling = RowPooling(model.logits, model.pooled_layers)
         self._logprobs: dict[int, tuple[int, DeviceSettings]] = {}
         self._processed_logprobs = sizes.processed_logprobs
         self._drafter = drafter

@@ -9,6 +9,7 @@ each step adds one token to the rows that sample.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class StepInputs:
         context_lengths: B numbers: how many tokens the row's last token sees, itself included, window aside.
         logits_indices: int64 [S]: which of the T tokens need logits.
         groups: one entry per cache group, in the order of `ModelSpec.cache_groups`.
+        token_types: int64 [T]: 1 in the second text of a pair; None where all are 0.
     """
 
     token_ids: Tensor
@@ -61,6 +63,7 @@ class StepInputs:
     context_lengths: tuple[int, ...]
     logits_indices: Tensor
     groups: tuple[GroupInputs, ...]
+    token_types: Tensor | None = None
 
     @classmethod
     def of_prompt(cls, token_ids: Sequence[int], *, block_size: int, num_groups: int) -> StepInputs:
@@ -133,6 +136,7 @@ class Rows:
         self.tokens = torch.zeros(max_num_seqs, sizes.max_model_len + 1, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._known_lengths = [0] * max_num_seqs
+        self._seconds = [0] * max_num_seqs
         self._tables = [
             torch.full((max_num_seqs, sizes.max_table), SINK_BLOCK, dtype=torch.int64, device=device)
             for _ in range(num_groups)
@@ -145,6 +149,7 @@ class Rows:
         self.tokens[row, :length] = self._integers(admitted.token_ids)
         self._lengths[row] = length
         self._known_lengths[row] = length
+        self._seconds[row] = 0 if admitted.pooling is None else admitted.pooling.second
         for table, block_ids in zip(self._tables, admitted.block_tables, strict=True):
             table[row] = SINK_BLOCK
             table[row, : len(block_ids)] = self._integers(block_ids)
@@ -249,8 +254,20 @@ class Rows:
             context_lengths=tuple(contexts),
             logits_indices=torch.cat([self._integers(last), decoding.order + sum(lengths)]),
             groups=self._groups(torch.cat([index, decoding.index]), owners, positions, max(contexts)),
+            token_types=self._token_types(chunks),
         )
         return StepRows(inputs, torch.cat([self._integers(finished), decoding.index]))
+
+    def _token_types(self, chunks: tuple[Chunk, ...]) -> Tensor | None:
+        """The types of chunks' tokens alone: where there are pairs nothing decodes."""
+        seconds = [self._seconds[each.row] for each in chunks]
+        if not any(seconds):
+            return None
+        types = [
+            torch.arange(each.start, each.start + each.length, device=self._device) >= (second or math.inf)
+            for each, second in zip(chunks, seconds, strict=True)
+        ]
+        return torch.cat(types).long()
 
     def _groups(
         self, index: Tensor, owners: Tensor, positions: Tensor, longest: int

@@ -61,13 +61,14 @@ class KVCache:
         self._laws = [law_of(group, block_size) for group in groups]
         self._names = [group.kind.name for group in groups]
         self._forgets = any(law.forgets for law in self._laws)
+        self.keeps_nothing = any(law.keeps_nothing for law in self._laws)
         self._paged: list[tuple[int, Law, BlockAllocator]] = []
         states: list[tuple[int, Snapshots, BlockAllocator]] = []
         for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
-            if law.snapshots is None:
-                self._paged.append((group, law, pool))
-            else:
+            if law.snapshots is not None:
                 states.append((group, law.snapshots, pool))
+            elif not law.keeps_nothing:
+                self._paged.append((group, law, pool))
         self._hash = strong_hash if isolated else fast_hash
         self._statistics = PrefixStatistics()
         self.journal: list[trace.KVChange] | None = None
@@ -81,11 +82,9 @@ class KVCache:
 
     def add_tiers(self, num_slots: int, *, min_tokens: int, directory: BlockDirectory | None = None) -> None:
         """Keep blocks beside the device, too, `num_slots` of them in host memory."""
-        if len(self.allocators) > 1 or self._forgets or self.has_states:
+        if len(self.allocators) > 1 or self._forgets or self.has_states or self.keeps_nothing:
             names = ", ".join(self._names)
-            message = (
-                f"this model keeps more than every token's keys and values ({names}), and cannot be offloaded"
-            )
+            message = f"this model keeps other things than every token's keys and values ({names}), and cannot be offloaded"
             raise BadValueError("kv_offload_memory", message)
         self.tiers = Tiers(
             self.allocators[0],
@@ -141,8 +140,10 @@ class KVCache:
         return lost
 
     def chunk_end(self, sequence: Sequence, start: int, most: int) -> int:
-        """Where a chunk of at most `most` tokens from `start` on ends."""
+        """Where a chunk of at most `most` tokens from `start` on ends; at `start` where it must be whole and is longer."""
         end = min(start + most, len(sequence.token_ids))
+        if self.keeps_nothing:
+            return end if end == len(sequence.token_ids) else start
         return self.states.cut(sequence, start, end) if self.has_states else end
 
     def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: list[int]) -> bool:

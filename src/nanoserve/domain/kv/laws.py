@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from nanoserve.ports.kv import BlockHash
-from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Window
+from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Uncached, Window
 
 Find = Callable[[BlockHash], int | None]
 """The page that holds a content; None where none does."""
@@ -62,6 +62,11 @@ class Law:
     @property
     def forgets(self) -> bool:
         """True if blocks fall behind what is read while a sequence runs."""
+        return False
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """True if a sequence has no pages, and is computed whole: what one step does not read no later one can."""
         return False
 
     def first_read(self, start: int) -> int:  # noqa: ARG002 - the same for every start
@@ -171,6 +176,32 @@ class RecurrentLaw(Law):
         return PoolNeed(least=1, per_row=2, fixed=2)
 
 
+@attrs.frozen
+class UncachedLaw(Law):
+    """Tokens read one another within a step, and leave nothing behind: no page is taken, and no prefix reused."""
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """True."""
+        return True
+
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:  # noqa: ARG002 - nothing is kept
+        """The beginning alone."""
+        return {0}
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always none
+        """None."""
+        return 0
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always none
+        """None."""
+        return 0
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always one
+        """One page that nobody takes: a pool has one at least, and here it has no bytes."""
+        return PoolNeed(least=1, per_row=0)
+
+
 def law_of(group: CacheGroup, block_size: int) -> Law:
     """The law of a cache group."""
     match group.kind:
@@ -181,6 +212,8 @@ def law_of(group: CacheGroup, block_size: int) -> Law:
         case Recurrent(prompt, decode):
             intervals = [-(-each // block_size) * block_size for each in (prompt, decode)]
             return RecurrentLaw(block_size, Snapshots(block_size, *intervals))
+        case Uncached():
+            return UncachedLaw(block_size)
 
 
 def pool_needs(

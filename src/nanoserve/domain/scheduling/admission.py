@@ -24,6 +24,8 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
         answer = ", answer included" if request.pooling is None else ""
         message = f"the prompt has {length} tokens and the context holds {limits.max_model_len}{answer}"
         raise errors.PromptTooLongError(f"{message}; shorten the prompt or raise max_model_len")
+    if cache.keeps_nothing:
+        _check_whole(request, limits)
     if request.request_class not in {each.name for each in limits.classes}:
         known = ", ".join(sorted(each.name for each in limits.classes))
         raise errors.UnknownRequestClassError(
@@ -102,6 +104,16 @@ def derive_seed(seed: int, index: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
     return mixed ^ (mixed >> 31)
+
+
+def _check_whole(request: Request, limits: Limits) -> None:
+    """The request is one to a model that keeps nothing of a sequence."""
+    if request.pooling is None:
+        raise errors.BadValueError("model", "is an encoder, which writes no text: ask for vectors or classes")
+    length, most = len(request.prompt_token_ids), limits.max_num_batched_tokens
+    if length > most:
+        message = f"the prompt has {length} tokens, is computed whole, and a step has room for {most}"
+        raise errors.PromptTooLongError(f"{message}; shorten the prompt or raise max_num_batched_tokens")
 
 
 def _check_times(request: Request) -> None:

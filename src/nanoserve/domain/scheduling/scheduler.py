@@ -217,6 +217,8 @@ class Scheduler(Population):
                 if self.cache.states.is_expected(sequence, start, self.table.prefilling, copies):
                     break
             chunk_end = self.cache.chunk_end(sequence, start, left)
+            if chunk_end == start:
+                break  # it is computed whole, in a step that has room for it
             spare = self._spare if rows.running else [0] * len(self._spare)
             if not rows.free or not self.cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 if deferred or not rows.has_deferred:

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import attrs
 
 from nanoserve.domain.text.dialects.parser import AnswerParser
+from nanoserve.domain.text.stream import Detokenizer
 from nanoserve.entrypoints.app.generation import Generation, Piece
+from nanoserve.entrypoints.app.text_service import Tokenizing
 from nanoserve.ports.tool_calls import AnswerEvent, CallBegun, CallEnded, ReasoningDelta, TextDelta
 
 Opening = Callable[[], Awaitable[Sequence[Generation]]]
@@ -298,3 +300,34 @@ async def ended(opening: Opening) -> Answer:
             for piece in pieces:
                 answer.add(piece)
     return answer
+
+
+class TokenOffsets:
+    """Where the text of each token begins in the text of all of them, in characters.
+
+    The tokens are read in order and each is placed by those before it, so an answer that is read piece by piece and
+    one that is read whole have the same offsets. With a `prompt` the text is the one that continues it.
+    """
+
+    def __init__(
+        self, tokenizing: Tokenizing, prompt: Sequence[int] = (), *, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizing = tokenizing
+        self._prompt = prompt
+        self._skip = skip_special_tokens
+        self._detokenizer: Detokenizer | None = None
+        self._length = 0
+
+    async def place(self, ids: Sequence[int]) -> list[int]:
+        """The offset of each of the next ids."""
+        return await self._tokenizing.call(lambda: self._placed(ids))
+
+    def _placed(self, ids: Sequence[int]) -> list[int]:
+        if self._detokenizer is None:
+            tokenizer = self._tokenizing.tokenizer
+            self._detokenizer = Detokenizer(tokenizer, self._prompt, skip_special_tokens=self._skip)
+        offsets = []
+        for token in ids:
+            offsets.append(self._length)
+            self._length += len(self._detokenizer.push(token))
+        return offsets

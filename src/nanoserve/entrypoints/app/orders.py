@@ -119,6 +119,17 @@ class Conversation:
 
 
 @attrs.frozen
+class TextPair:
+    """Two texts that a classifier reads together, such as a query and a document."""
+
+    first: str
+    second: str
+
+
+Prompt = str | tuple[int, ...] | Conversation | TextPair
+
+
+@attrs.frozen
 class Format:
     """The form that the text of an answer must have; `name` is the field in which the client says so."""
 
@@ -139,13 +150,12 @@ class Order:
     """One prompt and what to make of it.
 
     Attributes:
-        prompt: text, token ids, or a conversation.
         model: the name that the client gave the model; an adapter where it has that name.
         sampling: checked parameters; `max_tokens` None means up to the context's end.
         client: whose order it is.
         stream: whether the answer is wanted piece by piece, as it is generated.
         add_special_tokens: whether a text prompt gets the tokenizer's own (ids and conversations never do).
-        truncate_prompt_tokens: keep at most so many tokens, the last ones; None refuses over-long prompts.
+        truncate_prompt_tokens: keep at most so many tokens, the last ones, of what is pooled the first ones; None refuses over-long prompts.
         cache_salt: separates the prompt's cached prefixes further than the client's salt does.
         priority: lower runs first, where the engine's policy is priority.
         prompt_name: what the client calls the prompt.
@@ -157,7 +167,7 @@ class Order:
         calls: whether the conversation's tools are called, and which of them may be.
     """
 
-    prompt: str | tuple[int, ...] | Conversation
+    prompt: Prompt
     sampling: SamplingParams
     model: str = ""
     client: Client = Client()
@@ -275,7 +285,8 @@ class EdgeChecks:
     def fitted(self, ids: tuple[int, ...], order: Order, facts: EngineFacts) -> tuple[int, ...]:
         """The prompt as it will be computed: with room for the answer, cut only where the order says so."""
         if order.truncate_prompt_tokens is not None:
-            ids = ids[-order.truncate_prompt_tokens :]
+            most = order.truncate_prompt_tokens
+            ids = ids[-most:] if order.pooling is None else ids[:most]
         if not ids:
             raise BadValueError(order.prompt_name, "is empty: there is nothing to continue")
         self.check_length(len(ids), order, facts)
@@ -304,6 +315,9 @@ class EdgeChecks:
             return len(prompt) // _CHARACTERS_PER_TOKEN + 1
         if isinstance(prompt, Conversation):
             return self.check_conversation(prompt, facts, name) // _CHARACTERS_PER_TOKEN + 1
+        if isinstance(prompt, TextPair):
+            self.check_characters(characters := len(prompt.first) + len(prompt.second), facts, name)
+            return characters // _CHARACTERS_PER_TOKEN + 1
         check_vocabulary(name, prompt, facts.vocab_size)
         return len(prompt)
 

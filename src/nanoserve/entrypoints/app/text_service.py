@@ -10,15 +10,21 @@ import fnmatch
 import functools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDialect
-from nanoserve.domain.text.stream import Detokenizer
 from nanoserve.entrypoints.app.generation import Generation, Reading, Reservation, Reservations
 from nanoserve.entrypoints.app.measurements import Measurements
-from nanoserve.entrypoints.app.orders import Conversation, EdgeChecks, Order, RequestBuilder, ServiceSettings
+from nanoserve.entrypoints.app.orders import (
+    Conversation,
+    EdgeChecks,
+    Order,
+    RequestBuilder,
+    ServiceSettings,
+    TextPair,
+)
 from nanoserve.entrypoints.app.structured_outputs import AnswerConstraints
 from nanoserve.entrypoints.app.vectors import check_text
 from nanoserve.ports.checks import check_vocabulary, shown
@@ -28,6 +34,7 @@ from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.errors import DeadlineError, EngineLoadingError, UnknownModelError
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import Request
 
 _LONGEST_NAME: Final = 256
@@ -185,7 +192,7 @@ class TextService:
         timeout = None if deferred else self.settings.request_timeout
         try:
             async with asyncio.timeout(timeout):
-                ids = await self._prompt(order, facts)
+                ids, pooling = await self._prompt(order, facts)
         except TimeoutError:
             raise DeadlineError(
                 "the time for this request was over before its prompt was ready; try again later"
@@ -218,7 +225,7 @@ class TextService:
             stream=order.stream,
             lora=order.model if order.model in self.loras else "",
             constraint=constraint,
-            pooling=order.pooling,
+            pooling=pooling,
             client=order.client.identity,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
@@ -242,18 +249,26 @@ class TextService:
             token_text = self.tokenizing.token_text
         return Reading(self.dialect, order.calls.allowed(tools), tail, token_text)
 
-    async def _prompt(self, order: Order, facts: EngineFacts) -> tuple[int, ...]:
-        prompt, special = order.prompt, order.add_special_tokens
+    async def _prompt(self, order: Order, facts: EngineFacts) -> tuple[tuple[int, ...], Pooling | None]:
+        """The ids of a prompt, and how it is pooled, which may depend on where the second of two texts begins."""
+        prompt, special, pooling = order.prompt, order.add_special_tokens, order.pooling
 
         def check(length: int) -> None:
             if length > facts.max_model_len + 1:  # the first one may be dropped
                 self._checks.check_length(length, order, facts)
 
+        if isinstance(prompt, TextPair) or (isinstance(prompt, str) and pooling is not None):
+            assert pooling is not None
+            texts = attrs.astuple(prompt) if isinstance(prompt, TextPair) else (prompt,)
+            how: dict[str, Any] = {"add_special_tokens": special, "at_most": order.truncate_prompt_tokens}
+            encode = functools.partial(self.tokenizing.tokenizer.encode_pooled, *texts, **how, check=check)
+            ids, second = await self.tokenizing.call(encode)
+            return tuple(ids), attrs.evolve(pooling, second=second)
         if isinstance(prompt, str):
-            return await self.tokenizing.encode(prompt, add_special_tokens=special, check=check)
+            return await self.tokenizing.encode(prompt, add_special_tokens=special, check=check), pooling
         if isinstance(prompt, Conversation):
-            return await self.tokenizing.render(prompt, check)
-        return prompt
+            return await self.tokenizing.render(prompt, check), pooling
+        return prompt, pooling
 
 
 def _joined_salt(order: Order) -> str:
@@ -362,34 +377,3 @@ class Tokenizing:
         decode, bytes_of = self.tokenizer.decode, self.tokenizer.bytes_of
         texts = [decode([token], skip_special_tokens=False) for token in range(self.vocab_size)]
         return texts, {token: bytes_of(token) for token, text in enumerate(texts) if "\ufffd" in text}
-
-
-class TokenOffsets:
-    """Where the text of each token begins in the text of all of them, in characters.
-
-    The tokens are read in order and each is placed by those before it, so an answer that is read piece by piece and
-    one that is read whole have the same offsets. With a `prompt` the text is the one that continues it.
-    """
-
-    def __init__(
-        self, tokenizing: Tokenizing, prompt: Sequence[int] = (), *, skip_special_tokens: bool
-    ) -> None:
-        self._tokenizing = tokenizing
-        self._prompt = prompt
-        self._skip = skip_special_tokens
-        self._detokenizer: Detokenizer | None = None
-        self._length = 0
-
-    async def place(self, ids: Sequence[int]) -> list[int]:
-        """The offset of each of the next ids."""
-        return await self._tokenizing.call(lambda: self._placed(ids))
-
-    def _placed(self, ids: Sequence[int]) -> list[int]:
-        if self._detokenizer is None:
-            tokenizer = self._tokenizing.tokenizer
-            self._detokenizer = Detokenizer(tokenizer, self._prompt, skip_special_tokens=self._skip)
-        offsets = []
-        for token in ids:
-            offsets.append(self._length)
-            self._length += len(self._detokenizer.push(token))
-        return offsets

@@ -210,7 +210,7 @@ def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
 def _vocabulary(tokenizer: HFTokenizer, spec: ModelSpec) -> LLTokenizer | None:
     """The tokenizer for grammars; None where no answer can be made to follow one."""
     ends = (*spec.eos_token_ids, *tokenizer.eos_token_ids)
-    if not ends:
+    if not ends or spec.encoder is not None:
         return None
     try:
         return make_vocabulary(tokenizer.description, ends, spec.vocab_size)

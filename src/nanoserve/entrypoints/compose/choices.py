@@ -14,7 +14,7 @@ from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
-from nanoserve.ports.model_spec import ModelSpec, Recurrent
+from nanoserve.ports.model_spec import ModelSpec, Recurrent, Uncached
 from nanoserve.ports.request import DEFERRED_CLASS
 
 SHORTEST_CHOSEN: Final = 1024
@@ -78,13 +78,22 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
     if rows is not None and tokens is not None and tokens < rows:
         message = f"must be at least max_num_seqs ({rows}), got {tokens}; raise it or lower max_num_seqs"
         raise BadValueError("max_num_batched_tokens", message)
+    length = settings.max_model_len or spec.usual_length
+    is_whole = any(isinstance(each.kind, Uncached) for each in spec.cache_groups)
+    if is_whole and (tokens or length) < length:
+        message = (
+            f"must be at least max_model_len ({length}): texts of an encoder are computed whole; got {tokens}"
+        )
+        raise BadValueError("max_num_batched_tokens", f"{message}; raise it or lower max_model_len")
+    if is_whole and choose_loras(settings):
+        raise BadValueError("lora", "adapters are for models that write text; leave it out for an encoder")
     return EngineSizes(
         max_num_seqs=min(most_rows, tokens or most_rows) if rows is None else rows,
-        max_num_batched_tokens=max(most_tokens, rows or 0) if tokens is None else tokens,
-        max_model_len=settings.max_model_len or spec.usual_length,
+        max_num_batched_tokens=tokens or max(most_tokens, rows or 0, length if is_whole else 0),
+        max_model_len=length,
         vocab_size=spec.vocab_size,
         block_size=settings.block_size,
-        prefix_caching=settings.enable_prefix_caching,
+        prefix_caching=settings.enable_prefix_caching and not is_whole,
         max_loras=choose_loras(settings),
         max_lora_rank=settings.max_lora_rank,
         max_logprobs=settings.max_logprobs,
@@ -109,6 +118,8 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     """
     if settings.speculate == "off":
         return 1
+    if spec.encoder is not None:
+        raise BadValueError("speculate", "drafts are for models that write text; take off for an encoder")
     if device == "cuda" and settings.tensor_parallel_size > 1:
         message = f"{settings.speculate} is not available over several GPUs yet; take off"
         raise BadValueError("speculate", message)

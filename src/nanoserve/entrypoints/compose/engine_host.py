@@ -41,7 +41,7 @@ def host(link: Link, settings: EngineSettings, build: Build) -> None:
     """Build an engine, warm it up and run it for the other end of the link."""
     watch = Stopwatch()
     assembly = build(settings, watch)
-    warm_up(assembly.engine)
+    warm_up(assembly.engine, None if assembly.pooler is None else assembly.pooler.pooling)
     watch.lap("warm-up")
     watching = Watching(
         assembly.engine,

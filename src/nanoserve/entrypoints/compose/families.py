@@ -12,13 +12,14 @@ from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, Architec
 from nanoserve.adapters.huggingface.spec import spec_of
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec
-from nanoserve.ports.model_spec import CacheKind, Full, Latent, ModelSpec, Recurrent, Window
+from nanoserve.ports.model_spec import CacheKind, Full, Latent, ModelSpec, Recurrent, Uncached, Window
 
 CACHES: Final[Mapping[type[CacheKind], tuple[str, str]]] = {
     Full: ("keys and values", "every block"),
     Window: ("keys and values of a window", "where the window's blocks are kept"),
     Latent: ("latent vectors", "every block"),
     Recurrent: ("states", "at snapshots"),
+    Uncached: ("nothing", "never"),
 }
 """The content that a cache group keeps of a sequence, and where a prefix of it can be reused."""
 

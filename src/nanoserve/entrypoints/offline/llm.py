@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
-from nanoserve.entrypoints.app.vectors import make_pairs, pair_score
+from nanoserve.entrypoints.app.vectors import check_scores, make_pairs, pair_score
 from nanoserve.entrypoints.compose.bootstrap import assemble, trace_format
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
 from nanoserve.entrypoints.compose.config.configuration import argument_settings, merge_sampling
@@ -158,6 +158,7 @@ class LLM:
         *,
         prompt_name: str | None = None,
         dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[outputs.EmbeddingOutput]:
         """The vector of each text, in their order.
@@ -166,6 +167,7 @@ class LLM:
             prompts: as in `generate`.
             prompt_name: what the texts are, such as `query`: the model may have something to put before those.
             dimensions: the first so many numbers alone, of a model whose vectors can be cut; normalized again.
+            truncate_prompt_tokens: cut longer texts to so many tokens, special ones included; None refuses what is too long.
             use_tqdm: as in `generate`.
 
         Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.
@@ -173,22 +175,48 @@ class LLM:
         session = self._open_session
         pooler = session.pooler(Task.EMBED)
         pooler.check_dimensions(dimensions)
-        found = self._pool(prompts, pooler, pooler.prompt(prompt_name), use_tqdm=use_tqdm)
+        before = pooler.prompt(prompt_name)
+        found = self._pool(prompts, pooler, before, at_most=truncate_prompt_tokens, use_tqdm=use_tqdm)
         return [outputs.embedding_output(job, pooler.vector(pooled, dimensions)) for job, pooled in found]
 
     def classify(
-        self, prompts: outputs.PromptForm | Sequence[outputs.PromptForm], *, use_tqdm: bool = True
+        self,
+        prompts: outputs.PromptForm | Sequence[outputs.PromptForm],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
     ) -> list[outputs.ClassificationOutput]:
         """The classes of each text, in their order, by a classifier; otherwise as `embed`."""
         pooler = self._open_session.pooler(Task.CLASSIFY)
-        found = self._pool(prompts, pooler, use_tqdm=use_tqdm)
+        found = self._pool(prompts, pooler, at_most=truncate_prompt_tokens, use_tqdm=use_tqdm)
         scores = [(job, pooler.scores(pooled)) for job, pooled in found]
         return [
             outputs.ClassificationOutput(
                 job.request.request_id,
                 list(job.prompt.token_ids),
-                pooler.labels[each.index(max(each))],
+                pooler.label(each),
                 dict(zip(pooler.labels, each, strict=True)),
+            )
+            for job, each in scores
+        ]
+
+    def classify_tokens(
+        self,
+        prompts: outputs.PromptForm | Sequence[outputs.PromptForm],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[outputs.TokenClassificationOutput]:
+        """The classes of each token of each text, by a classifier of tokens; otherwise as `embed`."""
+        pooler = self._open_session.pooler(Task.TOKEN_CLASSIFY)
+        found = self._pool(prompts, pooler, at_most=truncate_prompt_tokens, use_tqdm=use_tqdm)
+        scores = [(job, [pooler.scores(each) for each in pooler.by_token(pooled)]) for job, pooled in found]
+        return [
+            outputs.TokenClassificationOutput(
+                job.request.request_id,
+                list(job.prompt.token_ids),
+                [pooler.label(token) for token in each],
+                [dict(zip(pooler.labels, token, strict=True)) for token in each],
             )
             for job, each in scores
         ]
@@ -199,17 +227,19 @@ class LLM:
         documents: str | Sequence[str],
         *,
         instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[float]:
         """Scores of how well each document answers the query, or its own query where there are as many.
 
-        By a model that reranks it is a probability, by one that makes vectors their cosine. `instruction` says what makes a document an answer.
+        By a model that reranks it is a probability, by a classifier with one class what that makes of both texts together, by one that makes
+        vectors their cosine. `instruction` says what makes a document an answer; the rest is as in `embed`.
         Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.
         """
         session = self._open_session
-        pooler = session.pooler(Task.RERANK, Task.EMBED)
+        pooler = check_scores(session.assembly.pooler)
         pairs = make_pairs(query, documents)
-        read = [session.read_pair(pooler, *pair, instruction) for pair in pairs]
+        read = [session.read_pair(pooler, *pair, instruction, truncate_prompt_tokens) for pair in pairs]
         found = session.pool(list(itertools.chain(*read)), pooler, progress=use_tqdm)
         vectors = iter([pooled for _, pooled in found])
         return [pair_score(pooler, list(itertools.islice(vectors, len(each)))) for each in read]
@@ -220,12 +250,13 @@ class LLM:
         pooler: PoolerSpec,
         before: str = "",
         *,
+        at_most: int | None,
         use_tqdm: bool,
     ) -> list[tuple[outputs.Job, tuple[float, ...]]]:
         forms = [prompts] if outputs.is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
         return session.pool(
-            _each(forms, lambda form: session.read_text(form, before)), pooler, progress=use_tqdm
+            _each(forms, lambda form: session.read_text(form, before, at_most)), pooler, progress=use_tqdm
         )
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -21,10 +21,11 @@ PromptForm = str | Sequence[int] | Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """A prompt that is ready to be asked; `text` is None where it came as ids."""
+    """A prompt that is ready to be asked; `text` is None where it came as ids; the `second` of a pair begins there, or 0."""
 
     text: str | None
     token_ids: tuple[int, ...]
+    second: int = 0
 
 
 def is_one_prompt(prompts: object) -> bool:
@@ -183,6 +184,16 @@ class ClassificationOutput:
     prompt_token_ids: list[int]
     label: str
     scores: Mapping[str, float]
+
+
+@attrs.frozen
+class TokenClassificationOutput:
+    """The likeliest class of each token of a text, special ones included, and a number for each class by its name."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    labels: list[str]
+    scores: list[Mapping[str, float]]
 
 
 class Job:

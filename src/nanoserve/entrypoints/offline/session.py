@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoserve.entrypoints.app.generation import Reading
-from nanoserve.entrypoints.app.orders import RequestBuilder
+from nanoserve.entrypoints.app.orders import RequestBuilder, TextPair
 from nanoserve.entrypoints.app.text_service import encode_bad_words
 from nanoserve.entrypoints.app.traces.writer import Recording
 from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_prompts
@@ -20,6 +19,7 @@ from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
 from nanoserve.entrypoints.offline.outputs import Job, Prompt, read_conversation, read_prompt
+from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
@@ -58,20 +58,38 @@ class Session:
         """The pooler of a model that is for one of these tasks; raises `BadValueError` for any other."""
         return check_task(self.assembly.pooler, *tasks)
 
-    def read_text(self, form: object, before: str = "") -> Prompt:
-        """A text that is to be pooled, behind another one; raises `BadValueError`."""
+    def read_text(self, form: object, before: str = "", at_most: int | None = None) -> Prompt:
+        """A text that is to be pooled, behind another one, cut to so many tokens; raises `BadValueError`."""
+        if at_most is not None:
+            check_integer("truncate_prompt_tokens", at_most, 1)
         if isinstance(form, Mapping) and "prompt_token_ids" not in form:
             form = form.get("prompt", form)
-        return self.read_prompt(before + form if isinstance(form, str) else form)
+        if isinstance(form, str):
+            return self._encode((before + form,), at_most)
+        prompt = self.read_prompt(form)
+        return attrs.evolve(prompt, token_ids=prompt.token_ids[:at_most])
+
+    def _encode(self, texts: tuple[str, ...], at_most: int | None) -> Prompt:
+        ids, second = self.assembly.tokenizer.encode_pooled(*texts, at_most=at_most)
+        if not ids:
+            raise BadValueError("prompt", "is empty: there is nothing to pool")
+        return Prompt(text=texts[0], token_ids=tuple(ids), second=second)
 
     def read_pair(
-        self, pooler: PoolerSpec, query: str, document: str, instruction: str | None
+        self,
+        pooler: PoolerSpec,
+        query: str,
+        document: str,
+        instruction: str | None,
+        at_most: int | None = None,
     ) -> list[Prompt]:
         """The prompts that are pooled to judge a document by a query; raises `BadValueError`."""
         prompts = []
         for each in pair_prompts(pooler, query, document, instruction):
             if isinstance(each, str):
-                prompts.append(self.read_prompt(each))
+                prompts.append(self.read_text(each, at_most=at_most))
+            elif isinstance(each, TextPair):
+                prompts.append(self._encode((each.first, each.second), at_most))
             else:
                 ids = self.assembly.template.render(each.messages, options=each.options)
                 prompts.append(Prompt(text=None, token_ids=tuple(ids)))
@@ -82,8 +100,11 @@ class Session:
     ) -> list[tuple[Job, tuple[float, ...]]]:
         """The finished job of each prompt, and its vector; raises as `run` does."""
         sampling, tokenizer = SamplingParams(max_tokens=1, detokenize=False), self.assembly.tokenizer
-        build = functools.partial(self._builder.build, pooling=pooler.pooling)
-        jobs = [Job(each, build(each.token_ids, sampling, ()), tokenizer) for each in prompts]
+        jobs = []
+        for each in prompts:
+            pooling = attrs.evolve(pooler.pooling, second=each.second)
+            request = self._builder.build(each.token_ids, sampling, (), pooling=pooling)
+            jobs.append(Job(each, request, tokenizer))
         for _ in self.run(jobs, progress=progress):
             pass
         return [(job, job.pooled) for job in jobs if job.pooled is not None]

@@ -27,6 +27,8 @@ def softplus(x):
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
     """activation(gate) up."""
+    if ACTIVATION == "gelu":
+        return gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
     if ACTIVATION == "gelu_tanh":
         steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
     else:

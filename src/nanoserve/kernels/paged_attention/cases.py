@@ -134,28 +134,35 @@ LONGEST_WINDOW: Final = 8192
 
 
 class PrefillCase(NamedTuple):
-    """Chunks of rows, and how scores become weights."""
+    """Chunks of rows, and how scores become weights; with `ends`, int32 [rows], whole rows whose tokens read those behind them."""
 
     heads: Heads
     queries: Queries
     cache: PagedCache
     scoring: dict[str, Any]
+    ends: Tensor | None = None
 
     @classmethod
-    def of(cls, inputs: Inputs, heads: Heads, rows: Sequence[tuple[int, int]]) -> PrefillCase:
+    def of(
+        cls, inputs: Inputs, heads: Heads, rows: Sequence[tuple[int, int]], *, both: bool = False
+    ) -> PrefillCase:
         """Chunks of (position of the first query, number of queries)."""
         spans = [(heads.first_seen(start), start + length) for start, length in reversed(rows)]
         queries = Queries.of(inputs, rows, heads.num_heads * heads.head_dim)
-        return cls(heads, queries, paged_cache(inputs, heads, spans), heads.scoring(inputs))
+        ends = queries.newest()[2] if both else None
+        return cls(heads, queries, paged_cache(inputs, heads, spans), heads.scoring(inputs), ends)
 
     def exact(self) -> Tensor:
         """Float32, NaN for tokens of no chunk."""
-        dim = self.heads.head_dim
-        return self.queries.attended(
-            lambda query, *place: reference.paged_attention(
-                query.unflatten(1, (-1, dim)), self.cache, *place, **self.scoring
-            ).flatten(1)
-        )
+
+        def attend(query: Tensor, row: int, start: int) -> Tensor:
+            end = None if self.ends is None else int(self.ends[row])
+            heads = query.view(len(query), -1, self.heads.head_dim)
+            return reference.paged_attention(heads, self.cache, row, start, end=end, **self.scoring).flatten(
+                1
+            )
+
+        return self.queries.attended(attend)
 
     def tiled(
         self, blocks: BlockSizes | None = None, chunks: list[Chunk] | None = None, queries: int = 0
@@ -172,7 +179,7 @@ class PrefillCase(NamedTuple):
 
     def _attend(self, query: Tensor, **how: Any) -> Tensor:
         out = torch.full_like(query, torch.nan)
-        prefill_attention(query, self.cache, out, **self.scoring, **how)
+        prefill_attention(query, self.cache, out, ends=self.ends, **self.scoring, **how)
         return out
 
 
@@ -185,6 +192,16 @@ def check_prefill_attention(
     """All chunks, in tiles as serving cuts them."""
     case = PrefillCase.of(inputs, heads, rows or _rows_for(heads, CHUNKS))
     yield from compare_around_poison(str(heads), case.tiled(blocks), case.exact())
+
+
+def check_bidirectional_attention(
+    inputs: Inputs, heads: Heads, lengths: Sequence[int] = LENGTHS, blocks: BlockSizes | None = None
+) -> Iterator[Comparison]:
+    """Whole rows whose tokens read those behind them, and behind them one that is longer than a window."""
+    if heads.window is not None:
+        heads = heads._replace(window=min(heads.window, SHORT_WINDOW))
+    case = PrefillCase.of(inputs, heads, [(0, length) for length in lengths], both=True)
+    yield from compare_around_poison(f"both sides, {heads}", case.tiled(blocks), case.exact())
 
 
 def check_prefill_attention_newest(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:

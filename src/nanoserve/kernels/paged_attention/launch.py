@@ -113,12 +113,13 @@ def prefill_attention(
     tiles: Tensor,
     lengths: Tensor | None = None,
     width: int = 1,
+    ends: Tensor | None = None,
     scale: float,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     blocks: BlockSizes | None = None,
 ) -> None:
-    """Attend with the queries of each tile to all cached tokens of its row up to each query's own.
+    """Attend with the queries of each tile to all cached tokens of its row up to each query's own, or with `ends` to those behind it, too.
 
     Cache slots that no query of a tile sees are not read, whatever they hold and wherever stale table entries point.
 
@@ -136,6 +137,8 @@ def prefill_attention(
         lengths: None, or int32 [rows], tokens of each row; `tiles` is then int32 [B], the row of each query, which is
             its newest token.
         width: with `lengths`, how many queries each row has, of its newest token and those behind it.
+        ends: None for causal attention, or int32 [rows], tokens of each row, all of which are cached: a query then sees those behind it
+            as well, and of a window those less than so many positions away on either side. Not with `lengths`.
         scale: positive, usually head_dim ** -0.5.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
@@ -153,11 +156,11 @@ def prefill_attention(
     inner, outer = (None, scale) if soft_cap is None else (2 * log2_e * scale / soft_cap, soft_cap)
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
-        lengths_ptr=tiles if lengths is None else lengths, block_tables_ptr=cache.tables, sinks_ptr=sinks,
+        lengths_ptr=lengths if lengths is not None else tiles if ends is None else ends, block_tables_ptr=cache.tables, sinks_ptr=sinks,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=outer * log2_e,
         inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
         DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
         PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
-        NEWEST=lengths is not None, WIDTH=width, num_warps=warps,
+        NEWEST=lengths is not None, WIDTH=width, BOTH=ends is not None, num_warps=warps,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Causal attention of a tile of queries over a paged cache, in the manner of FlashAttention-2 (Dao 2023).
+"""Attention of a tile of queries, causal or to both sides, over a paged cache, in the manner of FlashAttention-2 (Dao 2023).
 
 Rows of the score matrix are (query, head) pairs, the heads being some that share a KV head. The keys are visited
 KEYS at a time, from a multiple of KEYS on, in rising order; where nothing of a visit is visible to a row,
@@ -30,7 +30,7 @@ def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, 
 @triton.jit
 def visit_keys(
     state, query, positions, keys_ptr, values_ptr, table_ptr, block_stride, begin, end, first_visible, last_visible,
-    scale, inner, MASKED: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    scale, inner, MASKED: tl.constexpr, BOTH: tl.constexpr, WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys at positions [begin, end) into the running softmax.
@@ -56,8 +56,10 @@ def visit_keys(
         if inner is not None:
             scores = 1.0 - 2.0 / (tl.exp2(scores * inner) + 1.0)
         if MASKED:
-            visible = places[None, :] <= positions[:, None]
+            visible = places[None, :] <= (last_visible if BOTH else positions[:, None])
             if WINDOW > 0:
+                if BOTH:
+                    visible &= places[None, :] < positions[:, None] + WINDOW
                 visible &= places[None, :] > positions[:, None] - WINDOW
             scores = tl.where(visible, scores, float("-inf"))
         m, l, p, alpha = weigh(m, l, scores, scale)
@@ -72,13 +74,14 @@ def prefill_attention_kernel(
     block_stride, scale, inner,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    STAGES: tl.constexpr, NEWEST: tl.constexpr, WIDTH: tl.constexpr,
+    STAGES: tl.constexpr, NEWEST: tl.constexpr, WIDTH: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
     """Program (g, i): softmax(scale q K^T) V of heads [g * PACKED, (g + 1) * PACKED) of tile i.
 
     Query and acc [ROWS, DIM], a visit's keys and values [KEYS, DIM], scores [ROWS, KEYS].
 
-    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row, or one of WIDTH tokens from there on. WINDOW of zero stands for none.
+    With NEWEST, `tiles_ptr` holds rows, and tile i is the newest token of its row, or one of WIDTH tokens from there on. With BOTH, tokens
+    behind a query are visible as well, up to the end of its row, or less than WINDOW away. WINDOW of zero stands for none.
     `scale` includes the factor log2(e), as the softmax has base two. With `inner`, which is 2 log2(e) / c, what it
     multiplies is tanh(s / c) of each product s.
     """
@@ -118,6 +121,15 @@ def prefill_attention_kernel(
         l = tl.full([ROWS], 1.0, tl.float32)
     state = m, l, acc
     seen_by_all = (position + 1) // KEYS * KEYS  # nothing before is in any query's future
+    last_visible = last
+    if BOTH:
+        length = tl.load(lengths_ptr + row)
+        last_visible = length - 1
+        if WINDOW > 0:
+            seen_by_all = tl.minimum(length, position + WINDOW) // KEYS * KEYS
+            last_visible = tl.minimum(last_visible, last + WINDOW - 1)
+        else:
+            seen_by_all = length // KEYS * KEYS
     begin = 0
     first_visible = 0
     if WINDOW > 0:
@@ -126,14 +138,14 @@ def prefill_attention_kernel(
         begin = tl.maximum(last - WINDOW + KEYS, 0) // KEYS * KEYS
         state = visit_keys(
             state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, first_visible // KEYS * KEYS, begin,
-            first_visible, last, scale, inner, True, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+            first_visible, last_visible, scale, inner, True, BOTH, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
         )  # fmt: skip
     state = visit_keys(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, begin, seen_by_all, first_visible,
-        last, scale, inner, False, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        last_visible, scale, inner, False, BOTH, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     m, l, acc = visit_keys(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, tl.maximum(begin, seen_by_all),
-        last + 1, first_visible, last, scale, inner, True, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
+        last_visible + 1, first_visible, last_visible, scale, inner, True, BOTH, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
     tl.store(out_ptr + places, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

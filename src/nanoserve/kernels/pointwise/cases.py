@@ -38,6 +38,20 @@ def check_add_rms_norm(
     )
 
 
+def check_layer_norm(
+    inputs: Inputs, weight: Tensor, bias: Tensor | None, eps: float, rows: int
+) -> Iterator[Comparison]:
+    """Norms of rows whose means are not zero; apart from them, and in their place."""
+    before = 2 * inputs.normal(rows, len(weight)) + 1
+    wanted, named = (
+        reference.layer_norm(before, weight, bias, eps),
+        {"weight": weight, "bias": bias, "eps": eps},
+    )
+    yield from inputs.compare(launch.layer_norm_into, x=before, out=expect(wanted), **named)
+    launch.layer_norm_into(before, weight, bias, before, eps=eps)
+    yield Comparison("in place", before, wanted)
+
+
 def check_add_partials(
     inputs: Inputs,
     branch_norm: Tensor,

@@ -28,6 +28,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Shift and scale each vector of `x` to a mean of zero and a variance of one, then by `weight`, and add `bias`.
+
+    Args:
+        x: [..., size], float32 or bfloat16; the arithmetic is float32 either way.
+        weight: [size], in the dtype of `x`.
+        bias: like `weight`; None for none.
+        eps: added to the variance.
+
+    Returns:
+        [..., size] in the dtype of `x`.
+    """
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
 def norm_qkv(
     qkv: Tensor,
     q_norm: Tensor | None,
@@ -61,8 +76,19 @@ def norm_qkv(
 
 _FUNCTIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
     "silu": F.silu,
+    "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of each element, of any shape."""
+    return _FUNCTIONS[activation](x)
+
+
+def invariant_activated(x: Tensor, activation: Activation) -> Tensor:
+    """The same, with bits that depend on nothing but a token's own."""
+    return in_whole_vectors(_FUNCTIONS[activation], x)
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:

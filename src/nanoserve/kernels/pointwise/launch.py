@@ -10,6 +10,7 @@ from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.pointwise.triton import (
     add_rms_norm_kernel,
     gated_activation_kernel,
+    layer_norm_kernel,
     norm_qkv_kernel,
     sigmoid_mul_kernel,
 )
@@ -48,6 +49,25 @@ def add_rms_norm_into(
         raise ValueError("a bias or a norm belongs to partial sums, and there are none")
     added = {"partials_ptr": partials, "bias_ptr": bias, "branch_norm_ptr": branch_norm}
     _launch(x, {**added, "weight_ptr": weight, "out_ptr": out}, eps=eps, pdl=pdl)
+
+
+def layer_norm_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float) -> None:
+    """Write (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, of each row alone; arithmetic is float32.
+
+    Args:
+        x: [M, K], contiguous.
+        weight: [K].
+        bias: [K]; None for none.
+        out: like `x`, and may be `x` itself.
+        eps: added to the variance.
+    """
+    if not len(x):
+        return
+    block = triton.next_power_of_2(x.shape[1])
+    layer_norm_kernel[len(x),](
+        x_ptr=x, weight_ptr=weight, bias_ptr=bias, out_ptr=out, eps=eps, K=x.shape[1], BLOCK=block,
+        num_warps=4 if block <= 4096 else 8,
+    )  # fmt: skip
 
 
 def add_partials_into(

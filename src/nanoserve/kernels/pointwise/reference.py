@@ -14,6 +14,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight.float()
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension; float32."""
+    x = x.float() - x.float().mean(dim=-1, keepdim=True)
+    normed = x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight.float()
+    return normed if bias is None else normed + bias.float()
+
+
 def add_rms_norm(
     partials: Tensor,
     bias: Tensor | None,

@@ -52,6 +52,21 @@ def add_rms_norm_kernel(
 
 
 @triton.jit
+def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, eps, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Program m: out[m] = (x[m] - mean) / sqrt(variance + eps) * weight + bias; a row is one tile [BLOCK], read before it is written."""
+    ks = tl.arange(0, BLOCK)
+    valid = ks < K
+    weight = tl.load(weight_ptr + ks, mask=valid, other=0.0).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64) * K
+    x = tl.load(x_ptr + row + ks, mask=valid, other=0.0).to(tl.float32)
+    x = tl.where(valid, x - tl.sum(x, 0) / K, 0.0)
+    normed = x * tl.rsqrt(tl.sum(x * x, 0) / K + eps) * weight
+    if bias_ptr is not None:
+        normed += tl.load(bias_ptr + ks, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row + ks, normed.to(out_ptr.dtype.element_ty), mask=valid)
+
+
+@triton.jit
 def norm_qkv_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, eps, clip,
     Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr,

@@ -73,9 +73,9 @@ def step_cost(spec: ModelSpec, gpu: Gpu, count: int) -> StepCost:
 
 
 def check_simulated(spec: ModelSpec) -> None:
-    """Raise `BadValueError` for a model whose cache forgets: the simulation keeps every token of a sequence."""
+    """Raise `BadValueError` for a model whose cache forgets or keeps nothing: the simulation keeps every token of a sequence."""
     if not all(isinstance(group.kind, (Full, Latent)) for group in spec.cache_groups):
-        message = "has sliding windows or recurrent states, which are not simulated yet; take a model with full attention"
+        message = "has sliding windows or recurrent states, or is an encoder, which are not simulated yet; take a model with full attention"
         raise BadValueError("model", message)
 
 

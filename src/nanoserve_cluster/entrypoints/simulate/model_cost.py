@@ -66,7 +66,7 @@ def mixer_elements(mixer: Mixer, hidden: int) -> int:
 def feed_elements(feed: Feed, hidden: int, rows: float) -> int:
     """Numbers of the weights of a feed, and of the norm before it, that so many rows pass through."""
     if isinstance(feed, DenseSpec):
-        return hidden * (3 * feed.size + 1)
+        return hidden * ((2 + feed.gated) * feed.size + 1)
     always = 3 * feed.shared_size + feed.count + feed.shared_gate + 1
     return hidden * always + expert_elements(feed, hidden, rows)
 

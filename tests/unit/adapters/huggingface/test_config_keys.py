@@ -63,8 +63,13 @@ def harmless(model_type: str) -> frozenset[str]:
     part = DOCS.read_text().split("<!-- keys: begin -->")[1].split("<!-- keys: end -->")[0]
     rows = [line.split("|")[1:3] for line in part.splitlines() if line.startswith("| `")]
     assert all(reason.strip() for _, reason in rows)
-    of_family = [keys for keys, _ in rows if "(" not in keys or model_type in keys.partition("(")[2]]
+    of_family = [keys for keys, _ in rows if _is_of(model_type, keys.partition("(")[2])]
     return frozenset(key for keys in of_family for key in re.findall(r"`(\w+)`", keys.partition("(")[0]))
+
+
+def _is_of(model_type: str, families: str) -> bool:
+    """Whether a row is of a family: of some, of all but some, or of all."""
+    return not families or (model_type in re.findall(r"[\w-]+", families)) != families.startswith("but ")
 
 
 def keys_read_by_models(architecture: Architecture) -> Iterator[str]:
@@ -181,8 +186,8 @@ def _theirs(raw: dict[str, Any]) -> dict[str, Any] | None:
     return written
 
 
-SCALED = [each for each in ARCHITECTURES if each.key != "phi3"]
-"""Phi-3 knows longrope alone, which test_configs.py looks at."""
+SCALED = [each for each in ARCHITECTURES if each.key != "phi3" and not each.is_encoder]
+"""Phi-3 knows longrope alone, which test_configs.py looks at; encoders know none."""
 Scaling = type[YarnRopeScaling] | type[Llama3RopeScaling] | type[LinearRopeScaling]
 ROPES: dict[str, tuple[dict[str, Any], Scaling]] = {
     "yarn": ({"rope_type": "yarn", "factor": 4.0}, YarnRopeScaling),

@@ -12,6 +12,7 @@ import pytest
 
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.ports.model_spec import PooledLayer
 from nanoserve.ports.pooling import Activation, PoolerSpec, Pooling, PoolingKind, Task
 
 MODULES = [
@@ -148,8 +149,9 @@ def test_a_classifier_has_the_classes_of_its_config(
 ) -> None:
     config = {"architectures": ["LlamaForSequenceClassification"], **more}
     folder = write(tmp_path, **{"modules.json": None, "config.json": config})
+    layers = (PooledLayer(name="score", size=len(labels), bias=False),)
     expected = PoolerSpec(
-        task=Task.CLASSIFY, width=9, pooling=Pooling(classify=True), labels=labels, activation=activation
+        task=Task.CLASSIFY, width=len(labels), labels=labels, activation=activation, layers=layers
     )
     assert choose("auto", folder, 9) == choose("classify", folder, 9) == expected
 
@@ -186,3 +188,90 @@ def test_scores_are_those_of_the_activation() -> None:
     sigmoid = PoolerSpec(task=Task.CLASSIFY, activation=Activation.SIGMOID)
     assert sigmoid.scores((0.0, -1000.0, math.log(3))) == pytest.approx([0.5, 0.0, 0.75])
     assert PoolerSpec(task=Task.CLASSIFY, activation=Activation.NONE).scores((5.0, -3.0)) == [5.0, -3.0]
+
+
+ENCODER: dict[str, Any] = {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 9}
+
+
+def test_an_encoder_without_files_of_its_own_makes_means(tmp_path: pathlib.Path) -> None:
+    folder = write(tmp_path, **{"modules.json": None, "config.json": ENCODER})
+    pooling = Pooling(kind=PoolingKind.MEAN)
+    expected = PoolerSpec(task=Task.EMBED, width=9, pooling=pooling, normalized=True, shorter=())
+    assert choose("auto", folder, 9) == choose("embed", folder, 9) == expected
+    with pytest.raises(ModelLoadError, match="an encoder writes no text"):
+        choose("generate", folder, 9)
+
+
+@pytest.mark.parametrize(
+    ("config", "dimensions", "error"),
+    [
+        ({}, 3, "dimensions: must be 9: this model's vectors cannot be cut otherwise"),
+        ({"is_matryoshka": True}, 3, None),
+        ({"matryoshka_dimensions": [3, 5]}, 3, None),
+        ({"matryoshka_dimensions": [3, 5]}, 4, "dimensions: must be 9, 3, 5: this"),
+        ({"is_matryoshka": True}, 10, "dimensions: must be from 1 to 9, got 10"),
+    ],
+)
+def test_vectors_are_cut_where_the_config_says_so(
+    tmp_path: pathlib.Path, config: dict[str, Any], dimensions: int, error: str | None
+) -> None:
+    pooler = choose("auto", write(tmp_path, **{"modules.json": None, "config.json": ENCODER | config}), 9)
+    assert pooler is not None
+    pooler.check_dimensions(9)
+    if error is None:
+        pooler.check_dimensions(dimensions)
+    else:
+        with pytest.raises(BadValueError, match=error):
+            pooler.check_dimensions(dimensions)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Hardswish"}, "'Hardswish' is not supported"),
+        ({"use_residual": True}, "use_residual must be false"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name must be sentence_embedding"),
+        ({"out_features": 0}, "out_features must be an integer from 1"),
+    ],
+)
+def test_a_dense_layer_that_is_not_computed_is_refused(
+    tmp_path: pathlib.Path, changed: dict[str, Any], error: str
+) -> None:
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": place}
+        for kind, place in (("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense"))
+    ]
+    dense = {"in_features": 9, "out_features": 4, "bias": True} | changed
+    folder = write(tmp_path, **{"modules.json": modules, "2_Dense/config.json": dense})
+    with pytest.raises(ModelLoadError, match=error):
+        choose("auto", folder, 9)
+
+
+@pytest.mark.parametrize(
+    ("more", "activation"),
+    [
+        ({}, Activation.SIGMOID),
+        (
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            Activation.NONE,
+        ),
+        (
+            {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"},
+            Activation.SIGMOID,
+        ),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, None),
+    ],
+)
+def test_a_cross_encoder_scores_as_its_config_says(
+    tmp_path: pathlib.Path, more: dict[str, Any], activation: Activation | None
+) -> None:
+    config = {**ENCODER, "architectures": ["BertForSequenceClassification"], "id2label": {"0": "s"}, **more}
+    folder = write(tmp_path, **{"modules.json": None, "config.json": config})
+    if activation is None:
+        with pytest.raises(ModelLoadError, match="activation_fn 'Tanh' is not supported"):
+            choose("auto", folder, 9)
+        return
+    pooler = choose("auto", folder, 9)
+    assert pooler is not None
+    assert (pooler.activation, pooler.pooling.kind) == (activation, PoolingKind.FIRST)
+    assert [each.name for each in pooler.layers] == ["bert.pooler.dense", "classifier"]

@@ -20,6 +20,7 @@ from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepare, Prepared, Refused, Report, Start
 from nanoserve.ports.errors import NanoserveError, StepFailedError
 from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
 
@@ -167,13 +168,14 @@ _PARAMETERS: Final = (
 )
 
 
-def warm_up(engine: EngineHandle) -> None:
-    """Generate two tokens, greedily and sampled; nothing of it shows in the counts. Raises `StepFailedError`.
+def warm_up(engine: EngineHandle, pooling: Pooling | None = None) -> None:
+    """Generate two tokens, greedily and sampled, or pool where there is a `pooling`; nothing of it shows in the counts. Raises `StepFailedError`.
 
     What lives by now lives for good, so the garbage collector need not look at it again between two steps.
     """
     for number, sampling in enumerate(_PARAMETERS):
-        engine.add(Request(request_id=f"warm-up-{number}", prompt_token_ids=(0,), sampling=sampling))
+        name = f"warm-up-{number}"
+        engine.add(Request(request_id=name, prompt_token_ids=(0,), sampling=sampling, pooling=pooling))
     while engine.has_work:
         for event in engine.turn():
             if isinstance(event, TokensGenerated) and event.finish_reason is FinishReason.ERROR:

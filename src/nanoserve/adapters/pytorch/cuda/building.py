@@ -210,6 +210,8 @@ class _Site:
         self.pdl = supports_pdl(self._device) and not enforce_eager
         groups = [group.layers for group in spec.cache_groups]
         sections = {**self._mixers.sections, **lora_sections(sizes)}
+        if spec.encoder is not None:
+            sections["added_rows"] = (sizes.max_num_batched_tokens,)
         self._arena = Arena(sizes, groups, sections, Uploads(self._device))
         host = HostLoras.for_sizes(model, sizes)
         self.loras: DeviceLoras | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -41,10 +41,11 @@ def describe(
     way: int | None = None,
     *,
     padded: tuple[int, int, int] | None = None,
+    pooled: Sequence[int] = (),
 ) -> ChunkStep:
     """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals.
 
-    With `padded`, tokens of chunks, places that decode and tokens that get logits are filled up to these numbers: with tokens of the
+    `pooled` are tokens of chunks that are computed to the end beside those that get logits, which they follow. With `padded`, tokens of chunks, places that decode and tokens that get logits are filled up to these numbers: with tokens of the
     sink row, with places of it, which are there already, and with the step's first token.
     """
     rows, positions = array("i"), array("i")
@@ -58,6 +59,8 @@ def describe(
         if chunk.samples:
             last.append(len(rows) - 1)
             last_tiles += [chunk.row, len(rows) - 1, 1, positions[-1]]
+    for token in pooled:
+        last_tiles += [rows[token], token, 1, positions[token]]
     finished = tuple(chunk.row for chunk in chunks if chunk.samples)
     sampling = finished + batch.places
     tokens, places, chosen = padded or (len(rows), len(batch.places), len(sampling))
@@ -66,7 +69,7 @@ def describe(
     # An empty tile computes nothing.
     last_tiles += [0] * (4 * (chosen - places) - len(last_tiles))
     # Decoding places follow the chunks' tokens in the step.
-    indices = [*last, *range(tokens, tokens + len(batch.places))]
+    indices = [*last, *range(tokens, tokens + len(batch.places)), *pooled]
     arena.write("token_rows", rows)
     arena.write("positions", positions)
     arena.write("chosen_tiles", last_tiles)
@@ -75,6 +78,7 @@ def describe(
     )
     if sampling:
         arena.write("sampling_places", sampling)
+    if indices:
         arena.write("logits_indices", indices + [0] * (chosen - len(indices)))
     plans = mixers.prepare(spans, way, None if padded is None else tokens)
     return ChunkStep(tokens, plans, batch, finished, sampling)

@@ -19,6 +19,7 @@ from nanoserve.adapters.pytorch.cuda.batches import most_tokens
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
+from nanoserve.adapters.pytorch.pooling import Pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
 from nanoserve.kernels.sampling.launch import sample_and_append
@@ -38,7 +39,7 @@ class CudaTicket:
         order: for each row of the plan's `sampling_rows`, its place among the arrivals, any for one that gets nothing; None where
             they agree.
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
-        pooled: rows that were pooled, and their vectors.
+        pooled: rows that were pooled with their vectors on the device, and these on their way.
         width: of a wide plan's step, tokens that each row has drawn at the most; else 0. `admissions`, how many rows had been admitted.
         is_empty: whether the step computes nothing.
     """
@@ -51,7 +52,7 @@ class CudaTicket:
     scores_download: Download | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
     late: CudaTicket | None = None
-    pooled: tuple[tuple[tuple[int, ...], Download], ...] = ()
+    pooled: tuple[tuple[Pooled, Download], ...] = ()
     width: int = 0
     admissions: int = 0
     is_empty: bool = False

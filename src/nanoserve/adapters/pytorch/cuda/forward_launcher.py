@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda import linear_ops as linear
@@ -19,7 +20,9 @@ from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, Workspace
 from nanoserve.adapters.pytorch.mixers.kind import GpuStep
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models.encoder import Encoder
 from nanoserve.kernels.copies.launch import embed_tokens
+from nanoserve.kernels.pointwise.launch import layer_norm_into
 
 
 class ForwardLauncher:
@@ -27,6 +30,7 @@ class ForwardLauncher:
 
     Attributes:
         mixers: of all layers of the model.
+        encoder: of a model that only computes whole texts.
     """
 
     def __init__(
@@ -42,10 +46,11 @@ class ForwardLauncher:
         loras: DeviceLoras | None = None,
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
-        self.loras = loras
+        self.loras, self.encoder = loras, model.spec.encoder
         self._layers = model.kinds() if brief else model.layers
-        self.classifier = model.classifier
+        self.pooled_layers = model.pooled_layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
+        self._encoder = model if isinstance(model, Encoder) else None
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self.mixers = arena, space, mixers
         self._sums, self._many = sums or Sums(), linear.Invariant() if invariant else linear.Wide()
@@ -121,6 +126,8 @@ class ForwardLauncher:
         embed_tokens(arena.tokens, rows, positions, weight, stream[:num_tokens], scale=scale)
         if num_decoding:
             self._embed_newest(places, stream[num_tokens:], pdl=False)
+        if self._encoder is not None:
+            self._add_positions(self._encoder, stream)
         low_rank = self.loras.of_chunks(lora_groups) if self.loras and lora_groups else None
         ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False, low_rank=low_rank)
         step = last = GpuStep(
@@ -142,6 +149,14 @@ class ForwardLauncher:
             for part in parts:
                 part.run(ops, step)
         return ops.complete(self._norm)
+
+    def _add_positions(self, encoder: Encoder, stream: Tensor) -> None:
+        """Add what the arena's `added_rows` choose to the vectors of an encoder's tokens, and norm the sums."""
+        if encoder.added is not None:
+            rows, added = self._arena.sections["added_rows"][: len(stream)], self._space.normed[: len(stream)]
+            stream.add_(torch.index_select(encoder.added, 0, rows, out=added))
+        norm = encoder.embedding_norm
+        layer_norm_into(stream, norm.weight, norm.bias, stream, eps=norm.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""

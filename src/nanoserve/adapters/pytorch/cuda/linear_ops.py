@@ -23,7 +23,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.norm import LayerNorm, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import LowRank
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
@@ -37,10 +37,15 @@ from nanoserve.kernels.linear.launch import (
     split_linear,
     widen_into,
 )
-from nanoserve.kernels.pointwise.launch import add_rms_norm_into, gated_activation_into
+from nanoserve.kernels.pointwise.launch import (
+    add_rms_norm_into,
+    gated_activation_into,
+    layer_norm_into,
+)
 from nanoserve.ports.layer_spec import Activation
 
 Gate = Activation | None
+AnyNorm = Norm | LayerNorm
 LEAST_SPLIT_ROWS: Final = 17
 """From so many on a product by itself does not cut K into slices, and would leave most of the device idle."""
 
@@ -77,11 +82,20 @@ class LinearOps:
         """From the next `project_out` on, compute for the tokens `chosen` alone: int32 indices [S] into the stream, S may be 0."""
         self._chosen = chosen
 
-    def project_in(self, norm: Norm, linear: Linear, /) -> Tensor:
+    def project_in(self, norm: AnyNorm, linear: Linear, /) -> Tensor:
         """See `layers.part.LinearOps`."""
         return self.multiply(norm, linear, self.entered[linear.out_features])
 
-    def project_in_gated(self, norm: Norm, gate_up: Linear, activation: Activation, /) -> Tensor:
+    def project_in_activated(self, norm: AnyNorm, linear: Linear, activation: Activation, /) -> Tensor:
+        """See `layers.part.LinearOps`; the activation is torch's own, in place."""
+        out = self.multiply(norm, linear, self._inner[linear.out_features])
+        if activation == "silu":
+            torch.ops.aten.silu_(out)
+        else:
+            torch.ops.aten.gelu_(out, approximate="tanh" if activation == "gelu_tanh" else "none")
+        return out
+
+    def project_in_gated(self, norm: AnyNorm, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `layers.part.LinearOps`."""
         return self.multiply(norm, gate_up, self._inner[gate_up.out_features // 2], activation)
 
@@ -96,8 +110,9 @@ class LinearOps:
             self.adapt(x, linear, out)
         return out
 
-    def project_out(self, inner: Tensor, linear: Linear, norm: Norm = None, /) -> None:
+    def project_out(self, inner: Tensor, linear: Linear, norm: AnyNorm = None, /) -> None:
         """See `layers.part.LinearOps`."""
+        assert not isinstance(norm, LayerNorm), "families with layer norms add what is not normed"
         # Not in `narrow`: the mixer between still needs every token's keys and values.
         if self._chosen is not None:
             chosen, self._chosen = self._chosen, None
@@ -106,22 +121,30 @@ class LinearOps:
         if len(inner):
             self.policy.add(self, inner, linear, norm)
 
+    def norm_stream(self, norm: AnyNorm, /) -> None:
+        """See `layers.part.LinearOps`."""
+        if isinstance(norm, LayerNorm):
+            stream = self.complete(None)
+            layer_norm_into(stream, norm.weight, norm.bias, stream, eps=norm.eps)
+        else:
+            assert norm is None, "families that norm the stream in place have layer norms"
+
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `layers.part.LinearOps`."""
         if len(self.stream):
             self.policy.add_experts(self, norm, mixture)
 
-    def logits(self, norm: RMSNorm, head: Linear) -> Tensor:
+    def logits(self, norm: AnyNorm, head: Linear) -> Tensor:
         """head(norm(stream)), [B, vocab], valid until the next step."""
         logits = self.space.logits[: len(self.stream)]
         self.multiply(norm, head, self.sums.columns(logits, head.out_features))
         self.sums.gather(logits, pdl=self.pdl)
         return logits
 
-    def multiply(self, norm: Norm, linear: Linear, out: Tensor, gate: Gate = None) -> Tensor:
+    def multiply(self, norm: AnyNorm, linear: Linear, out: Tensor, gate: Gate = None) -> Tensor:
         """gate(linear(norm(stream))) in `out`."""
         x = self.stream
-        if self.pending is not None or not self.policy.norms:
+        if self.pending is not None or not self.policy.norms or isinstance(norm, LayerNorm):
             x, norm = self.complete(norm), None
         if len(out) and self.low_rank is not None:
             self._multiply_adapted(x, linear, out, gate)
@@ -146,8 +169,12 @@ class LinearOps:
         """Let the next norm add the sum of slices [S, rows, hidden] to the stream."""
         self.pending = Pending(*self.sums.join(slices, bias, pdl=self.pdl), norm)
 
-    def complete(self, norm: Norm) -> Tensor:
+    def complete(self, norm: AnyNorm) -> Tensor:
         """norm(stream), [T, hidden], valid until the next call; without a norm the stream itself. One kernel, or none."""
+        if isinstance(norm, LayerNorm):
+            stream = self.complete(None)
+            layer_norm_into(stream, norm.weight, norm.bias, self.normed, eps=norm.eps)
+            return self.normed
         stream, pending, self.pending = self.stream, self.pending, None
         if pending is not None:
             self.sums.complete(stream, pending, norm, self.normed, pdl=self.pdl)

@@ -7,8 +7,8 @@ by one. In long ones the host is ahead, and they are launched as they are, as ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -55,8 +55,11 @@ class MixedSteps:
         logits: Tensor,
         decoding: Decoding,
         graphs: Graphs | None,
+        *,
+        seconds: Mapping[int, int],
     ) -> None:
-        """`logits` are those of the workspace."""
+        """`logits` are those of the workspace; `seconds` where the second texts of rows that are pairs begin."""
+        self._seconds = seconds
         self._launcher, self._arena, self._logits, self._decoding = launcher, arena, logits, decoding
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.multiplications
@@ -70,11 +73,11 @@ class MixedSteps:
             or shape is None
             or (shape not in self._seen and len(self._seen) == MOST_GRAPHS)
         ):
-            step, hidden = self.whole(chunks, batch, longest, choose=True)
+            step, hidden = self.whole(chunks, batch, longest, choose=())
             if step.sampling:
                 self._launcher.chosen_logits(hidden)
             return step, self._logits[: len(step.sampling)], "eager"
-        step = describe(self._arena, self._launcher.mixers, chunks, batch, padded=shape[:3])
+        step = self._describe(chunks, batch, padded=shape[:3])
         self._arena.flush()
         launch = functools.partial(self._launch, shape, step)
         how = "graph"
@@ -95,18 +98,32 @@ class MixedSteps:
         batch: Batch,
         longest: int,
         *,
-        choose: bool = False,
+        choose: Sequence[int] | None = None,
         lora_groups: int = 0,
     ) -> tuple[ChunkStep, Tensor]:
-        """Queue a step kernel by kernel; returns normed hidden states of all its tokens, or with `choose` of those that sample."""
-        step = describe(self._arena, self._launcher.mixers, chunks, batch)
+        """Queue a step kernel by kernel; returns normed hidden states of all its tokens, or of those that sample and the chunks' tokens `choose`."""
+        step = self._describe(chunks, batch, pooled=choose or ())
         self._arena.flush()
         count = len(batch.places)
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         splits = self._decoding.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
-        chosen = len(step.sampling) if choose else None
+        chosen = None if choose is None else len(step.sampling) + len(choose)
         hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_groups=lora_groups)
         return step, hidden
+
+    def _describe(self, chunks: tuple[Chunk, ...], batch: Batch, **more: Any) -> ChunkStep:
+        step = describe(self._arena, self._launcher.mixers, chunks, batch, **more)
+        if (encoder := self._launcher.encoder) is not None:
+            rows: list[int] = []
+            for chunk in chunks:
+                second = (
+                    self._seconds.get(chunk.row, chunk.length) if encoder.token_types > 1 else chunk.length
+                )
+                first = encoder.first_position
+                rows += range(first, first + second)
+                rows += range(first + second + encoder.positions, first + chunk.length + encoder.positions)
+            self._arena.write("added_rows", rows + [0] * (step.num_tokens - len(rows)))
+        return step
 
     def _launch(self, shape: Shape, step: ChunkStep) -> None:
         hidden = self._launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=shape.chosen)

@@ -38,7 +38,10 @@ class Rehearsal:
         self._most = arena.sizes.max_num_seqs
 
     def run(self) -> None:
-        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes."""
+        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes. Of an encoder nothing decodes."""
+        if self._launcher.encoder is not None:
+            self._chunks()
+            return
         for size, every_splits in self._batches():
             for splits in every_splits:
                 for width in (0, *widths_of(size, self._arena.sizes)):

@@ -84,13 +84,15 @@ class CudaRunner:
         self._sampler = sampler
         self._batches = Batches(arena)
         self._prompt_scoring = PromptScoring()
-        self._pooling = RowPooling(launcher.logits, launcher.classifier)
+        self._pooling = RowPooling(launcher.logits, launcher.pooled_layers)
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
         self._drawing = Drawing(arena, space, sampler)
         how: dict[str, Any] = {"graphs": graphs, "pdl": pdl, "propose": propose}
         self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, **how)
         self._graphs = graphs
-        self._mixed_steps = MixedSteps(launcher, arena, space.logits, self._decoding, graphs)
+        self._mixed_steps = MixedSteps(
+            launcher, arena, space.logits, self._decoding, graphs, seconds=self._pooling.seconds
+        )
         self._rehearsal = Rehearsal(rehearsal, arena, self._decoding, self._drawing, token_counts)
         self._undrawn: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
         self._in_doubt = False
@@ -119,6 +121,8 @@ class CudaRunner:
         """Rehearse, then capture the first graphs."""
         self.rehearse()
         self._recover()
+        if self._launcher.encoder is not None:
+            return
         self._decoding.capture_first()
         if self._arena.sizes.max_width > 1:
             self.step_seconds = self._rehearsal.step_seconds()
@@ -176,7 +180,8 @@ class CudaRunner:
             surplus = [ticket.width - count for count in result.counts]
             self._batches.correct(ticket.rows, surplus, ticket.admissions)
         if ticket.pooled:
-            result = add_pooled(result, [Pooled(rows, each.wait()) for rows, each in ticket.pooled])
+            arrived = [attrs.evolve(each, vectors=vectors.wait()) for each, vectors in ticket.pooled]
+            result = add_pooled(result, arrived)
         if self._offload is None:
             return result
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
@@ -242,11 +247,17 @@ class CudaRunner:
         scored, pooled = self._prompt_scoring.asks(plan.chunks), bool(self._pooling.asked)
         scores: list[PromptScores] = []
         fetched: tuple[Any, ...] = ()
-        if scored or pooled or lora_groups:
+        single = self._pooling.single(plan.chunks) if pooled and not (scored or lora_groups) else None
+        if single is not None:
+            step, hidden = self._mixed_steps.whole(plan.chunks, batch, longest, choose=single)
+            logits, how = self._space.logits[: len(step.sampling)], "eager"
+            fetched = self._fetch(self._pooling.pool_single(plan.chunks, hidden[len(step.sampling) :]))
+            if step.sampling:
+                self._launcher.chosen_logits(hidden[: len(step.sampling)])
+        elif scored or pooled or lora_groups:
             step, hidden = self._mixed_steps.whole(plan.chunks, batch, longest, lora_groups=lora_groups)
             logits, how = self._space.logits[: len(step.sampling)], "eager"
-            vectors = self._pooling.pool(plan.chunks, hidden) if pooled else []
-            fetched = tuple([(each.rows, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
+            fetched = self._fetch(self._pooling.pool(plan.chunks, hidden)) if pooled else ()
             if scored:
                 scores = self._prompt_scoring.score(
                     plan.chunks, hidden, self._arena.tokens, self._launcher.logits
@@ -267,6 +278,10 @@ class CudaRunner:
         ticket = self._sample(plan, logits, places, **which)
         ticket.pooled = fetched
         return ticket
+
+    def _fetch(self, pooled: Sequence[Pooled]) -> tuple[tuple[Pooled, Any], ...]:
+        """Queue the way of vectors to the host."""
+        return tuple([(each, self._drawing.arrivals.fetch(each.vectors)) for each in pooled])
 
     def _sample(self, plan: StepPlan, logits: Tensor, places: Tensor, **more: Any) -> CudaTicket:
         """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""

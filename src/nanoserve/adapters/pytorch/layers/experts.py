@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
-from nanoserve.adapters.pytorch.layers.norm import Norms
+from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Storable
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
@@ -70,7 +70,7 @@ class Experts(Part):
 
     def run(self, ops: LinearOps, _: object, /) -> None:
         """Stream + the weighted sum of what its experts make of each token's norm(stream)."""
-        assert self.norm is not None
+        assert isinstance(self.norm, RMSNorm)
         ops.experts(self.norm, self.mixture())
 
     def products(self) -> tuple[Product, ...]:

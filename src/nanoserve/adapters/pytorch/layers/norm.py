@@ -1,4 +1,4 @@
-"""The RMS norm layer."""
+"""Norm layers: the RMS norm, and the layer norm of encoders."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored
-from nanoserve.kernels.pointwise import rms_norm
+from nanoserve.kernels.pointwise import layer_norm, rms_norm
 from nanoserve.ports.model_spec import NormSpec
 
 
 @attrs.frozen
 class Norms:
-    """Where a part norms, by the names of its norms in a checkpoint: what it reads of the stream, and what it adds to it."""
+    """Where a part norms, by the names of its norms in a checkpoint: what it reads of the stream, what it adds to it, and the sum."""
 
     before: str | None
     after: str | None = None
+    of_sum: str | None = None
 
 
 class RMSNorm(Stored):
@@ -47,3 +48,35 @@ class RMSNorm(Stored):
         """Hold what is multiplied with."""
         if self._is_zero_centered:
             self.weight.add_(1)
+
+
+class LayerNorm(Stored):
+    """A layer norm (Ba et al. 2016) of the last dimension, of `size` elements, with or without a bias."""
+
+    def __init__(self, size: int, spec: NormSpec) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if spec.bias else None
+        self.eps = spec.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] to the same shape."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Its weight, and its bias if it has one."""
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+
+    def fill_plainly(self) -> None:
+        """Norm, scale by one and add nothing."""
+        self.weight.fill_(1)
+        if self.bias is not None:
+            self.bias.zero_()
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def make_norm(size: int, spec: NormSpec) -> Norm:
+    """The norm of a spec."""
+    return LayerNorm(size, spec) if spec.form == "layer" else RMSNorm(size, spec)

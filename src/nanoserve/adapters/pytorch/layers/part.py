@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
-from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
+from nanoserve.adapters.pytorch.layers.norm import Norm, Norms, RMSNorm, make_norm
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
@@ -27,17 +27,23 @@ class LinearOps(Protocol):
     What `project_in` and `project_in_gated` return may be overwritten by the next call.
     """
 
-    def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
+    def project_in(self, norm: Norm | None, linear: Linear, /) -> Tensor:
         """linear(norm(stream)), [T, out_features]; without a norm linear(stream)."""
 
-    def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
+    def project_in_activated(self, norm: Norm | None, linear: Linear, activation: Activation, /) -> Tensor:
+        """activation(linear(norm(stream))), [T, out_features]."""
+
+    def project_in_gated(self, norm: Norm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """activation(gate) * up, [T, out_features / 2], where gate and up are the halves of what `project_in` gives."""
 
     def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
         """linear(norm(entered)), of columns [T, in_features] of what `project_in` returned, which stays as it is."""
 
-    def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
+    def project_out(self, inner: Tensor, linear: Linear, norm: Norm | None = None, /) -> None:
         """Add linear(inner), or norm(linear(inner)), to the stream; `inner` is [T, in_features]."""
+
+    def norm_stream(self, norm: Norm | None, /) -> None:
+        """Put norm(stream), if there is one, in the stream's place."""
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
@@ -73,11 +79,11 @@ class Product:
 
     name: str
     linear: Linear
-    norm: RMSNorm | None = None
+    norm: Norm | None = None
     gate: Activation | None = None
     follows: bool = False
     added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
-    post_norm: RMSNorm | None = None
+    post_norm: Norm | None = None
 
     @property
     def width(self) -> int:
@@ -95,18 +101,21 @@ class Part(Stored):
     Attributes:
         norm: of what it reads of the stream; None where it reads it as it is.
         post_norm: of what it adds to the stream, where a family norms that.
+        sum_norm: of the stream with what it has added, where a family norms that.
     """
 
     def __init__(self, spec: ModelSpec, norms: Norms) -> None:
         super().__init__()
         self._norms = norms
-        self.norm = RMSNorm(spec.hidden_size, spec.norm) if norms.before else None
-        self.post_norm = RMSNorm(spec.hidden_size, spec.norm) if norms.after else None
+        self.norm = make_norm(spec.hidden_size, spec.norm) if norms.before else None
+        self.post_norm = make_norm(spec.hidden_size, spec.norm) if norms.after else None
+        self.sum_norm = make_norm(spec.hidden_size, spec.norm) if norms.of_sum else None
 
     def norm_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the norms."""
         tensors: dict[str, Tensor] = {}
-        for name, norm in ((self._norms.before, self.norm), (self._norms.after, self.post_norm)):
+        names, norms = attrs.astuple(self._norms), (self.norm, self.post_norm, self.sum_norm)
+        for name, norm in zip(names, norms, strict=True):
             if name and norm is not None:
                 tensors |= prefixed(name, norm.checkpoint_tensors())
         return tensors

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from nanoserve.adapters.pytorch.mixers.attention.kind import AttentionKind
+from nanoserve.adapters.pytorch.mixers.bidirectional.kind import BidirectionalKind
 from nanoserve.adapters.pytorch.mixers.delta.kind import DeltaKind
 from nanoserve.adapters.pytorch.mixers.kind import MixerKind
 from nanoserve.adapters.pytorch.mixers.latent.kind import LatentKind
-from nanoserve.ports.layer_spec import AttentionSpec, DeltaSpec, LatentSpec, Mixer
+from nanoserve.ports.layer_spec import AttentionSpec, BidirectionalSpec, DeltaSpec, LatentSpec, Mixer
 
 KINDS: Final[Mapping[type[Mixer], type[MixerKind]]] = {
     AttentionSpec: AttentionKind,
+    BidirectionalSpec: BidirectionalKind,
     LatentSpec: LatentKind,
     DeltaSpec: DeltaKind,
 }

@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
+from nanoserve.adapters.pytorch.models.encoder import Encoder, ModernBert
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
 from nanoserve.adapters.pytorch.models.granite import Granite, GraniteMoe
@@ -46,6 +47,7 @@ from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, 
 from nanoserve.ports.model_spec import ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
+    "bert": Encoder,
     "deepseek_v2": DeepSeek,
     "deepseek_v3": DeepSeek,
     "kimi_k2": DeepSeek,
@@ -61,12 +63,15 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "mistral": Llama,  # with a window (Jiang et al. 2023)
     "mixtral": Mixtral,
     "olmoe": Olmoe,
+    "modernbert": ModernBert,
     "olmo2": Olmo2,
     "phi3": Phi3,
     "qwen2": Llama,  # with biases of q, k and v (Yang et al. 2024)
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,
     "qwen3_next": Qwen3Next,
+    "roberta": Encoder,
+    "xlm-roberta": Encoder,
 }
 """The page of each `ModelSpec.architecture`."""
 
@@ -152,6 +157,8 @@ def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, 
         made=made,
         read=read,
     )
+    for within in dict.fromkeys(each.folder for each in spec.pooled_layers if each.folder):
+        load_checkpoint(f"{folder}/{within}", model.pooled_tensors(within), tied_head=False, read=read)
 
 
 def build_random_model(

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
-from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.norm import Norm, RMSNorm, make_norm
 from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product
+from nanoserve.adapters.pytorch.layers.pooled import PooledDense, make_pooled
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
@@ -25,7 +26,12 @@ from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, share
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, StepInputs
 from nanoserve.kernels.experts import choose, feed, invariant_feed
-from nanoserve.kernels.pointwise import gated_activation, invariant_gated_activation
+from nanoserve.kernels.pointwise import (
+    activated,
+    gated_activation,
+    invariant_activated,
+    invariant_gated_activation,
+)
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
 
@@ -61,7 +67,7 @@ class DecoderModel(nn.Module):
     Attributes:
         spec: of what this rank computes; with other ranks, its heads and feeds are parts of the model's.
         layers: for each layer its parts, in the order in which they run.
-        classifier: [labels, hidden], of a model that has one; every rank has all of it.
+        pooled_layers: what pooled vectors pass through; every rank has all of them.
         head: compares with the rank's share of the vocabulary.
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
@@ -78,15 +84,12 @@ class DecoderModel(nn.Module):
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, self._embedding_scale(spec))
         self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
         self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
-        self.norm = RMSNorm(spec.hidden_size, spec.norm)
+        self.norm: Norm | None = make_norm(spec.hidden_size, spec.norm)
         self._own = share(spec.vocab_size, ranks.rank, ranks.size)
         self.head = Linear(spec.hidden_size, self._own.stop - self._own.start)
         if spec.tied_embeddings:
             self.head.weight = self.embedding.weight
-        self.classifier: nn.Parameter | None = None
-        if spec.num_labels is not None:
-            empty = torch.empty(spec.num_labels, spec.hidden_size)
-            self.classifier = nn.Parameter(empty, requires_grad=False)
+        self.pooled_layers = make_pooled(spec.pooled_layers, spec.hidden_size, spec.norm)
         self.slices: Slices | None = None
         self.is_invariant = False
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
@@ -110,7 +113,7 @@ class DecoderModel(nn.Module):
         """
         step = self._prepare(inputs, kv)
         ops = TorchLinearOps(
-            self.embedding(inputs.token_ids),
+            self.embed(inputs),
             ranks=self._ranks,
             invariant=self.is_invariant,
             low_rank=low_rank,
@@ -125,10 +128,15 @@ class DecoderModel(nn.Module):
             for part in parts:
                 part.run(ops, step)
             show(f"layers.{number}")
-        hidden: Tensor = self.norm(ops.stream)
+        hidden: Tensor = ops.stream if self.norm is None else self.norm(ops.stream)
         if observe is not None:
             observe("norm", hidden)
         return hidden
+
+    def embed(self, inputs: StepInputs) -> Tensor:
+        """The residual stream before the first layer, [T, hidden]."""
+        vectors: Tensor = self.embedding(inputs.token_ids)
+        return vectors
 
     def _prepare(self, inputs: StepInputs, kv: KVStore) -> CpuStep:
         """A step, with what the layers of each cache group share."""
@@ -187,11 +195,19 @@ class DecoderModel(nn.Module):
         for number, parts in enumerate(self.layers):
             for part in parts:
                 tensors |= prefixed(f"model.layers.{number}", part.checkpoint_tensors())
-        tensors |= prefixed("model.norm", self.norm.checkpoint_tensors())
+        if self.norm is not None:
+            tensors |= prefixed("model.norm", self.norm.checkpoint_tensors())
         if not self.spec.tied_embeddings:
             tensors |= prefixed("lm_head", self.head.checkpoint_tensors())
-        if self.classifier is not None:
-            tensors["score.weight"] = self.classifier
+        return tensors | self.pooled_tensors()
+
+    def pooled_tensors(self, folder: str = "") -> dict[str, Tensor]:
+        """Those of `pooled_layers` that lie in a folder within the model's."""
+        tensors: dict[str, Tensor] = {}
+        for layer in self.pooled_layers:
+            assert isinstance(layer, PooledDense)
+            if layer.spec.folder == folder:
+                tensors |= layer.checkpoint_tensors()
         return tensors
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
@@ -266,12 +282,17 @@ class TorchLinearOps:
         self.stream = stream
         self._ranks, self._low_rank = ranks, low_rank
         self._gated = invariant_gated_activation if invariant else gated_activation
+        self._activated = invariant_activated if invariant else activated
 
-    def project_in(self, norm: RMSNorm | None, linear: Linear, /) -> Tensor:
+    def project_in(self, norm: Norm | None, linear: Linear, /) -> Tensor:
         """See `LinearOps`."""
         return self._product(self.stream if norm is None else norm(self.stream), linear)
 
-    def project_in_gated(self, norm: RMSNorm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
+    def project_in_activated(self, norm: Norm | None, linear: Linear, activation: Activation, /) -> Tensor:
+        """See `LinearOps`."""
+        return self._activated(self.project_in(norm, linear), activation)
+
+    def project_in_gated(self, norm: Norm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
         """See `LinearOps`."""
         return self._gated(self.project_in(norm, gate_up), activation)
 
@@ -279,10 +300,15 @@ class TorchLinearOps:
         """See `LinearOps`."""
         return self._product(norm(entered), linear)
 
-    def project_out(self, inner: Tensor, linear: Linear, norm: RMSNorm | None = None, /) -> None:
+    def project_out(self, inner: Tensor, linear: Linear, norm: Norm | None = None, /) -> None:
         """See `LinearOps`."""
         product = self._ranks.all_reduce(self._product(inner, linear))
         self.stream = self.stream + (product if norm is None else norm(product))
+
+    def norm_stream(self, norm: Norm | None, /) -> None:
+        """See `LinearOps`."""
+        if norm is not None:
+            self.stream = norm(self.stream)
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         """See `LinearOps`."""

@@ -27,6 +27,11 @@ from nanoserve.ports.model_spec import Packing
 BUFFERS = ("rotary_emb.inv_freq",)
 """Name endings of tensors that old checkpoints carry though they follow from the config."""
 
+BASES = ("model", "bert", "roberta")
+"""Names of the model beside a head in checkpoints."""
+OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Names of weights and biases of norms in the first checkpoints of BERT."""
+
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """What a weight may be stored in, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
 
@@ -82,8 +87,8 @@ def load_checkpoint(
         _named_here(stored, known, embedding)
         for file in checkpoint_files(Path(folder))
         for stored in stored_tensors(file, ignored)
-        if not stored.name.startswith(unused)
     ]
+    tensors = [each for each in tensors if each.name in known or not each.name.startswith(unused)]
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
     weights = [stored for stored in others if not scales.take(stored)]
@@ -152,8 +157,14 @@ def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane])
 
 def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) -> StoredTensor:
     """The tensor under the name that it has beside a head: that of a model without one is shorter. A head has that of the `embedding` it is."""
-    name = embedding if embedding and stored.name.endswith(HEAD) else f"model.{stored.name}"
-    return attrs.evolve(stored, name=name) if name in known else stored
+    written = stored.name
+    for old, new in OLD_NORMS.items():
+        written = written.removesuffix(old) + new if written.endswith(old) else written
+    names = [f"{each}.{written}" for each in BASES]
+    if embedding and stored.name.endswith(HEAD):
+        names = [embedding]
+    name = next((each for each in (*names, written) if each in known), stored.name)
+    return attrs.evolve(stored, name=name)
 
 
 def _fill_parts(tensors: Sequence[StoredTensor], own: Mapping[str, Tensor], slices: Slices) -> None:

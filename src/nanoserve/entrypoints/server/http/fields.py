@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order, ReasoningBudget
+from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order, Prompt, ReasoningBudget
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import renamed
@@ -93,7 +93,7 @@ def requested_logprobs(logprobs: bool | None, top_logprobs: int | None, most: in
 def make_order(
     body: msgspec.Struct,
     *,
-    prompt: str | tuple[int, ...] | Conversation,
+    prompt: Prompt,
     prompt_name: str,
     sampling: SamplingParams,
     client: Client,

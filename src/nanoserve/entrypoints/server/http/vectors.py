@@ -11,9 +11,9 @@ import attrs
 import msgspec
 
 from nanoserve.entrypoints.app.answer import ended
-from nanoserve.entrypoints.app.orders import Client, Conversation
+from nanoserve.entrypoints.app.orders import Client, Prompt
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.app.vectors import check_task, pair_prompts, pair_score
+from nanoserve.entrypoints.app.vectors import check_scores, check_task, pair_prompts, pair_score
 from nanoserve.entrypoints.server.http.field_support import renamed
 from nanoserve.entrypoints.server.http.fields import make_order
 from nanoserve.ports.errors import BadValueError
@@ -44,9 +44,7 @@ class Pooler:
         """The pooler of a model that is for one of these tasks; raises `BadValueError` for any other."""
         return check_task(self.service.settings.pooler, *tasks)
 
-    async def pool(
-        self, spec: PoolerSpec, prompts: Sequence[str | tuple[int, ...] | Conversation]
-    ) -> Vectors:
+    async def pool(self, spec: PoolerSpec, prompts: Sequence[Prompt]) -> Vectors:
         """Compute the vectors of all prompts, or of none; raises `BadValueError`."""
         if not prompts:
             return Vectors([], 0)
@@ -86,9 +84,9 @@ class Pooler:
         self, pairs: Sequence[tuple[str, str]], instruction: str | None
     ) -> tuple[list[float], int]:
         """How well the second text of each pair answers the first, and the tokens of all; equal prompts are computed once."""
-        spec = self.spec(Task.RERANK, Task.EMBED)
+        spec = check_scores(self.service.settings.pooler)
         asked = [pair_prompts(spec, *pair, instruction) for pair in pairs]
-        if spec.task is Task.RERANK:
+        if spec.task is not Task.EMBED:
             found = await self.pool(spec, list(itertools.chain(*asked)))
             return [pair_score(spec, [each]) for each in found.all], found.num_prompt_tokens
         texts = {text: place for place, text in enumerate(dict.fromkeys(itertools.chain(*asked)))}

@@ -28,6 +28,7 @@ from nanoserve.ports.model_spec import ModelSpec, NormSpec, uniform_layers
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.fakes.memory_runner import MemoryRunner
+from tests.fakes.pooled_texts import EncodesPooled
 from tests.patience import wait_until
 
 VOCAB = 512
@@ -45,7 +46,7 @@ SPEC = ModelSpec(
 )
 
 
-class NumberTokenizer:
+class NumberTokenizer(EncodesPooled):
     """Every token is its number and a space."""
 
     vocab_size = VOCAB

@@ -30,6 +30,7 @@ from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.sampling import SamplingDefaults
 from nanoserve.ports.tool_calls import Tool
 from tests.fakes.memory_runner import MemoryRunner
+from tests.fakes.pooled_texts import EncodesPooled
 from tests.tiny_spec import tiny_spec
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -57,7 +58,7 @@ FACTS: Final = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozens
 _PIECES: Final = re.compile("|".join(map(re.escape, MARKS)) + "|.", re.DOTALL)
 
 
-class TalkTokenizer:
+class TalkTokenizer(EncodesPooled):
     """One token per character of ASCII; marks are single tokens, which a prompt's text cannot have."""
 
     vocab_size = len(VOCABULARY)

@@ -99,7 +99,7 @@ def test_ollama_has_two_forms(world: AppWorld) -> None:
         ({"input": "a", "dimensions": 3}, "dimensions", "dimensions: must be from 1 to 2, got 3"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),
         ({"input": "a", "prompt_name": "title"}, "prompt_name", "prompt_name: 'title' is not one of the model's"),
-        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens: must be at least 1"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused_by_name(

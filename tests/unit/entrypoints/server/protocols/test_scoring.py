@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nanoserve.entrypoints.app.orders import ServiceSettings
+from nanoserve.entrypoints.app.orders import Conversation, ServiceSettings
 from nanoserve.entrypoints.app.vectors import INSTRUCTION, pair_prompts
-from nanoserve.ports.pooling import PoolerSpec, Pooling, Task
+from nanoserve.ports.pooling import Activation, PoolerSpec, Pooling, PoolingKind, Task
 from tests.unit.entrypoints.scripted_world import LETTERS, LetterTemplate
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
 EMBED = PoolerSpec(task=Task.EMBED, width=2, prompts={"query": "q ", "document": ""})
-CLASSIFY = PoolerSpec(task=Task.CLASSIFY, pooling=Pooling(classify=True), labels=("bad", "good"))
+CLASSIFY = PoolerSpec(task=Task.CLASSIFY, pooling=Pooling(), labels=("bad", "good"))
 RERANK = PoolerSpec(task=Task.RERANK, pooling=Pooling(token_ids=(1, 2)))
 
 
@@ -121,13 +121,13 @@ def test_a_reranker_is_asked_by_its_template() -> None:
     with serving(RERANK) as reranker:
         found = ask(reranker, "/v1/rerank", query="fox", documents=["a", "bb"], instruction="say so")
         prompts = [pair_prompts(RERANK, "fox", each, "say so")[0] for each in ("a", "bb")]
-        ids = [LetterTemplate().render(each.messages) for each in prompts if not isinstance(each, str)]
+        ids = [LetterTemplate().render(each.messages) for each in prompts if isinstance(each, Conversation)]
         expected = [1 / (1 + math.exp(len(each) - each[-1])) for each in ids]
         by_place = sorted(found["results"], key=lambda each: each["index"])
         assert [each["relevance_score"] for each in by_place] == pytest.approx(expected, rel=1e-9, abs=0.0)
         assert "judges documents" in refusal(reranker, "/pooling", input="a")
     (plain,) = pair_prompts(RERANK, "a", "b", None)
-    assert not isinstance(plain, str)
+    assert isinstance(plain, Conversation)
     assert plain.messages[1]["content"] == f"<Instruct>: {INSTRUCTION}\n<Query>: a\n<Document>: b"
 
 
@@ -140,3 +140,40 @@ def test_no_writer_of_text_scores() -> None:
             ("/pooling", {"input": "a"}),
         ):
             assert "writes text and makes no vectors: start one that does" in refusal(plain, path, **body)
+
+
+def test_a_classifier_with_one_class_scores_pairs_together() -> None:
+    crossing = PoolerSpec(task=Task.CLASSIFY, labels=("score",), activation=Activation.NONE)
+    with serving(crossing) as cross:
+        documents = ["a", "zzz", "mm"]
+        found = ask(cross, "/v1/rerank", query="fox", documents=documents, top_n=2)
+        assert [each["index"] for each in found["results"]] == [1, 2]
+        assert found["results"][0]["relevance_score"] == LETTERS.index("z")
+        assert found["usage"]["prompt_tokens"] == sum(len("fox" + each) for each in documents)
+        cut = ask(cross, "/v1/score", text_1="fox", text_2=["abc", "b"], truncate_prompt_tokens=4)
+        assert [each["score"] for each in cut["data"]] == [0.0, 1.0]
+        assert cut["usage"]["prompt_tokens"] == 8
+        assert "instruction" in refusal(cross, "/v1/score", text_1="a", text_2="b", instruction="say so")
+        assert "truncate_prompt_tokens" in refusal(cross, "/classify", input="a", truncate_prompt_tokens=0)
+    with serving(CLASSIFY) as several:
+        assert "pairs are scored by a model with one" in refusal(several, "/v1/score", text_1="a", text_2="b")
+
+
+def test_classes_of_tokens_come_one_by_one() -> None:
+    pooling = Pooling(kind=PoolingKind.ALL)
+    with serving(PoolerSpec(task=Task.TOKEN_CLASSIFY, pooling=pooling, labels=("O", "NAME"))) as tokens:
+        (found,) = ask(tokens, "/pooling", input="abd", task="token_classify")["data"]
+        numbers = [[3.0, 0.0], [1.0, 3.0]]
+        assert found["labels"] == ["O", "NAME"]
+        expected = [[1 / (1 + math.exp(b - a)), 1 / (1 + math.exp(a - b))] for a, b in numbers]
+        assert found["data"] == [pytest.approx(each) for each in expected]
+        raw = ask(tokens, "/pooling", input="abd", use_activation=False)["data"][0]
+        assert raw["data"] == numbers
+        assert "classifies tokens" in refusal(tokens, "/classify", input="a")
+        assert "classifies tokens" in refusal(tokens, "/v1/score", text_1="a", text_2="b")
+        assert "classifies tokens" in refusal(tokens, "/pooling", input="a", task="embed")
+    with serving(CLASSIFY) as classifier:
+        scores = ask(classifier, "/pooling", input="ab", use_activation=True)["data"][0]["data"]
+        assert sum(scores) == pytest.approx(1.0)
+    with serving(EMBED) as embedding:
+        assert "use_activation" in refusal(embedding, "/pooling", input="a", use_activation=True)

@@ -65,7 +65,11 @@ def _check_lists_of_experts(bench: Bench) -> Iterator[Comparison]:
 
 
 def _check_norms(bench: Bench) -> Iterator[Comparison]:
-    """The norm alone, and after each product that is added to the residual stream, by itself or normed."""
+    """Layer norms of an encoder; else the norm alone, and after each product that is added to the residual stream, by itself or normed."""
+    if bench.spec.encoder is not None:
+        norm = bench.model.embedding_norm
+        yield from pointwise.check_layer_norm(bench.inputs, norm.weight, norm.bias, norm.eps, ROWS[0])
+        return
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
     branch_norm = weight if any(product.post_norm for product in bench.model.products()) else None
     for rows in ROWS:

@@ -11,10 +11,10 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.answer import Answer, Choice
+from nanoserve.entrypoints.app.answer import Answer, Choice, TokenOffsets
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.text_service import TextService, TokenOffsets
+from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.fields import (
     body_format,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,11 +21,13 @@ from nanoserve.entrypoints.server.http.vectors import Pooler
 from nanoserve.entrypoints.server.protocols.openai.completions import read_prompts
 from nanoserve.entrypoints.server.protocols.openai.wire import EmbeddingUsage
 from nanoserve.ports.checks import check_integer
-from nanoserve.ports.pooling import Task
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.pooling import PoolerSpec, Task
 
 
 class _Scored(msgspec.Struct, kw_only=True):
     model: str | None = None
+    truncate_prompt_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
 
@@ -56,11 +59,19 @@ class ScoreBody(_Scored, kw_only=True):
 
 
 @refusing
-class PoolingBody(_Scored, kw_only=True):
-    """The body of `POST /classify` and `POST /pooling`; `input` is as for embeddings."""
+class ClassifyBody(_Scored, kw_only=True):
+    """The body of `POST /classify`; `input` is as for embeddings."""
 
     input: str | list[str | int | list[int]]
     add_special_tokens: bool | None = None
+
+
+@refusing
+class PoolingBody(ClassifyBody, kw_only=True):
+    """The body of `POST /pooling`; `task` is what the model must be for, `use_activation` asks for scores in place of raw numbers."""
+
+    task: Literal["embed", "classify", "token_classify"] | None = None
+    use_activation: bool | None = None
 
 
 class RankedDocument(msgspec.Struct):
@@ -98,10 +109,11 @@ class Classes(msgspec.Struct, kw_only=True):
 
 
 class PooledText(msgspec.Struct, kw_only=True):
-    """The vector of a text as it was pooled, or its classes' numbers."""
+    """The vector of a text as it was pooled, or its classes' numbers; or those of each token, whose likeliest classes are `labels`."""
 
     index: int
-    data: list[float]
+    data: list[float] | list[list[float]]
+    labels: list[str] | UnsetType = UNSET
     object: Literal["pooling"] = "pooling"
 
 
@@ -171,21 +183,19 @@ async def score(
     return ScoreList(id=_name("score"), model=model, data=found, usage=EmbeddingUsage(count, count))
 
 
-@post("/classify", status_code=200, **documented(PoolingBody))
+@post("/classify", status_code=200, **documented(ClassifyBody))
 async def classify(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
 ) -> ClassList:
     """Classify texts."""
-    body = await read_body(request, PoolingBody)
+    body = await read_body(request, ClassifyBody)
     model = service.check_model(body.model)
     pooler = Pooler(body, service, client, "input")
     spec = pooler.spec(Task.CLASSIFY)
     found = await unless_left(request, pooler.pool(spec, read_prompts(body.input, "input")))
     scores = [spec.scores(each) for each in found.all]
     classes = [
-        Classes(
-            index=place, label=spec.labels[each.index(max(each))], probs=each, num_classes=len(spec.labels)
-        )
+        Classes(index=place, label=spec.label(each), probs=each, num_classes=len(spec.labels))
         for place, each in enumerate(scores)
     ]
     usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
@@ -196,15 +206,28 @@ async def classify(
 async def pooling(
     request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
 ) -> PooledList:
-    """The vectors of texts as they were pooled, neither normalized nor turned into scores."""
+    """The vectors of texts as they were pooled, neither normalized nor turned into scores; of tokens that are classified the scores."""
     body = await read_body(request, PoolingBody)
     model = service.check_model(body.model)
     pooler = Pooler(body, service, client, "input")
-    spec = pooler.spec(Task.EMBED, Task.CLASSIFY)
+    tasks = (Task.EMBED, Task.CLASSIFY, Task.TOKEN_CLASSIFY) if body.task is None else (Task(body.task),)
+    spec = pooler.spec(*tasks)
+    if body.use_activation and spec.task is Task.EMBED:
+        raise BadValueError(
+            "use_activation", "is for models that classify; /v1/embeddings normalizes vectors"
+        )
     found = await unless_left(request, pooler.pool(spec, read_prompts(body.input, "input")))
-    data = [PooledText(index=place, data=list(each)) for place, each in enumerate(found.all)]
+    data = [_pooled(spec, place, each, body.use_activation) for place, each in enumerate(found.all)]
     usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
     return PooledList(id=_name("pool"), model=model, data=data, usage=usage)
+
+
+def _pooled(spec: PoolerSpec, place: int, pooled: Sequence[float], use_activation: bool | None) -> PooledText:
+    if spec.task is not Task.TOKEN_CLASSIFY:
+        return PooledText(index=place, data=spec.scores(pooled) if use_activation else list(pooled))
+    tokens = spec.by_token(pooled)
+    shown = [list(each) if use_activation is False else spec.scores(each) for each in tokens]
+    return PooledText(index=place, data=shown, labels=[spec.label(each) for each in tokens])
 
 
 def _name(kind: str) -> str:

@@ -100,6 +100,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     prompt_name: str | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
 
