@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
@@ -35,6 +36,23 @@ def run_console(example: Example) -> str | None:
         if pattern and not fnmatch.fnmatchcase(done.stdout.strip(), pattern):
             return f"{command} printed\n{done.stdout}\nand not\n{expected}"
     return None
+
+
+_begun: set[tuple[str, int]] = set()
+"""Blocks of documents, by path and place, that this process has run."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Run what a Python block builds on: the blocks above it in its document, which another worker may have run."""
+    example: Example | None = getattr(item, "example", None)
+    if example is None or example.region.evaluator is run_console:
+        return
+    for each in example.document:
+        is_above = each.start < example.start and each.region.evaluator is not run_console
+        if is_above and (each.path, each.start) not in _begun:
+            _begun.add((each.path, each.start))
+            each.evaluate()
+    _begun.add((example.path, example.start))
 
 
 pytest_collect_file = Sybil(
