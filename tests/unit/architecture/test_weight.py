@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3715,
-    "domain": 8410,
+    "ports": 3755,
+    "domain": 8435,
     "kernels": 12520,
-    "adapters/pytorch": 12725,
-    "adapters": 10785,
-    "entrypoints/server": 10800,
-    "entrypoints": 11625,
+    "adapters/pytorch": 12790,
+    "adapters": 10825,
+    "entrypoints/server": 10835,
+    "entrypoints": 11660,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
