@@ -220,3 +220,34 @@ def test_where_weights_cannot_be_updated_it_is_said(tmp_path: pathlib.Path, opti
             post(client, "/start_weight_update")
             refused = post(client, "/update_weights", {"update_info": {"weight_dir": "good"}}, 400)
             assert option.replace("-", "_")[2:] in refused["error"]["message"].replace("-", "_")
+
+
+def test_a_sleeping_server_lets_requests_wait_and_stays_asleep_through_a_death(
+    tmp_path: pathlib.Path,
+) -> None:
+    with server_process(tmp_path, *OPTIONS) as server:
+        server.wait_until_ready()
+        with server.client() as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            expected = ask(server)
+            assert "must be 1 or 2" in post(client, "/sleep?level=3", status=400)["error"]["message"]
+            assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+            assert ask(server) == expected
+            post(client, "/sleep?level=2")
+            assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+            assert "sleeps already" in post(client, "/sleep", status=409)["error"]["message"]
+            assert "asleep" in post(client, "/resume", status=409)["error"]["message"]
+            assert "must be of" in post(client, "/wake_up?tags=all", status=400)["error"]["message"]
+            waiting = pool.submit(ask, server)
+            wait_until(lambda: server.metrics()["nanoserve:num_requests_waiting"] == 1)
+            assert post(client, "/wake_up?tags=weights") == {"is_sleeping": True}
+            kill_engine(server, client)
+            assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+            wait_until(lambda: server.metrics()["nanoserve:num_requests_waiting"] == 1)
+            assert not waiting.done()
+            assert client.get("/health").status_code == 200
+            assert post(client, "/wake_up?tags=kv_cache") == {"is_sleeping": False}
+            assert waiting.result(PATIENCE) == expected
+            post(client, "/wake_up")
+            post(client, "/sleep?level=1")
+            post(client, "/wake_up")
+            assert ask(server) == expected

@@ -26,7 +26,7 @@ from nanoserve.ports.kv import BlockDirectory, KVEventPublisher
 from nanoserve.ports.lora import LoraFacts, LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts, WeightStore
+from nanoserve.ports.steering import PARTS, WEIGHTS, PauseMode, Steering, WeightsFacts, WeightStore
 
 
 class Engine(Generic[TicketT]):
@@ -82,6 +82,7 @@ class Engine(Generic[TicketT]):
         self._paranoid = paranoid
         self._events: list[EngineEvent] = []
         self._paused: PauseMode | None = None
+        self._asleep: tuple[str, ...] = ()
         self._weights = WeightsFacts()
         self._weight_store = weight_store
         self._lora_store = lora_store
@@ -92,12 +93,15 @@ class Engine(Generic[TicketT]):
         table, tiers = self.scheduler.table, self.scheduler.cache.tiers
         if self.scheduler.ended or self._pipeline:
             return True
-        if self._paused is None:
+        if not self._stands and self._paused is None:
             return bool(table.requests or (tiers is not None and tiers.is_busy))
         has_started = table.rows.running or table.waiting.head(table.rows.open_to)
-        return table.deadlines.is_due(self._clock.now()) or bool(
-            self._paused is PauseMode.WAIT and has_started
-        )
+        return table.deadlines.is_due(self._clock.now()) or bool(not self._stands and has_started)
+
+    @property
+    def _stands(self) -> bool:
+        """Whether no step is planned at all."""
+        return self._paused is PauseMode.KEEP or bool(self._asleep)
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
@@ -118,10 +122,10 @@ class Engine(Generic[TicketT]):
     def turn(self) -> list[EngineEvent]:
         """Fill the pipeline, bring home the oldest step, and report what happened, as `Pipeline.advance` does."""
         events = self._events
-        if self._paused is PauseMode.KEEP:
+        if self._stands:
             for sequence in self.scheduler.table.deadlines.due(self._clock.now()):
                 self.scheduler.finish(sequence, FinishReason.TIMEOUT)
-        self._pipeline.advance(events, fills=self._paused is not PauseMode.KEEP)
+        self._pipeline.advance(events, fills=not self._stands)
         if self._pipeline.recorder is not None:
             self._pipeline.recorder.note_turn()
         events[:0] = self.scheduler.notices
@@ -176,7 +180,7 @@ class Engine(Generic[TicketT]):
     @property
     def steering(self) -> Steering:
         """Where it stands."""
-        return Steering(paused=self._paused is not None, weights=self._weights)
+        return Steering(paused=self._paused is not None, asleep=self._asleep, weights=self._weights)
 
     def pause(self, mode: PauseMode) -> None:
         """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as ever."""
@@ -189,7 +193,25 @@ class Engine(Generic[TicketT]):
     def resume(self) -> None:
         """Go on where it was paused."""
         self._paused = None
-        self.scheduler.table.waiting.is_closed = False
+        self.scheduler.table.waiting.is_closed = bool(self._asleep)
+
+    def sleep(self, level: int) -> None:
+        """Free memory, as the store does; no step is in flight. What has rows loses them, and is computed again after a while.
+
+        Raises `ConflictError` or `BadValueError`, and changes nothing.
+        """
+        if self._asleep or self._pipeline:
+            raise ConflictError("the engine sleeps already, or computes still: wake it up, or pause it first")
+        self.weight_store.sleep(level)
+        self._asleep = PARTS
+        self.scheduler.table.waiting.is_closed = True
+        self.scheduler.preempt_all()
+        self.forget_prefixes(with_directory=False)
+
+    def note_awake(self, parts: Sequence[str]) -> None:
+        """The store has woken these; steps are made once all are awake."""
+        self._asleep = tuple([each for each in self._asleep if each not in parts])
+        self.scheduler.table.waiting.is_closed = bool(self._asleep) or self._paused is not None
 
     @property
     def weight_store(self) -> WeightStore:
@@ -204,8 +226,11 @@ class Engine(Generic[TicketT]):
         Nothing that the weights before have computed is found any more. Sequences with rows keep what they have, and share it with
         nobody; what they lose by preemption is computed anew.
         """
-        if self._pipeline or (self._paused is None and self.scheduler.table.requests):
+        is_open = self._paused is None and not self._asleep
+        if self._pipeline or (is_open and self.scheduler.table.requests):
             raise ConflictError("requests are running: pause the engine before its weights are changed")
+        if WEIGHTS in self._asleep:
+            raise ConflictError("the weights sleep: wake them up before they are changed")
         self.weight_store.write()
         self._weights, self.scheduler.table.weights = facts, facts.digest
         self.forget_prefixes(with_directory=False)

@@ -71,6 +71,12 @@ class EngineHandle(Protocol):
     def resume(self) -> None:
         """Go on where it was paused."""
 
+    def sleep(self, level: int) -> None:
+        """Free memory, as the store does; no step is in flight. What has rows loses them. Raises `ConflictError` or `BadValueError`."""
+
+    def note_awake(self, parts: Sequence[str]) -> None:
+        """The store has woken these; steps are made once all are awake."""
+
     @property
     def weight_store(self) -> WeightStore:
         """What reads new weights. Raises `BadValueError` where there is none."""

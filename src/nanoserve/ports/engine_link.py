@@ -128,6 +128,22 @@ class WriteWeights:
 
 
 @attrs.frozen
+class Sleep:
+    """Free memory once the steps in flight are home; answered by `Obeyed`. See `WeightStore`."""
+
+    level: int
+    number: int = 0
+
+
+@attrs.frozen
+class WakeUp:
+    """Have memory for these parts again; answered by `Obeyed`."""
+
+    parts: tuple[str, ...]
+    number: int = 0
+
+
+@attrs.frozen
 class Resume:
     """Go on after a `Pause`; answered by `Obeyed`."""
 
@@ -288,6 +304,8 @@ Command = (
     | Resume
     | ReadWeights
     | WriteWeights
+    | Sleep
+    | WakeUp
     | Watch
     | Unwatch
     | Follow
@@ -295,7 +313,7 @@ Command = (
     | Stop
 )
 Report = Prepared | Began | Ready | Failed | Refused | Turned | Obeyed | Logged | Moved
-Order = Pause | Resume | ReadWeights | WriteWeights
+Order = Pause | Resume | ReadWeights | WriteWeights | Sleep | WakeUp
 """What steers an engine."""
 
 

@@ -1,16 +1,21 @@
-"""What trainers ask of an engine beside requests, and where that leaves it."""
+"""Orders of trainers: pauses, weights, sleep; and where they leave an engine."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
+WEIGHTS: Final = "weights"
+KV_CACHE: Final = "kv_cache"
+PARTS: Final = (WEIGHTS, KV_CACHE)
+"""The parts of an engine that sleep; vLLM's words."""
+
 
 class PauseMode(enum.Enum):
-    """What becomes of running requests; vLLM's words.
+    """The fate of running requests; vLLM's words.
 
     `KEEP` stops them where they are, with their blocks, once the steps in flight are home. `WAIT` finishes those that run and
     admits no other. `ABORT` ends all, with what they have.
@@ -50,6 +55,15 @@ class WeightStore(Protocol):
     def write(self) -> None:
         """Let the model have what is complete, in place; no step is in flight."""
 
+    def sleep(self, level: int, /) -> None:
+        """Free the memory of the KV cache, and at level 2 of the weights; at level 1 these are kept in host memory.
+
+        No step is in flight, and none is made before all parts are awake. Raises `BadValueError`, and nothing is freed.
+        """
+
+    def wake(self, part: str, /) -> None:
+        """Have memory for a part again, and for weights what was in it. In any thread; raises `BadValueError`, and may be tried again."""
+
 
 @attrs.frozen(kw_only=True)
 class Steering:
@@ -57,9 +71,11 @@ class Steering:
 
     Attributes:
         paused: whether it makes no steps until it is resumed.
+        asleep: the parts that there is no memory for; no steps are made while there are any.
         lost: why a new engine could not read again the weights that the one before had; empty where it has them.
     """
 
     paused: bool = False
+    asleep: tuple[str, ...] = ()
     weights: WeightsFacts = WeightsFacts()
     lost: str = ""

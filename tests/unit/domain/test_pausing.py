@@ -144,6 +144,13 @@ class CountingStore:
     def write(self) -> None:
         self.written += 1
 
+    def sleep(self, level: int, /) -> None:
+        if level not in (1, 2):
+            raise BadValueError("level", "must be 1 or 2")
+
+    def wake(self, part: str, /) -> None:
+        """Nothing to bring back."""
+
 
 PREFIX = list(range(100, 140))
 
@@ -241,3 +248,35 @@ def test_a_folder_has_no_block_of_new_weights_under_a_name_of_old_ones() -> None
     assert not waited & old
     assert waited <= both
     assert len(both & old) <= 4
+
+
+def test_a_sleeping_engine_computes_nothing_until_all_is_awake_and_loses_nobody() -> None:
+    world = World(weight_store=CountingStore())
+    for number in range(3):
+        world.add(f"r{number}", [number + 1, 5, 7], max_tokens=LONG)
+    for _ in range(4):
+        world.turn()
+    world.engine.pause(PauseMode.KEEP)
+    world.run()
+    with pytest.raises(BadValueError, match="must be 1 or 2"):
+        world.engine.sleep(3)
+    world.engine.sleep(2)
+    with pytest.raises(ConflictError, match="sleeps already"):
+        world.engine.sleep(1)
+    with pytest.raises(ConflictError, match="the weights sleep"):
+        world.engine.write_weights(WeightsFacts(version=1))
+    world.engine.resume()
+    world.add("late", [9], max_tokens=2)
+    world.run()
+    steps = world.scheduler.step
+    assert (world.engine.has_work, world.free_blocks) == (False, [64])
+    assert world.engine.state().paused
+    world.engine.note_awake(["weights"])
+    world.engine.write_weights(WeightsFacts(version=1))
+    assert (world.engine.has_work, world.scheduler.step) == (False, steps)
+    world.engine.note_awake(["kv_cache"])
+    world.run()
+    for number in range(3):
+        assert world.answer(f"r{number}").token_ids == oracle([number + 1, 5, 7], LONG)
+    assert world.answer("late").token_ids == oracle([9], 2)
+    assert not world.engine.state().paused

@@ -7,16 +7,19 @@ nothing is written before all is known to be right. It costs host memory for the
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import torch
 from torch import Tensor, nn
 
+from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, finish_like
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_own_head, overlay
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
@@ -25,9 +28,11 @@ from nanoserve.adapters.pytorch.weights.keeping import scale_targets
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import MOST_LANES, HostLane
 from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError
+from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 
 PARAMETER = "weights"
-"""What errors name."""
+"""Named by errors."""
+_LEVELS: Final = (1, 2)
 
 
 @attrs.define(eq=False)
@@ -52,25 +57,26 @@ class ModelWeights:
     """Fulfils `WeightStore` for a model that was loaded from a folder; `refusal` says why it cannot be updated, if it cannot."""
 
     def __init__(
-        self, model: DecoderModel, folder: str, quantization: str | None, refusal: str | None = None
+        self,
+        model: DecoderModel,
+        folder: str,
+        quantization: str | None,
+        refusal: str | None = None,
+        kv: KVStore | None = None,
     ) -> None:
-        self._model, self._quantization, self._refusal = model, quantization, refusal
+        self._model, self._quantization, self._refusal, self._kv = model, quantization, refusal, kv
+        self._freed: dict[str, list[tuple[torch.UntypedStorage, int]]] = {}
         self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
         self._stamps = _stamps(folder)
         self._blank: _Blank | None = None
 
     def read(self, source: str | Iterable[tuple[str, Any]], /, *, anew: bool, partial: bool) -> None:
         """See `WeightStore`."""
-        if self._refusal is not None:
-            raise BadValueError(PARAMETER, self._refusal)
+        self._check_refusal()
         blank = None if anew else self._blank
         self._blank = None
         try:
-            if blank is None:
-                blank = _Blank(*blank_like(self._model, self._quantization), partial)
-                for folder, digest in self._sources if partial else ():
-                    self._check_source(folder, digest)
-                    self._read_folder(blank, str(folder))
+            blank = self._new_blank(partial=partial) if blank is None else blank
             if isinstance(source, str):
                 digest = weights_digest(source)
                 self._read_folder(blank, source)
@@ -94,9 +100,10 @@ class ModelWeights:
                 PARAMETER, f"{len(missing)} tensors were not sent: {names}; send all, or update in part"
             )
         finish_like(blank.model, self._model, self._quantization)
-        made = {path: tensor.shape for path, _, _, tensor in held_tensors(blank.model)}
+        made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
         for path, _, _, tensor in held_tensors(self._model):
-            if made.get(path) != tensor.shape:
+            anew = made.get(path)
+            if anew is None or (anew.shape != tensor.shape and not anew.is_mkldnn):
                 raise BadValueError(PARAMETER, f"{path} cannot be made anew beside a running engine")
         blank.is_complete, self._blank = True, blank
         before = self._sources if blank.partial else []
@@ -110,11 +117,69 @@ class ModelWeights:
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
         with torch.inference_mode():
             for path, module, name, tensor in held_tensors(self._model):
-                if tensor.is_mkldnn:  # which nothing can be copied into
+                if made[path].is_mkldnn:  # which nothing can be copied into
                     setattr(module, name, made[path])
                 else:
                     tensor.copy_(made[path])
         self._sources = [*(self._sources if blank.partial else ()), *blank.sources]
+
+    def sleep(self, level: int, /) -> None:
+        """See `WeightStore`. Memory of a CPU is given back by emptying the storage that all views share."""
+        if self._kv is None:
+            reason = "is for an engine in one process on a CPU yet: a GPU's graphs hold addresses; stop the server instead"
+            raise BadValueError("sleep", reason)
+        if level not in _LEVELS:
+            raise BadValueError("level", f"must be 1 or 2, got {level}")
+        if level == _LEVELS[-1]:
+            self._check_refusal()
+            try:
+                for source in self._sources:
+                    self._check_source(*source)
+            except (ModelLoadError, OSError) as error:
+                raise BadValueError("level", f"the weights could not be read again: {error}") from error
+        self._blank = None
+        self._free(KV_CACHE, [pool for pools in self._kv.pools for pool in pools])
+        if level == _LEVELS[-1]:
+            for _, module, name, tensor in list(held_tensors(self._model)):
+                if tensor.is_mkldnn:
+                    setattr(module, name, torch.empty(0))
+            self._free(WEIGHTS, [tensor for _, _, _, tensor in held_tensors(self._model)])
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def wake(self, part: str, /) -> None:
+        """See `WeightStore`."""
+        if part not in self._freed:
+            return
+        if part == WEIGHTS:
+            try:
+                self._blank = self._new_blank(partial=True)
+            except (ModelLoadError, OSError) as error:
+                raise BadValueError(PARAMETER, str(error)) from error
+        for storage, size in self._freed[part]:
+            storage.resize_(size)
+        if part == WEIGHTS:
+            self.complete()
+            self.write()
+        del self._freed[part]
+
+    def _free(self, part: str, tensors: Iterable[Tensor]) -> None:
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}  # noqa: SLF001
+        self._freed[part] = [(storage, storage.nbytes()) for storage in storages.values()]
+        for storage in storages.values():
+            storage.resize_(0)
+
+    def _check_refusal(self) -> None:
+        if self._refusal is not None:
+            raise BadValueError(PARAMETER, self._refusal)
+
+    def _new_blank(self, *, partial: bool) -> _Blank:
+        """One that has, if it is `partial`, what the running model was read from."""
+        blank = _Blank(*blank_like(self._model, self._quantization), partial)
+        for folder, digest in self._sources if partial else ():
+            self._check_source(folder, digest)
+            self._read_folder(blank, str(folder))
+        return blank
 
     def _check_source(self, folder: str | None, digest: bytes) -> None:
         """What a partial update leaves as it is must be where it came from, unchanged."""

@@ -355,16 +355,19 @@ def _make_gpu_runner(
     )
 
 
-def _refusal(loaded: _Loaded) -> str | None:
-    """Why a model's weights cannot be updated; None where they can."""
-    spec, folder = loaded.model.spec, loaded.found.folder
+def _weights(settings: EngineSettings, loaded: _Loaded, runner: Runner) -> ModelWeights | None:
+    """Those of a model that came from a folder, and why they cannot be updated, if they cannot."""
+    spec, folder, refusal = loaded.model.spec, loaded.found.folder, None
+    kv = runner.kv if isinstance(runner, TorchRunner) else None
+    if folder is None:
+        return None
     if loaded.group is not None:
-        return "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
-    if spec.stored is not None or spec.packing is not None or (folder and is_gguf(Path(folder))):
-        return (
+        refusal = "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
+    elif spec.stored is not None or spec.packing is not None or is_gguf(Path(folder)):
+        refusal = (
             "those of a checkpoint that is stored quantized cannot be updated yet; serve one of plain floats"
         )
-    return None
+    return ModelWeights(loaded.model, folder, settings.quantization, refusal, kv)
 
 
 def _build_engine(
@@ -377,7 +380,6 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
-    source = loaded.found.folder
     engine = Engine(
         limits=choices.make_limits(settings, facts, getattr(runner, "step_seconds", loaded.step_seconds)),
         cache_groups=loaded.found.spec.cache_groups,
@@ -391,9 +393,7 @@ def _build_engine(
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
         lora_store=runner.loras,
-        weight_store=None
-        if source is None
-        else ModelWeights(loaded.model, source, settings.quantization, _refusal(loaded)),
+        weight_store=_weights(settings, loaded, runner),
     )
     for name, folder in named_loras(settings.lora).items():
         engine.name_lora(name, engine.read_lora(folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -23,9 +23,11 @@ from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.steering import PARTS, PauseMode, WeightsFacts
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 StructuredOutputs = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+Weights = str | os.PathLike[str] | Iterable[tuple[str, Any]]
 LoraNames = str | Sequence[str | None] | None
 FormT = TypeVar("FormT")
 ReadT = TypeVar("ReadT")
@@ -151,6 +153,37 @@ class LLM:
     def unload_lora(self, name: str) -> None:
         """Forget an adapter. Raises `UnknownModelError`."""
         self._open_session.assembly.engine.forget_lora(name)
+
+    def update_weights(self, source: Weights, *, partial: bool = False, label: str = "") -> WeightsFacts:
+        """Compute with other weights from now on: those of a folder, or tensors by their names in a checkpoint; all of them unless `partial`.
+
+        Raises `BadValueError`, and the old ones stay.
+        """
+        engine = self._open_session.assembly.engine
+        wanted = os.fspath(source) if isinstance(source, str | os.PathLike) else source
+        engine.weight_store.read(wanted, anew=True, partial=partial)
+        digest, version = engine.weight_store.complete(), engine.steering.weights.version + 1
+        engine.write_weights(WeightsFacts(version=version, digest=digest, label=label or str(version)))
+        return engine.steering.weights
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the memory of the KV cache, and at level 2 of the weights, until `wake_up`. Raises `BadValueError` or `ConflictError`."""
+        self._open_session.assembly.engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] = PARTS) -> None:
+        """Have memory again, for all or for the parts that are named. Raises `BadValueError`."""
+        engine = self._open_session.assembly.engine
+        for part in tags:
+            engine.weight_store.wake(part)
+        engine.note_awake(tags)
+
+    def pause(self) -> None:
+        """Refuse prompts until `resume`: they would wait, and there is nobody else to go on."""
+        self._open_session.assembly.engine.pause(PauseMode.KEEP)
+
+    def resume(self) -> None:
+        """Take prompts again."""
+        self._open_session.assembly.engine.resume()
 
     def embed(
         self,

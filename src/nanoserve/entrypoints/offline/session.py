@@ -22,7 +22,7 @@ from nanoserve.entrypoints.offline.outputs import Job, Prompt, read_conversation
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
-from nanoserve.ports.errors import BadValueError, NanoserveError, StepFailedError
+from nanoserve.ports.errors import BadValueError, ConflictError, NanoserveError, StepFailedError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.pooling import PoolerSpec, Task
@@ -172,6 +172,8 @@ def run_requests(
     that closes the iterator early aborts them too. Raises `PromptRefusedError` with the index of a refused request,
     before anything has run. Either way the engine is empty and usable afterwards.
     """
+    if engine.steering.paused or engine.steering.asleep:
+        raise ConflictError("the engine is paused or asleep; resume it, or wake it up")
     living = {request.request_id: request.sampling.n for request in requests}
     try:
         for index, request in enumerate(requests):

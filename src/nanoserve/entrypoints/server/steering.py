@@ -23,15 +23,15 @@ from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.loras import folder_below
 from nanoserve.entrypoints.server.watch.about import reset_prefix_cache
 from nanoserve.ports.driving import EngineClient
-from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, WriteWeights
+from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, Sleep, WakeUp, WriteWeights
 from nanoserve.ports.errors import BadValueError, ConflictError
-from nanoserve.ports.steering import PauseMode
+from nanoserve.ports.steering import PARTS, PauseMode
 
 _MODES: Final = ", ".join(each.value for each in PauseMode)
 
 
 class Status(msgspec.Struct):
-    """What became of an order."""
+    """The state after an order."""
 
     status: str
 
@@ -134,7 +134,7 @@ class TransferBody(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct):
-    """What was done."""
+    """A word on success."""
 
     message: str
 
@@ -222,7 +222,40 @@ def _refuse_others(field: str, info: Mapping[str, Any], known: Collection[str]) 
         raise BadValueError(f"{field}.{others[0][:64]}", message)
 
 
+class IsSleeping(msgspec.Struct):
+    """Whether the engine has no memory for its weights or its KV cache."""
+
+    is_sleeping: bool
+
+
+@post("/sleep", status_code=200, include_in_schema=False)
+async def sleep(engine: NamedDependency[EngineClient], level: FromQuery[int] = 1) -> IsSleeping:
+    """Free memory once the steps in flight are home; requests wait, and are computed again from where they were asked."""
+    await engine.steer(Sleep(level))
+    structlog.get_logger().info("the engine sleeps", level=level)
+    return IsSleeping(is_sleeping=True)
+
+
+@post("/wake_up", status_code=200, include_in_schema=False)
+async def wake_up(
+    engine: NamedDependency[EngineClient], tags: FromQuery[list[str] | None] = None
+) -> IsSleeping:
+    """Have memory again, for all or for the parts that are named; requests are computed once all are awake."""
+    if unknown := sorted({*(tags or ())} - {*PARTS}):
+        raise BadValueError("tags", f"must be of {', '.join(PARTS)}, got {unknown[0][:64]!r}")
+    found = await engine.steer(WakeUp(tuple(tags or PARTS)))
+    structlog.get_logger().info("the engine woke up", asleep=found.asleep)
+    return IsSleeping(is_sleeping=bool(found.asleep))
+
+
+@get("/is_sleeping", include_in_schema=False)
+async def is_sleeping(engine: NamedDependency[EngineClient]) -> IsSleeping:
+    """True until all parts are awake."""
+    return IsSleeping(is_sleeping=bool(engine.steering.asleep))
+
+
 ROUTES: Final = (
+    *(sleep, wake_up, is_sleeping),
     *(pause, resume, is_paused, reset_prefix_cache),
     *(init_weight_transfer_engine, start_weight_update, update_weights, finish_weight_update, weight_info),
 )

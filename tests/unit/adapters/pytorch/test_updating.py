@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.updating import ModelWeights, held_tensors
 from nanoserve.ports.errors import BadValueError, ConflictError
@@ -198,3 +199,60 @@ def test_a_model_that_cannot_be_updated_says_why(tmp_path: Path) -> None:
     weights = ModelWeights(old.build(), str(old.folder), None, "it is not possible")
     with pytest.raises(BadValueError, match="it is not possible"):
         weights.read(str(new.folder), anew=True, partial=False)
+
+
+def held_bytes(model: DecoderModel, kv: KVStore) -> int:
+    pools = [pool for pools in kv.pools for pool in pools]
+    held = [tensor for _, _, _, tensor in held_tensors(model)]
+    if any(each.is_mkldnn for each in held):
+        return 1
+    storages = {each.data_ptr(): each.untyped_storage().nbytes() for each in [*held, *pools]}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("form", ["llama", "tied", "qwen3_moe", "bfloat16", "int4, tied"])
+def test_a_model_that_slept_is_the_same(tmp_path: Path, form: str, level: int) -> None:
+    family, dtype, quantization, config = FORMS[form]
+    old, new = two(tmp_path, family, **config)
+    model, loaded = (each.build(dtype=dtype, quantization=quantization) for each in (old, new))
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, dtype=dtype, device=torch.device("cpu"))
+    weights = ModelWeights(model, str(old.folder), quantization, kv=kv)
+    full = held_bytes(model, kv)
+    for folder, wanted in ((None, logits(model)), (new.folder, logits(loaded))):
+        if folder is not None:
+            update(weights, folder)
+        weights.sleep(level)
+        assert (held_bytes(model, kv) == 0) == (level == 2)
+        weights.wake("weights")
+        weights.wake("kv_cache")
+        weights.wake("weights")  # is awake
+        assert held_bytes(model, kv) == full
+        assert torch.equal(logits(model), wanted)
+
+
+def test_weights_that_could_not_come_back_are_not_dropped_and_those_that_cannot_may_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    old, _ = two(tmp_path)
+    model = old.build()
+    before = logits(model)
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    weights = ModelWeights(model, str(old.folder), None, kv=kv)
+    old.folder.rename(tmp_path / "away")
+    with pytest.raises(BadValueError, match="could not be read again"):
+        weights.sleep(2)
+    assert torch.equal(logits(model), before)
+    (tmp_path / "away").rename(old.folder)
+    weights.sleep(2)
+    old.folder.rename(tmp_path / "away")
+    with pytest.raises(BadValueError, match="holds neither"):
+        weights.wake("weights")
+    (tmp_path / "away").rename(old.folder)
+    weights.wake("weights")
+    assert torch.equal(logits(model), before)
+    for level in (0, 3):
+        with pytest.raises(BadValueError, match="must be 1 or 2"):
+            weights.sleep(level)
+    with pytest.raises(BadValueError, match="on a CPU yet"):
+        ModelWeights(model, str(old.folder), None).sleep(1)

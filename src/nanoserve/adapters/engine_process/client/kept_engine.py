@@ -20,7 +20,7 @@ from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.errors import ConflictError, EngineDiedError, EngineLoadingError, NanoserveError
 from nanoserve.ports.request import Request
-from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts
+from nanoserve.ports.steering import PARTS, PauseMode, Steering, WeightsFacts
 
 _AWAY: Final = (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED)
 TRANSITIONS: Final = {
@@ -90,7 +90,9 @@ class KeptEngine(Generic[KeeperT]):
         self._weights = WeightsFacts()
         self._read: list[engine_link.ReadWeights] = []
         self._updates: list[list[engine_link.ReadWeights]] = []
+        self._sleep: engine_link.Sleep | None = None
         self._restoring: set[int] = set()
+        self._restored: set[int] = set()
         self._ordered: dict[int, engine_link.Order] = {}
         self._lost = ""
 
@@ -173,8 +175,8 @@ class KeptEngine(Generic[KeeperT]):
         match order:
             case engine_link.Pause():
                 self._pause = order
-            case engine_link.Resume() if self._lost:
-                raise ConflictError(self._lost)
+            case engine_link.Resume() if self._lost or self._steering.asleep:
+                raise ConflictError(self._lost or "the engine is asleep: wake it up first")
             case engine_link.Resume():
                 self._pause = None
         numbered = attrs.evolve(order, number=next(self._numbers))
@@ -189,6 +191,10 @@ class KeptEngine(Generic[KeeperT]):
                 self._read = [*(() if order.anew else self._read), order]
             case engine_link.WriteWeights():
                 self._note_written()
+            case engine_link.Sleep():
+                self._sleep = order
+            case engine_link.WakeUp() if not self._steering.asleep:
+                self._sleep = None
 
     def _note_written(self) -> None:
         self._weights = self._steering.weights
@@ -200,19 +206,22 @@ class KeptEngine(Generic[KeeperT]):
     def _restore(self) -> None:
         """Have a new engine read the weights again that the one before had; until it has, it is paused."""
         self._lost = ""
-        if self._updates or self._pause is not None:
+        if self._updates or self._sleep or self._pause is not None:
             self.requests.send(engine_link.Pause(PauseMode.KEEP))
         orders: list[engine_link.Order] = []
         for update in self._updates:
             as_before = self._weights if update is self._updates[-1] else None
             orders += [*update, engine_link.WriteWeights(as_before=as_before)]
+        if self._sleep is not None:
+            awake = [each for each in PARTS if each not in self._steering.asleep]
+            orders += [self._sleep, *([engine_link.WakeUp(tuple(awake))] if awake else ())]
         numbered = [attrs.evolve(each, number=next(self._numbers)) for each in orders]
-        self._restoring = {each.number for each in numbered}
+        self._restored = {each.number for each in numbered}
+        self._restoring = set(self._restored)
         for each in numbered:
             self.requests.send(each)
 
     def _note_restored(self, report: engine_link.Obeyed) -> None:
-        self._restoring.discard(report.number)
         if report.error and not self._lost:
             name = self._weights.label
             self._lost = f"the engine died, and its weights {name!r} cannot be read again: {report.message}; update all"
@@ -307,8 +316,10 @@ class KeptEngine(Generic[KeeperT]):
             self.close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
 
     def _answer(self, report: engine_link.Obeyed) -> None:
-        self._steering = report.steering or self._steering
-        if report.number in self._restoring:
+        self._restoring.discard(report.number)
+        if not self._restoring:  # until then the new engine is not yet what the one before was
+            self._steering = report.steering or self._steering
+        if report.number in self._restored:
             self._note_restored(report)
             return
         order = self._ordered.pop(report.number, None)

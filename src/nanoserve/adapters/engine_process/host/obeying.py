@@ -9,30 +9,40 @@ from collections.abc import Callable
 import structlog
 
 from nanoserve.ports.driving import EngineHandle
-from nanoserve.ports.engine_link import Obeyed, Order, Pause, ReadWeights, Report, Resume, WriteWeights
+from nanoserve.ports.engine_link import (
+    Obeyed,
+    Order,
+    Pause,
+    ReadWeights,
+    Report,
+    Resume,
+    Sleep,
+    WakeUp,
+    WriteWeights,
+)
 from nanoserve.ports.errors import ConflictError, NanoserveError
-from nanoserve.ports.steering import WeightsFacts
+from nanoserve.ports.steering import PauseMode, WeightsFacts
 
 
 class Obeying:
     """Obeys orders, and answers each with `Obeyed`.
 
     Attributes:
-        pauses: those that wait until nothing runs.
+        pauses: orders that wait until nothing runs, and whether the engine goes on then.
         reading: the order that the thread is at; one that changes the weights stays until it has.
     """
 
     def __init__(self, engine: EngineHandle, send: Callable[[Report], None]) -> None:
         self._engine = engine
         self._send = send
-        self.pauses: list[Pause] = []
-        self.reading: ReadWeights | WriteWeights | None = None
+        self.pauses: list[tuple[Pause | Sleep, bool]] = []
+        self.reading: ReadWeights | WriteWeights | WakeUp | None = None
         self._waiting: list[Order] = []
         self._read: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
 
     def obey(self, order: Order) -> None:
-        """Carry an order out, or begin to; behind weights that are being read, each in its turn."""
-        if self.reading is not None:
+        """Carry an order out, or begin to; behind a thread's work and a sleep that has not come yet, each in its turn."""
+        if self.reading is not None or any(isinstance(each, Sleep) for each, _ in self.pauses):
             self._waiting.append(order)
             return
         try:
@@ -43,10 +53,19 @@ class Obeying:
     def settle(self) -> None:
         """Nothing runs any more: answer the pauses."""
         pauses, self.pauses = self.pauses, []
-        if any(each.forgets for each in pauses):
-            self._engine.forget_prefixes()
-        for each in pauses:
-            self._answer(each)
+        for each, goes_on in pauses:
+            if goes_on:
+                self._engine.resume()
+            try:
+                if isinstance(each, Sleep):
+                    self._engine.sleep(each.level)
+                elif each.forgets:
+                    self._engine.forget_prefixes()
+            except NanoserveError as error:
+                self._refuse(each, error)
+            else:
+                self._answer(each)
+        self._go_on()
 
     def finish(self) -> None:
         """Go on with what the thread has read; weights are written once no step is in flight."""
@@ -59,6 +78,9 @@ class Obeying:
             self._refuse(order, found)
         else:
             self._write(order, found)
+        self._go_on()
+
+    def _go_on(self) -> None:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             self.obey(each)
@@ -67,29 +89,36 @@ class Obeying:
         match order:
             case Pause(mode):
                 self._engine.pause(mode)
-                self.pauses.append(order)
+                self.pauses.append((order, False))
+                return
+            case Sleep():
+                self.pauses.append((order, not self._engine.steering.paused))
+                self._engine.pause(PauseMode.KEEP)
                 return
             case Resume():
                 self._engine.resume()
-                self.settle()
-            case ReadWeights() | WriteWeights():
+                for each, _ in self.pauses:
+                    self._answer(each)
+                self.pauses.clear()
+            case ReadWeights() | WriteWeights() | WakeUp():
                 self._begin(order)
                 return
         self._answer(order)
 
-    def _begin(self, order: ReadWeights | WriteWeights) -> None:
+    def _begin(self, order: ReadWeights | WriteWeights | WakeUp) -> None:
         store = self._engine.weight_store
-        if (
-            isinstance(order, WriteWeights)
-            and self._engine.request_ids()
-            and not self._engine.steering.paused
-        ):
+        stands = self._engine.steering.paused or self._engine.steering.asleep
+        if isinstance(order, WriteWeights) and self._engine.request_ids() and not stands:
             raise ConflictError("requests are running: pause the engine before its weights are changed")
 
         def work() -> None:
             try:
                 if isinstance(order, WriteWeights):
                     self._read.put(store.complete())
+                elif isinstance(order, WakeUp):
+                    for part in order.parts:
+                        store.wake(part)
+                    self._read.put("")
                 else:
                     store.read(order.folder, anew=order.anew, partial=order.partial)
                     self._read.put("")
@@ -99,8 +128,10 @@ class Obeying:
         self.reading = order
         threading.Thread(target=work, name="weights", daemon=True).start()
 
-    def _write(self, order: ReadWeights | WriteWeights, digest: str) -> None:
+    def _write(self, order: ReadWeights | WriteWeights | WakeUp, digest: str) -> None:
         try:
+            if isinstance(order, WakeUp):
+                self._engine.note_awake(order.parts)
             if isinstance(order, WriteWeights):
                 self._engine.write_weights(_facts(order, digest, self._engine.steering.weights.version))
         except NanoserveError as error:
