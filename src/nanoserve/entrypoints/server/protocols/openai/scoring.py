@@ -112,7 +112,7 @@ class PooledText(msgspec.Struct, kw_only=True):
     """The vector of a text as it was pooled, or its classes' numbers; or those of each token, whose likeliest classes are `labels`."""
 
     index: int
-    data: list[float] | list[list[float]]
+    data: Sequence[float | list[float]]
     labels: list[str] | UnsetType = UNSET
     object: Literal["pooling"] = "pooling"
 
