@@ -9,6 +9,7 @@ import re
 import pytest
 
 from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings
+from nanoserve.entrypoints.server import steering
 from nanoserve.entrypoints.server.http import errors
 from nanoserve.entrypoints.server.protocols.openai import wire
 from tests.unit.entrypoints.server.http.app_world import app_world
@@ -43,7 +44,7 @@ def test_every_route_of_the_page_is_served() -> None:
     with app_world() as world, world.client() as client:
         document = json.loads(client.get("/openapi.json").content)
     assert len(named) > 15
-    assert named <= set(document["paths"]) | {"/openapi.json"}
+    assert named <= set(document["paths"]) | steering.PATHS | {"/openapi.json"}
 
 
 def test_every_parameter_of_the_page_is_a_field() -> None:
