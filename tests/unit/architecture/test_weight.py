@@ -18,7 +18,7 @@ ROOMS = {
     "kernels": 12520,
     "adapters/pytorch": 12790,
     "adapters": 10825,
-    "entrypoints/server": 10835,
+    "entrypoints/server": 10945,
     "entrypoints": 11660,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
