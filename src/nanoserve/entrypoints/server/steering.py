@@ -18,7 +18,7 @@ from litestar import HttpMethod, Request, get, post, route
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from nanoserve.entrypoints.server.http.bodies import read_body
+from nanoserve.entrypoints.server.http.bodies import only_query, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.loras import folder_below
 from nanoserve.entrypoints.server.watch.about import reset_prefix_cache
@@ -42,7 +42,7 @@ class IsPaused(msgspec.Struct):
     is_paused: bool
 
 
-@post("/pause", status_code=200, include_in_schema=False)
+@post("/pause", status_code=200, include_in_schema=False, guards=[only_query("mode", "clear_cache")])
 async def pause(
     engine: NamedDependency[EngineClient], mode: FromQuery[str] = "abort", clear_cache: FromQuery[bool] = True
 ) -> Status:
@@ -51,12 +51,14 @@ async def pause(
         wanted = PauseMode(mode)
     except ValueError:
         raise BadValueError("mode", f"must be one of {_MODES}, got {mode[:64]!r}") from None
-    await engine.steer(Pause(wanted, clear_cache and wanted is not PauseMode.KEEP))
+    found = await engine.steer(Pause(wanted, clear_cache and wanted is not PauseMode.KEEP))
+    if not found.paused:
+        raise ConflictError("another client resumed the engine before the pause was complete; pause it again")
     structlog.get_logger().info("the engine was paused", mode=mode)
     return Status("paused")
 
 
-@post("/resume", status_code=200, include_in_schema=False)
+@post("/resume", status_code=200, include_in_schema=False, guards=[only_query()])
 async def resume(engine: NamedDependency[EngineClient]) -> Status:
     """Requests that waited are computed."""
     await engine.steer(Resume())
@@ -110,6 +112,8 @@ class WeightTransfer:
     async def finish(self, engine: EngineClient, label: str) -> None:
         """Let the engine have what was read."""
         async with self.lock:
+            if self._last is not None and self._next.anew:
+                raise ConflictError("nothing was read yet; POST /update_weights first, the update stays open")
             self._take()
             await engine.steer(WriteWeights(label))
         structlog.get_logger().info("the weights were updated", weights=engine.steering.weights.label)
@@ -228,7 +232,7 @@ class IsSleeping(msgspec.Struct):
     is_sleeping: bool
 
 
-@post("/sleep", status_code=200, include_in_schema=False)
+@post("/sleep", status_code=200, include_in_schema=False, guards=[only_query("level")])
 async def sleep(engine: NamedDependency[EngineClient], level: FromQuery[int] = 1) -> IsSleeping:
     """Free memory once the steps in flight are home; requests wait, and are computed again from where they were asked."""
     await engine.steer(Sleep(level))
@@ -236,7 +240,7 @@ async def sleep(engine: NamedDependency[EngineClient], level: FromQuery[int] = 1
     return IsSleeping(is_sleeping=True)
 
 
-@post("/wake_up", status_code=200, include_in_schema=False)
+@post("/wake_up", status_code=200, include_in_schema=False, guards=[only_query("tags")])
 async def wake_up(
     engine: NamedDependency[EngineClient], tags: FromQuery[list[str] | None] = None
 ) -> IsSleeping:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import pathlib
 from typing import Any
 
 import httpx
@@ -133,3 +134,80 @@ def test_trainers_find_what_they_read_of_vllm_s_configuration() -> None:
         assert found["parallel_config"] == {"data_parallel_size": 1, "tensor_parallel_size": 1}
         assert found["weight_transfer_config"] is None
         assert http.get("/get_world_size").json() == {"world_size": 1}
+
+
+@pytest.mark.parametrize("path", ["/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache"])
+def test_what_an_order_does_not_read_is_refused(path: str) -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        misspelt = http.post(path, params={"moode": "keep"})
+        body = http.post(path, json={"mode": "keep"})
+        for answer, named in ((misspelt, "moode"), (body, "body")):
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == named
+            assert path in answer.json()["error"]["message"] or named == "body"
+        if path == "/pause":
+            assert "/pause?mode=" in body.json()["error"]["message"]
+        assert http.get("/is_paused").json() == {"is_paused": False}
+
+
+def interrupted(world: AppWorld, path: str, body: dict[str, Any], mode: str) -> tuple[httpx.Response, ...]:
+    """The answers to a request, and to the pause that comes while it is under way; `wait` is undone before it is complete."""
+    world.engine.budget = 10
+    with client(world) as http, client(world) as trainer, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(http.post, path, json=body)
+        wait_until(lambda: world.engine.budget == 0)
+        paused = pool.submit(trainer.post, "/pause", params={"mode": mode})
+        wait_until(lambda: world.engine.steering.paused)
+        if mode == "wait":
+            world.call(world.engine.engine.resume)
+        world.engine.allow(None)
+        return asked.result(PATIENCE), paused.result(PATIENCE)
+
+
+MESSAGE = {"model": "scripted", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 60}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_aborted_message_is_a_turn_that_paused(stream: bool) -> None:
+    with app_world(access=STEERED, eos_token_ids=()) as world:
+        answer, _ = interrupted(world, "/v1/messages", {**MESSAGE, "stream": stream}, "abort")
+        assert answer.status_code == 200, answer.text
+        if stream:
+            assert '"stop_reason":"pause_turn"' in answer.text
+            assert "event: error" not in answer.text
+        else:
+            assert answer.json()["stop_reason"] == "pause_turn"
+            assert answer.json()["content"][0]["text"]
+
+
+def test_an_aborted_response_is_cancelled_and_ollama_s_is_too_short() -> None:
+    with app_world(access=STEERED, eos_token_ids=()) as world, client(world) as http:
+        body = {"model": "scripted", "input": "abc", "max_output_tokens": 60}
+        response = interrupted(world, "/v1/responses", body, "abort")[0].json()
+        assert (response["status"], response["output"][-1]["status"]) == ("cancelled", "incomplete")
+        assert http.post("/resume").status_code == 200
+        chat = {"model": "scripted", "messages": MESSAGE["messages"], "stream": False}
+        answer = interrupted(world, "/api/chat", chat, "abort")[0].json()
+        assert (answer["done"], answer["done_reason"]) == (True, "length")
+        assert answer["message"]["content"]
+
+
+def test_a_pause_that_another_client_undoes_is_a_conflict() -> None:
+    with app_world(access=STEERED, eos_token_ids=()) as world:
+        body = {"model": "scripted", "prompt": "abc", "max_tokens": 60}
+        answer, paused = interrupted(world, "/v1/completions", body, "wait")
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+        assert paused.status_code == 409
+        assert "resumed" in paused.json()["error"]["message"]
+
+
+def test_an_update_of_which_nothing_was_read_stays_open(tmp_path: pathlib.Path) -> None:
+    access = AccessSettings(steering=True, weight_dir=str(tmp_path))
+    with app_world(access=access) as world, client(world) as http:
+        assert "no update is open" in http.post("/finish_weight_update").json()["error"]["message"]
+        assert http.post("/start_weight_update").status_code == 200
+        for _ in range(2):
+            refused = http.post("/finish_weight_update")
+            assert refused.status_code == 409
+            assert "stays open" in refused.json()["error"]["message"]
+        assert http.post("/start_weight_update").status_code == 409

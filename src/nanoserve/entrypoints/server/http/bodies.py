@@ -15,7 +15,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 from litestar import Request
+from litestar.connection import ASGIConnection
 from litestar.exceptions import InternalServerException
+from litestar.types import Guard
 
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
@@ -79,6 +81,22 @@ async def read_body(
         message = "The client left before its body was complete."
         raise RequestError(400, message, code="incomplete_body") from None
     return decode_body(body, kind, bounds_of(request))
+
+
+def only_query(*names: str) -> Guard:
+    """A guard for routes that read nothing but these query parameters: others, and a body, raise `BadValueError`."""
+
+    async def refuse_others(request: ASGIConnection[Any, Any, Any, Any], _: object) -> None:
+        path = request.scope["path"]
+        takes = f"{path} takes {', '.join(names)}" if names else f"{path} takes none"
+        if others := sorted(request.query_params.keys() - {*names}):
+            raise BadValueError(others[0][:64], f"is no parameter of this route: {takes}")
+        assert isinstance(request, Request)
+        if (await request.body()).strip() not in {b"", b"{}"}:
+            example = f"; send parameters in the address, as in {path}?{names[0]}=..." if names else ""
+            raise BadValueError("body", f"is not read by this route, so it must be empty{example}")
+
+    return refuse_others
 
 
 def bounds_of(request: Request[Any, Any, Any]) -> BoundSettings:

@@ -14,6 +14,7 @@ from litestar.params import FromQuery
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.compose.process import installed_release
+from nanoserve.entrypoints.server.http.bodies import only_query
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
 
@@ -143,7 +144,13 @@ class Done(msgspec.Struct):
     success: bool = True
 
 
-@post("/reset_prefix_cache", status_code=200, summary="Empty the prefix cache", tags=["administration"])
+@post(
+    "/reset_prefix_cache",
+    status_code=200,
+    summary="Empty the prefix cache",
+    tags=["administration"],
+    guards=[only_query()],
+)
 async def reset_prefix_cache(engine: NamedDependency[EngineClient]) -> Done:
     """Cached prefixes are computed again when they are needed; running requests are not touched."""
     engine.forget_prefixes()

@@ -131,7 +131,7 @@ class CreateMessage(CountTokens, kw_only=True):
     metadata: Annotated[Metadata | None, FIELDS["metadata"]] = None
 
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn"]
 
 
 _ERROR_TYPES: Final = {

@@ -17,7 +17,7 @@ from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.sse import EVENTS, TextFrames, named_frame, typed_frame
 from nanoserve.entrypoints.server.protocols.anthropic import wire
 from nanoserve.ports import tool_calls
-from nanoserve.ports.errors import DeadlineError, EngineDiedError
+from nanoserve.ports.errors import DeadlineError
 from nanoserve.ports.request import FinishReason
 
 _DELTAS: Final = {
@@ -152,11 +152,13 @@ class MessageWriter:
 
 
 def _stop(answer: Answer) -> tuple[wire.StopReason, str | None]:
-    """Why the message ended, and the stop sequence that it ended with."""
+    """Why the message ended, and the stop sequence that it ended with; one that a trainer's pause ended can be gone on with."""
     last = answer.choices[0].last
     stop = last.stop if last is not None and isinstance(last.stop, str) else None
     if last is not None and last.finish_reason is FinishReason.LENGTH:
         return "max_tokens", stop
+    if last is not None and last.finish_reason is FinishReason.ABORT:
+        return "pause_turn", stop
     if stop is None and answer.choices[0].has_calls:
         return "tool_use", None
     return "end_turn" if stop is None else "stop_sequence", stop
@@ -191,11 +193,9 @@ def _delta(kind: type[Part], index: int, text: str) -> bytes:
 
 
 def _check_end(piece: Piece) -> None:
-    """The protocol has no stop reason for these."""
+    """The protocol has no stop reason for this."""
     if piece.finish_reason is FinishReason.TIMEOUT:
         raise DeadlineError("the request ran out of its time; ask for fewer tokens, or try again later")
-    if piece.finish_reason is FinishReason.ABORT:
-        raise EngineDiedError("the server gave the answer up")
 
 
 INVALID: Final = "INVALID_JSON"
