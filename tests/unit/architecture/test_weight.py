@@ -19,7 +19,7 @@ ROOMS = {
     "adapters/pytorch": 12790,
     "adapters": 10825,
     "entrypoints/server": 10945,
-    "entrypoints": 11660,
+    "entrypoints": 11720,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
