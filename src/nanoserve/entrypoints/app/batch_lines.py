@@ -6,6 +6,7 @@ A file of answers is all that is known of what is done: whoever is interrupted, 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import fcntl
 import functools
@@ -102,9 +103,11 @@ def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[Line | LineEr
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Each line, cut behind the longest that is read."""
+    """Each line, cut behind the longest that is read; a byte order mark before the first is none of it."""
+    mark = codecs.BOM_UTF8
     while raw := file.readline(LONGEST_LINE + 1):
-        yield raw
+        yield raw.removeprefix(mark)
+        mark = b""
         while len(raw) > LONGEST_LINE and not raw.endswith(b"\n"):
             raw = file.readline(LONGEST_LINE + 1)
 
@@ -113,6 +116,8 @@ def _read_line(raw: bytes, url: str | None) -> Line | str:
     """The request in a line, or what is wrong with it."""
     if len(raw) > LONGEST_LINE:
         return f"is longer than {LONGEST_LINE} bytes"
+    if b"\0" in raw[:2] or raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "is not UTF-8: it looks like UTF-16; write the file as UTF-8"
     try:
         entry = msgspec.json.decode(raw, type=_Entry)
         streams = msgspec.json.decode(entry.body, type=_Asked).stream
@@ -214,11 +219,8 @@ class Answers:
 
 @contextlib.contextmanager
 def answers_in(path: pathlib.Path) -> Iterator[Answers]:
-    """The answers in a file; half a line at its end, which a kill has left, is cut off. Raises `BadValueError`."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise BadValueError("output", f"cannot write {path}: {error.strerror}") from None
+    """The answers in a file; half a line at its end, which a kill has left, is cut off. Raises `BadValueError` or `OSError`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ The file of answers is all the state there is: a run that ended anyhow, even by 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -96,7 +97,12 @@ def run_batch(file: str, output: str, address: Address, *, concurrency: int, pri
     console = Console(stderr=True)
     columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    with answers_in(pathlib.Path(output)) as answers, bar:
+    with contextlib.ExitStack() as stack:
+        try:
+            answers = stack.enter_context(answers_in(pathlib.Path(output)))
+        except OSError as error:
+            raise BadValueError("output", f"cannot write {output}: {error.strerror}") from None
+        stack.enter_context(bar)
         left = [each for each in lines if each.custom_id not in answers.done]
         tally = Tally(before=len(lines) - len(left))
         task = bar.add_task("lines", total=len(lines), completed=tally.before)

@@ -147,7 +147,9 @@ class Server:
         return Litestar(
             [*routes],
             dependencies=self.dependencies(document),
-            exception_handlers={Exception: error_response_in(shapes)},
+            exception_handlers={
+                Exception: error_response_in(shapes, keeps_files=self.settings.batches.batch_dir is not None)
+            },
             openapi_config=None,
             logging_config=None,
             request_max_body_size=bounds.max_body_size,

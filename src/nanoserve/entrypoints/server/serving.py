@@ -37,6 +37,7 @@ from nanoserve.entrypoints.server.sockets import host_names, model_names
 from nanoserve.entrypoints.server.watch.tracing import start_tracing
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineClient
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import ANY_WHITESPACE, BOUNDED_WHITESPACE
 
 T = TypeVar("T")
@@ -277,6 +278,8 @@ def open_service(settings: Serving, server: Server, text: TextParts, owner: str 
 def open_batches(settings: ServeSettings, keys: KeyRing) -> Batches | None:
     """The files and batches that there are, for the one process that keeps them; raises `BadValueError`."""
     if settings.batches.batch_dir is None:
+        if settings.batches.batch_lines is not None:
+            raise BadValueError("batch_lines", "is for batches; give --batch-dir too")
         return None
     clients = [key.client for key in keys] or [Client()]
     return Batches(settings.batches, {each.owner: each for each in clients})

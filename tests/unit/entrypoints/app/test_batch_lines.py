@@ -46,6 +46,19 @@ def test_wrong_lines_stand_among_the_others_with_their_numbers() -> None:
     assert "asks for '/v1/embeddings' in a batch for /v1/completions" in str(errors[2])
 
 
+def test_a_byte_order_mark_at_the_beginning_is_no_part_of_a_line() -> None:
+    (found,) = read_lines(io.BytesIO(b"\xef\xbb\xbf" + line("a")))
+    assert found == Line("a", URL, b"{}")
+    last = [*read_lines(io.BytesIO(line("a") + b"\xef\xbb\xbf" + line("b")))][1]
+    assert "is not JSON" in str(last)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_named(encoding: str) -> None:
+    found = [*read_lines(io.BytesIO((line("a") + line("b")).decode().encode(encoding)))]
+    assert "line 1 is not UTF-8: it looks like UTF-16; write the file as UTF-8" in str(found[0])
+
+
 def test_a_field_that_is_added_counts() -> None:
     for body, expected in ((b"{}", {"a": 1}), (b' { "b" : 2 } ', {"b": 2, "a": 1}), (b'{"a":0}', {"a": 1})):
         assert json.loads(Line("", URL, body).with_field("a", 1).body) == expected

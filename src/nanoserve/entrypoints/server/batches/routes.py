@@ -113,7 +113,9 @@ class _Form:
         except InternalServerException:
             message = "The client left before its file was complete."
             raise RequestError(400, message, code="incomplete_body") from None
-        if (purpose := self._texts.pop("purpose")) != b"batch":
+        if not (purpose := self._texts.pop("purpose")):
+            raise BadValueError("purpose", "is required; it is batch")
+        if purpose != b"batch":
             raise BadValueError("purpose", f"must be batch, got {shown(purpose.decode('utf-8', 'replace'))}")
         if not self.size:
             raise BadValueError("file", "is missing or empty")
@@ -218,7 +220,7 @@ async def list_batches(
     limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
 ) -> Page:
     """The client's batches, the newest first."""
-    mine = batches.folder.all(client.owner, Batch)
+    mine = [*map(batches.shown, batches.folder.all(client.owner, Batch))]
     return page(mine, [each.id for each in mine], after=after, limit=limit)
 
 
@@ -227,7 +229,7 @@ async def get_batch(
     batch_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
 ) -> Batch:
     """Show how far a batch is."""
-    return _found(batches, client, batch_id, Batch)
+    return batches.shown(_found(batches, client, batch_id, Batch))
 
 
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
@@ -238,7 +240,7 @@ async def cancel_batch(
     batch = _found(batches, client, batch_id, Batch)
     with telling_of_the_disk():
         await batches.cancel(client.owner, batch)
-    return batch
+    return batches.shown(batch)
 
 
 def _found(batches: Batches, client: Client, record_id: str, kind: type[RecordT]) -> RecordT:

@@ -19,6 +19,7 @@ import attrs
 import msgspec
 import structlog
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from nanoserve.entrypoints.app.batch_lines import (
     Answers,
@@ -45,7 +46,7 @@ from nanoserve.entrypoints.server.batches.store import (
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.security import CLIENT_KEY
 from nanoserve.entrypoints.server.http.sse import end, unless
-from nanoserve.ports.request import DEFERRED_CLASS
+from nanoserve.ports.request import DEFERRED_CLASS, FinishReason
 
 MOST_LINES: Final = 50_000
 _MOST_ERRORS: Final = 100
@@ -63,7 +64,7 @@ _SCOPE: Final = {
     "client": None,
     "server": None,
 }
-Ask = Callable[[Client, Line], Awaitable[Reply]]
+Ask = Callable[[Client, Line], Awaitable[Reply | None]]
 
 
 class _StoppedError(Exception):
@@ -72,12 +73,13 @@ class _StoppedError(Exception):
 
 @attrs.define(eq=False)
 class _Run:
-    """A batch under way; nothing more of it is asked once `stop` is set."""
+    """A batch under way; nothing more of it is asked once `stop` is set, and `waits` says what its folder refuses."""
 
     owner: str
     batch: Batch
     stop: asyncio.Event = attrs.field(factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    waits: BatchErrors | None = None
 
 
 class Batches:
@@ -126,6 +128,11 @@ class Batches:
     def living(self) -> Counter[str]:
         """Batches that have not ended, by their status."""
         return Counter(each.status for _, each in self.folder.living)
+
+    def shown(self, batch: Batch) -> Batch:
+        """What clients see of it: while it waits for its folder, its errors say so."""
+        run = self._runs.get(batch.id)
+        return batch if run is None or run.waits is None else replace(batch, errors=run.waits)
 
     async def save(self, owner: str, record: Record) -> None:
         """Keep a record, or its new state; raises `OSError`."""
@@ -190,17 +197,21 @@ class Batches:
                 await self._fail(
                     run, BatchError("unknown_client", "The key of this batch is not known any more.")
                 )
-            if batch.status == "validating":
-                await self._validate(run)
-            if batch.status == "in_progress":
-                await self._answer(run)
-            if batch.status in LIVING:
-                await self._end(run)
+            await self._insist(run, functools.partial(self._go_on, run))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client reads of it in the batch
             structlog.get_logger().error("a batch has failed", batch=batch.id, exc_info=error)
             await self._fail(run, BatchError("internal_error", "The server failed; its log says why."))
         finally:
             del self._runs[batch.id]
+
+    async def _go_on(self, run: _Run) -> None:
+        """Do what its status asks for; may be called again after any error."""
+        if run.batch.status == "validating":
+            await self._validate(run)
+        if run.batch.status == "in_progress":
+            await self._answer(run)
+        if run.batch.status in LIVING:
+            await self._end(run)
 
     async def _validate(self, run: _Run) -> None:
         batch = run.batch
@@ -242,7 +253,7 @@ class Batches:
                 await self._save(run)  # said first, so that a kill from here on changes nothing
                 await answer_lines(pending(), _expired, write, asyncio.Semaphore(_GROUP))
 
-    async def _counted(self, owner: str, line: Line) -> Reply:
+    async def _counted(self, owner: str, line: Line) -> Reply | None:
         assert self._ask is not None
         client = attrs.evolve(self._clients[owner], request_class=DEFERRED_CLASS)
         self.num_asked += 1
@@ -259,8 +270,7 @@ class Batches:
             await self._become(run, "finalizing")
         for name, place in zip(batch.file_ids, ("output_file_id", "error_file_id"), strict=True):
             path = self.folder.path(owner, name)
-            size = path.stat().st_size if path.exists() else 0
-            if size:
+            if size := self.folder.size(owner, name):
                 record = FileObject(
                     id=name,
                     bytes=size,
@@ -286,23 +296,23 @@ class Batches:
         await self._insist(run, functools.partial(self.save, run.owner, run.batch))
 
     async def _insist(self, run: _Run, write: Callable[[], Awaitable[None]]) -> None:
-        """Write, as long as the disk refuses it; the batch says meanwhile what it waits for."""
-        told: BatchErrors | None = None
-        try:
-            while True:
-                try:
-                    return await write()
-                except OSError as error:
-                    if run.batch.errors is None:
-                        structlog.get_logger().error(
-                            "a batch waits for the disk", batch=run.batch.id, reason=str(error)
-                        )
-                        message = f"The server cannot write, and waits until it can: {error.strerror}."
-                        told = run.batch.errors = BatchErrors([BatchError(disk_code(error), message)])
-                await asyncio.sleep(_PERIOD)
-        finally:
-            if told is not None and run.batch.errors is told:
-                run.batch.errors = None
+        """Do what the folder may refuse, until it does not; the batch says meanwhile what it waits for."""
+        while True:
+            try:
+                await write()
+            except* OSError as group:
+                error = group.exceptions[0]
+                assert isinstance(error, OSError)
+                if run.waits is None:
+                    structlog.get_logger().error(
+                        "a batch waits for the disk", batch=run.batch.id, reason=str(error)
+                    )
+                    message = f"The server cannot use its folder, and waits until it can: {error.strerror or error}."
+                    run.waits = BatchErrors([BatchError(disk_code(error), message)])
+            else:
+                run.waits = None
+                return
+            await asyncio.sleep(_PERIOD)
 
 
 async def _expired(_: Line) -> Reply:
@@ -316,18 +326,18 @@ def _count(batch: Batch, good: Answers, bad: Answers) -> None:
 
 
 def _check(path: pathlib.Path, url: str) -> tuple[int, list[BatchError]]:
-    """Count the requests in a file, and say what is wrong with its lines."""
-    count, errors = 0, []
+    """Count the lines of a file, and say what is wrong with its lines."""
+    count = 0
+    errors: list[BatchError] = []
     with path.open("rb") as file:
         for line in read_lines(file, url):
-            if isinstance(line, LineError):
+            if isinstance(line, LineError) and len(errors) < _MOST_ERRORS:
                 errors.append(BatchError("invalid_line", str(line).removeprefix("file: "), line.number))
-            count += isinstance(line, Line)
+            count += isinstance(line, Line) or line.number is not None
             if count > MOST_LINES:
                 errors.append(
                     BatchError("too_many_lines", f"A batch has at most {MOST_LINES} lines; send several.")
                 )
-            if count > MOST_LINES or len(errors) >= _MOST_ERRORS:
                 break
     return count, errors
 
@@ -340,11 +350,12 @@ def _pending(path: pathlib.Path, done: Collection[str]) -> Iterator[Line]:
 
 
 def asking(app: ASGIApp) -> Ask:
-    """Asks an application that need not listen anywhere."""
+    """Asks an application that need not listen anywhere; an answer that the server itself has cut short is none."""
 
-    async def ask(client: Client, line: Line) -> Reply:
+    async def ask(client: Client, line: Line) -> Reply | None:
         request_id = f"req_{secrets.token_hex(12)}"
-        CURRENT.set(RequestFacts(request_id=request_id, client=client.name))
+        facts = RequestFacts(request_id=request_id, client=client.name)
+        CURRENT.set(facts)
         asked = line.with_field("store", False) if line.url == "/v1/responses" else line
         sent = [{"type": "http.request", "body": asked.body, "more_body": False}]
         got: list[Any] = []
@@ -363,6 +374,8 @@ def asking(app: ASGIApp) -> Ask:
             "state": {CLIENT_KEY: client},
         }
         await app(scope, receive, send)
+        if got[0]["status"] < 300 and FinishReason.ABORT.value in facts.finish:
+            return None
         said = b"".join(each.get("body", b"") for each in got[1:])
         return Reply(got[0]["status"], msgspec.Raw(said), request_id)
 

@@ -35,6 +35,13 @@ LIVING: Final = ("validating", "in_progress", "finalizing", "cancelling")
 _ANYBODY: Final = "anonymous"
 _OWNER: Final = re.compile(rf"[0-9a-f]{{32}}|{_ANYBODY}")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ADVICE: Final = {
+    **dict.fromkeys(_FULL, "Delete files, or ask for more room"),
+    errno.ENOENT: "The folder of --batch-dir is gone; ask whoever runs the server to bring it back",
+    errno.EACCES: "The server may not write to the folder of --batch-dir; ask whoever runs it",
+    errno.EROFS: "The folder of --batch-dir is read-only; ask whoever runs the server",
+}
+"""What helps, by the reason."""
 
 
 class FileObject(Struct, kw_only=True, tag_field="object", tag="file"):
@@ -161,6 +168,16 @@ class BatchFolder:
         """The file with the lines of a record, whose id was made here."""
         return self._root / (owner or _ANYBODY) / f"{record_id}.jsonl"
 
+    def size(self, owner: str, record_id: str) -> int:
+        """Bytes of the lines of a record, 0 where there are none; raises `OSError` where the folder is gone."""
+        self._check()
+        path = self.path(owner, record_id)
+        return path.stat().st_size if path.exists() else 0
+
+    def _check(self) -> None:
+        """Raises `OSError` where the folder is gone, or an empty one stands in its place, as where a mount is missing."""
+        (self._root / "lock").stat()
+
     def write(self, owner: str, record_id: str, state: bytes) -> None:
         """Put the state of a record on the disk."""
         with self.writing(self.path(owner, record_id).with_suffix(".json")) as file:
@@ -175,6 +192,7 @@ class BatchFolder:
     @contextlib.contextmanager
     def writing(self, path: pathlib.Path) -> Iterator[BinaryIO]:
         """A file that will be whole, or not be there."""
+        self._check()
         path.parent.mkdir(mode=0o700, exist_ok=True)
         aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         try:
@@ -231,5 +249,6 @@ def telling_of_the_disk() -> Iterator[None]:
     except OSError as error:
         structlog.get_logger().error("a file cannot be kept", reason=str(error))
         code = disk_code(error)
-        message = f"The server cannot write, so nothing was kept: {error.strerror}. Delete files, or ask for more room."
+        advice = _ADVICE.get(error.errno or 0, "Ask whoever runs the server; its log has more")
+        message = f"The server cannot write, so nothing was kept: {error.strerror or error}. {advice}."
         raise RequestError(507 if code == "disk_full" else 500, message, code=code) from None

@@ -158,12 +158,14 @@ async def send_problem(
     await answer(scope, receive, send)
 
 
-def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Exception], Response[Any]]:
+def error_response_in(
+    shapes: Shapes, *, keeps_files: bool
+) -> Callable[[Request[Any, Any, Any], Exception], Response[Any]]:
     """Litestar's exception handler, in OpenAI's shape or in that of the path's own protocol."""
 
     def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
         path = request.scope["path"]
-        problem = _routed(classify(error), path)
+        problem = _routed(classify(error), path, keeps_files=keeps_files)
         body = shape_of(path, shapes).of(problem)
         headers = dict(problem.headers)
         return Response(body, status_code=problem.status, headers=headers, media_type=MediaType.JSON)
@@ -171,11 +173,11 @@ def error_response_in(shapes: Shapes) -> Callable[[Request[Any, Any, Any], Excep
     return respond
 
 
-def _routed(problem: Problem, path: str) -> Problem:
+def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
     """The problem, where it is a route that other servers have with what is missing here."""
     if (problem.status, problem.code) != (404, "not_found"):
         return problem
-    if f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
+    if not keeps_files and f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
         message = (
             f"{path} is served where files and batches are kept: start the server with --batch-dir FOLDER."
         )

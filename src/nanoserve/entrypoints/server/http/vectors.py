@@ -16,7 +16,7 @@ from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.app.vectors import check_scores, check_task, pair_prompts, pair_score
 from nanoserve.entrypoints.server.http.field_support import renamed
 from nanoserve.entrypoints.server.http.fields import make_order
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, ServiceUnavailableError
 from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.sampling import SamplingParams
 
@@ -67,7 +67,8 @@ class Pooler:
         ]
         answer = await ended(functools.partial(self.service.open_all, orders))
         pooled = [each.pooled for each in answer.generations if each.pooled is not None]
-        assert len(pooled) == len(prompts)
+        if len(pooled) < len(prompts):
+            raise ServiceUnavailableError("the request was aborted by the server's operator; send it again")
         return Vectors(pooled, answer.num_prompt_tokens)
 
     async def embed(

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -94,7 +95,7 @@ def test_lines_that_are_refused_are_in_a_file_of_their_own(tmp_path: pathlib.Pat
 def test_a_file_of_wrong_lines_fails_with_all_that_is_wrong(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "MOST_LINES", 3)
+    monkeypatch.setattr(running, "MOST_LINES", 4)
     with batch_world(tmp_path) as world, world.client() as client:
         raw = lines("aa", "aa") + b"\n{\n" + lines("bb", url="/v1/embeddings")
         done = ended(client, create(client, file_of(client, raw)))
@@ -102,10 +103,11 @@ def test_a_file_of_wrong_lines_fails_with_all_that_is_wrong(
         assert [(each["line"], each["code"]) for each in done["errors"]["data"]] == [
             (number, "invalid_line") for number in (2, 3, 4)
         ]
+        assert done["request_counts"]["total"] == 4
         assert done["errors"]["data"][0]["message"] == "line 2 repeats the custom_id 'aa'"
         done = ended(client, create(client, file_of(client, b"\n\n")))
         assert [each["message"] for each in done["errors"]["data"]] == ["holds no request"]
-        done = ended(client, create(client, file_of(client, lines(*NAMES[:4]))))
+        done = ended(client, create(client, file_of(client, lines(*NAMES[:5]))))
         assert [each["code"] for each in done["errors"]["data"]] == ["too_many_lines"]
         assert not world.engine.requests
 
@@ -270,6 +272,66 @@ def test_lines_whose_engine_dies_are_asked_again(tmp_path: pathlib.Path) -> None
         done = ended(client, batch)
         assert done["request_counts"] == {"total": 16, "completed": 16, "failed": 0}
         assert content(client, done["output_file_id"]).keys() == {*NAMES}
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/completions", {"prompt": "c", "max_tokens": 40}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 40}),
+        ("/v1/responses", {"input": "b", "max_output_tokens": 40}),
+    ],
+)
+def test_lines_that_a_pause_aborts_are_asked_again(
+    tmp_path: pathlib.Path, url: str, body: dict[str, Any]
+) -> None:
+    line = json.dumps({"custom_id": "x", "url": url, "body": body}).encode()
+    with batch_world(tmp_path) as world, world.client() as client:
+        world.call(lambda: world.engine.allow(6))
+        batch = create(client, file_of(client, line), url)
+        world.wait_until(lambda: world.engine.requests and world.engine.budget == 0)
+        world.call(lambda: world.engine.engine.abort(world.engine.requests[0].request_id))
+        world.call(lambda: world.engine.allow(None))
+        done = ended(client, batch)
+        assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        (entry,) = content(client, done["output_file_id"]).values()
+        assert entry["response"]["status_code"] == 200
+        assert not {"abort", "cancelled"} & {*re.findall(r'"(\w+)"', json.dumps(entry))}
+        assert len(world.engine.requests) == 2
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_a_folder_that_goes_away_is_waited_for(
+    tmp_path: pathlib.Path, stands: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether nothing or an empty folder, as where a mount is missing, stands in its place."""
+    kept, gone = tmp_path / "kept", tmp_path / "gone"
+    with batch_world(kept, batch_lines=2) as world, world.client() as client:
+        world.call(lambda: world.engine.allow(0))
+        batch = create(client, file_of(client, lines(*NAMES)))
+        world.wait_until(lambda: len(world.engine.requests) == 2)
+        kept.rename(gone)
+        if stands:
+            kept.mkdir()
+        world.call(lambda: world.engine.allow(None))
+        wait_until(lambda: state(client, batch)["errors"] is not None)
+        waiting = state(client, batch)
+        assert waiting["status"] in {"in_progress", "finalizing"}
+        assert [each["code"] for each in waiting["errors"]["data"]] == ["disk_error"]
+        code, _, message = refusal(upload(client, lines("a")), 500)
+        assert (code, "--batch-dir is gone" in message, "Delete" in message) == ("disk_error", True, False)
+        if stands:
+            assert not [*kept.iterdir()]
+            kept.rmdir()
+        gone.rename(kept)
+        done = ended(client, batch)
+        assert (done["status"], done["errors"]) == ("completed", None)
+        assert content(client, done["output_file_id"]).keys() == {*NAMES}
+        assert sorted(prompts(world)) == sorted(NAMES)
+    record = json.loads((kept / "anonymous" / f"{batch['id']}.json").read_text())
+    assert (record["status"], record["errors"]) == ("completed", None)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("a batch waits for the disk") == 1
 
 
 def test_a_full_disk_is_told_once_and_waited_for(

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings, ServeSettings
 from nanoserve.entrypoints.server.batches.store import BatchFolder
+from nanoserve.entrypoints.server.http.security import read_keys
+from nanoserve.entrypoints.server.serving import open_batches
 from nanoserve.ports.errors import BadValueError
 from tests.patience import wait_until
 from tests.unit.entrypoints.server.batches.batch_world import (
@@ -181,6 +184,18 @@ def test_without_a_folder_it_is_said_how_to_have_one() -> None:
         for path in ("/v1/files", "/v1/batches/batch_1"):
             code, _, message = refusal(client.get(path), 404)
             assert (code, "--batch-dir FOLDER" in message) == ("route_not_served", True)
+
+
+def test_a_path_that_no_route_has_is_an_ordinary_404_where_files_are_kept(tmp_path: pathlib.Path) -> None:
+    with batch_world(tmp_path) as world, world.client() as client:
+        code, _, message = refusal(client.get("/v1/files/a/b/c"), 404)
+        assert (code, "There is no such route" in message) == ("not_found", True)
+
+
+def test_lines_of_batches_without_a_folder_are_refused_at_the_start() -> None:
+    settings = ServeSettings(batches=BatchSettings(batch_lines=2))
+    with pytest.raises(BadValueError, match="batch_lines: is for batches; give --batch-dir too"):
+        open_batches(settings, read_keys(settings.access))
 
 
 def test_a_disk_that_is_full_is_one_clear_error(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import array
 import base64
+import functools
 import json
+import pathlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from nanoserve.entrypoints.app.orders import ServiceSettings
+from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.pooling import PoolerSpec, Task
+from tests.patience import PATIENCE
 from tests.unit.entrypoints.scripted_world import LETTERS
+from tests.unit.entrypoints.server.batches.batch_world import content, create, ended, file_of, refusal
 from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld, app_world
 
 POOLER = PoolerSpec(task=Task.EMBED, width=2, prompts={"query": "find ", "document": ""})
@@ -56,6 +62,35 @@ def test_each_text_gets_its_vector(world: AppWorld, given: Any, texts: list[str]
         "model": "vectors",
         "usage": {"prompt_tokens": count, "total_tokens": count},
     }
+
+
+def test_vectors_that_a_pause_aborts_are_asked_again_by_a_batch_and_refused_to_others(
+    tmp_path: pathlib.Path,
+) -> None:
+    kept = BatchSettings(batch_dir=str(tmp_path))
+    with (
+        app_world(service=SETTINGS, batches=kept) as world,
+        world.client() as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        world.call(lambda: world.engine.allow(0))
+        body = {"input": ["a fox", "two"]}
+        line = json.dumps({"custom_id": "a", "url": "/v1/embeddings", "body": body}).encode()
+        batch = create(client, file_of(client, line), "/v1/embeddings")
+        world.wait_until(lambda: len(world.engine.requests) == 2)
+        asked = threads.submit(client.post, "/v1/embeddings", json=body)
+        world.wait_until(lambda: len(world.engine.requests) == 4)
+        for each in world.engine.requests[:]:
+            world.call(functools.partial(world.engine.engine.abort, each.request_id))
+        world.call(lambda: world.engine.allow(None))
+        code, _, message = refusal(asked.result(PATIENCE), 503)
+        assert (code, "send it again" in message) == ("unavailable", True)
+        done = ended(client, batch)
+        assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        (entry,) = content(client, done["output_file_id"]).values()
+        found = [each["embedding"] for each in entry["response"]["body"]["data"]]
+        assert found == [vector("a fox"), vector("two")]
+        assert len(world.engine.requests) == 6
 
 
 def test_base64_holds_the_same_numbers(world: AppWorld) -> None:
