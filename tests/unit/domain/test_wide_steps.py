@@ -236,6 +236,14 @@ def test_drafts_that_are_never_right_are_given_up_and_tried_again_now_and_then()
     assert world.scheduler.counters.accepted_tokens == 0
 
 
+def test_a_wide_step_counts_where_a_row_had_drafts() -> None:
+    world = World(runner=RecordingRunner, max_width=4, max_num_batched_tokens=128, vocab_size=VOCAB)
+    world.add("a", range(4), max_tokens=30)
+    world.run()
+    assert any(plan.width > 1 for plan in world.runner.plans)
+    assert (world.scheduler.counters.wide_steps, world.scheduler.counters.draft_tokens) == (0, 0)
+
+
 def test_a_request_can_do_without_drafts() -> None:
     world, drafter = drafting_world(1.0, 4, step_seconds=CHEAP)
     world.add("a", range(4), max_tokens=80, drafts=False)

@@ -34,7 +34,7 @@ class Speculation:
         self._widths = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
         self._rows: DecodingRows | None = None
         self._best = most
-        self._narrow_steps = 0
+        self._narrow_steps = self._wide_steps = 0
 
     def choose_width(self) -> int:
         """Tokens that decoding rows compute in the next step; 0 where it must wait for steps in flight.
@@ -104,9 +104,10 @@ class Speculation:
                 sequence.num_scheduled_tokens -= lacks
         if width == 1:
             return
-        population.counters.wide_steps += 1
+        population.counters.wide_steps += result.num_drafts > 0
         self._narrow_steps = 0
-        if self._best == 1 or population.counters.wide_steps % RECONSIDER == 0:
+        self._wide_steps += 1
+        if self._best == 1 or self._wide_steps % RECONSIDER == 0:
             self._rows = None
         counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
         for sequence, count in zip(flight.decoding.sequences, counts, strict=True):

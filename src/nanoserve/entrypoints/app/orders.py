@@ -288,7 +288,7 @@ class EdgeChecks:
             most = order.truncate_prompt_tokens
             ids = ids[-most:] if order.pooling is None else ids[:most]
         if not ids:
-            raise BadValueError(order.prompt_name, "is empty: there is nothing to continue")
+            raise BadValueError(order.prompt_name, "is empty; give a text or token ids")
         self.check_length(len(ids), order, facts)
         return ids
 

@@ -52,7 +52,7 @@ class CreateBatch(msgspec.Struct, kw_only=True):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: Metadata | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class DeletedFile(msgspec.Struct, tag_field="object", tag="file"):
@@ -195,11 +195,22 @@ async def create_batch(
         completion_window=body.completion_window,
         created_at=now,
         expires_at=now + _seconds(body.completion_window),
-        metadata=body.metadata,
+        metadata=_checked(body.metadata),
     )
     with telling_of_the_disk():
         await batches.create(client.owner, batch)
     return batch
+
+
+def _checked(metadata: dict[str, Any] | None) -> Metadata | None:
+    """Metadata as `Batch` has it; raises `BadValueError` with the key at fault."""
+    what = "metadata is at most 16 texts of at most 512 characters, by keys of at most 64"
+    if metadata is not None and len(metadata) > 16:
+        raise BadValueError("metadata", f"has {len(metadata)} keys; {what}")
+    for key, value in (metadata or {}).items():
+        if len(key) > 64 or not isinstance(value, str) or len(value) > 512:
+            raise BadValueError(f"metadata.{key[:65]}", f"{what}; got {shown(value)}")
+    return metadata
 
 
 def _seconds(window: str) -> int:

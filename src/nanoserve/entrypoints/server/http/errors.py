@@ -7,6 +7,7 @@ logged here, with their traceback.
 from __future__ import annotations
 
 import http
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -19,6 +20,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from nanoserve.ports import errors
+from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError, NanoserveError, ServiceUnavailableError
 
 _LONGEST_MESSAGE: Final = 1000
@@ -38,6 +40,7 @@ _MISSING: Final = {
 }
 _NOT_SERVED: Final = {path: what for what, paths in _MISSING.items() for path in paths.split()}
 """What this server does not do, by the beginnings of the paths at which other servers do it."""
+_KINDS: Final = {int: "a whole number", bool: "true or false"}
 _KEPT: Final = ("/v1/files", "/v1/batches")
 """What is served only where there is a folder for it."""
 
@@ -166,6 +169,8 @@ def error_response_in(
     def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
         path = request.scope["path"]
         problem = _routed(classify(error), path, keeps_files=keeps_files)
+        if isinstance(error, ValidationException) and problem.param is not None:
+            problem = attrs.evolve(problem, message=_wrong(request, problem.param))
         body = shape_of(path, shapes).of(problem)
         headers = dict(problem.headers)
         return Response(body, status_code=problem.status, headers=headers, media_type=MediaType.JSON)
@@ -213,10 +218,24 @@ def _classify_litestars(error: Exception) -> Problem | None:
     phrase = http.HTTPStatus(status).phrase
     param = _parameter(error)
     message = _ROUTING_MESSAGES.get(status, f"{phrase}.")
-    if isinstance(error, ValidationException):
-        message = f"{param or 'a parameter'}: has the wrong type or is missing"
     code = phrase.lower().replace(" ", "_").replace("request_entity", "body")
     return Problem(status=status, message=message, param=param, code=code, headers=error.headers or {})
+
+
+def _wrong(request: Request[Any, Any, Any], name: str) -> str:
+    """What a parameter must be, as its route declares it, and what came."""
+    given = request.query_params.get(name)
+    if given is None:
+        return f"{name}: is required"
+    declared = request.route_handler.parsed_fn_signature.parameters.get(name)
+    types, bounds = (declared.annotation, declared.kwarg_definition) if declared else (str, None)
+    least, most = getattr(bounds, "ge", None), getattr(bounds, "le", None)
+    choices = typing.get_args(types) if typing.get_origin(types) is typing.Literal else ()
+    what = " or ".join(choices) or _KINDS.get(types, "of another type")
+    what += "".join(
+        f" {word} {bound}" for word, bound in (("from", least), ("to", most)) if bound is not None
+    )
+    return f"{name}: must be {what}, got {shown(given)}"
 
 
 def _parameter(error: HTTPException) -> str | None:

@@ -120,7 +120,9 @@ def test_a_file_of_wrong_lines_fails_with_all_that_is_wrong(
         ({"completion_window": "0h"}, "completion_window"),
         ({"completion_window": "31d"}, "completion_window"),
         ({"completion_window": "soon"}, "completion_window"),
-        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"b" * 65: "x"}}, "metadata.b"),
+        ({"metadata": {"c": "x" * 513}}, "metadata.c"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"endpoint": None}, "endpoint"),
     ],
@@ -285,7 +287,8 @@ def test_lines_whose_engine_dies_are_asked_again(tmp_path: pathlib.Path) -> None
 def test_lines_that_a_pause_aborts_are_asked_again(
     tmp_path: pathlib.Path, url: str, body: dict[str, Any]
 ) -> None:
-    line = json.dumps({"custom_id": "x", "url": url, "body": body}).encode()
+    asked = {**body, "temperature": 0, "ignore_eos": True}
+    line = json.dumps({"custom_id": "x", "url": url, "body": asked}).encode()
     with batch_world(tmp_path) as world, world.client() as client:
         world.call(lambda: world.engine.allow(6))
         batch = create(client, file_of(client, line), url)
@@ -296,6 +299,8 @@ def test_lines_that_a_pause_aborts_are_asked_again(
         assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
         (entry,) = content(client, done["output_file_id"]).values()
         assert entry["response"]["status_code"] == 200
+        usage = entry["response"]["body"]["usage"]
+        assert 40 in {usage.get("completion_tokens"), usage.get("output_tokens")}
         assert not {"abort", "cancelled"} & {*re.findall(r'"(\w+)"', json.dumps(entry))}
         assert len(world.engine.requests) == 2
 

@@ -59,7 +59,13 @@ def test_lists_are_read_page_by_page(tmp_path: pathlib.Path) -> None:
             "invalid_value",
             "after",
         )
-        assert refusal(client.get("/v1/files", params={"limit": 0}), 400)[1] == "limit"
+        for name, given, expected in (
+            ("limit", "0", "must be a whole number from 1 to 10000, got '0'"),
+            ("limit", "abc", "must be a whole number from 1 to 10000, got 'abc'"),
+            ("order", "zz", "must be asc or desc, got 'zz'"),
+        ):
+            _, param, message = refusal(client.get("/v1/files", params={name: given}), 400)
+            assert (param, message) == (name, f"{name}: {expected}")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +196,12 @@ def test_a_path_that_no_route_has_is_an_ordinary_404_where_files_are_kept(tmp_pa
     with batch_world(tmp_path) as world, world.client() as client:
         code, _, message = refusal(client.get("/v1/files/a/b/c"), 404)
         assert (code, "There is no such route" in message) == ("not_found", True)
+
+
+def test_a_file_without_a_purpose_is_told_that_it_needs_one(tmp_path: pathlib.Path) -> None:
+    with batch_world(tmp_path) as world, world.client() as client:
+        message = refusal(client.post("/v1/files", files={"file": ("a", b"x")}), 400)[2]
+        assert message == "purpose: is required; it is batch"
 
 
 def test_lines_of_batches_without_a_folder_are_refused_at_the_start() -> None:

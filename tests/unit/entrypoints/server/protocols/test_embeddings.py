@@ -93,6 +93,14 @@ def test_vectors_that_a_pause_aborts_are_asked_again_by_a_batch_and_refused_to_o
         assert len(world.engine.requests) == 6
 
 
+@pytest.mark.parametrize("given", [[], "", ["a", ""]])
+def test_nothing_is_refused_in_words_of_vectors(world: AppWorld, given: Any) -> None:
+    message = ask(world, input=given)["error"]["message"]
+    assert message.startswith("input")
+    assert "is empty" in message
+    assert "continue" not in message
+
+
 def test_base64_holds_the_same_numbers(world: AppWorld) -> None:
     (found,) = ask(world, input="a fox", encoding_format="base64")["data"]
     assert array.array("f", base64.b64decode(found["embedding"])).tolist() == vector("a fox")

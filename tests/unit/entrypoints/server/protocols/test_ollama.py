@@ -106,6 +106,10 @@ def test_options_reach_the_engine(world: AppWorld, name: str) -> None:
     assert (first.sampling.repetition_penalty, first.sampling.top_k) == (1.5, 3)
     assert first.sampling.stop == ("a", "e")
     assert first.seed != second.seed, "-1 draws a seed"
+    assert first.sampling.drafts
+    for more in ({"speculate": False}, {"options": {"speculate": False}}):
+        assert HTTP.post(world.url + DIALECTS[name].path, json={**short(name), **more}).status_code == 200
+        assert not world.engine.requests[-1].sampling.drafts
 
 
 def test_a_prompt_is_wrapped_or_raw_or_goes_on(world: AppWorld) -> None:

@@ -277,6 +277,7 @@ def _order(
                 options,
                 num_predict=None if options.num_predict in _UP_TO_THE_END else options.num_predict,
                 seed=None if options.seed == _ANY_SEED else options.seed,
+                **({} if body.speculate is None else {"speculate": body.speculate}),
             ),
             Api.OLLAMA,
             service.settings.defaults,

@@ -53,6 +53,7 @@ class _Asked(Struct, kw_only=True):
     top_logprobs: int | None = None
     keep_alive: Annotated[str | float | None, FIELDS["keep_alive"]] = None
     think: bool | str | None = None
+    speculate: bool | None = None
     format: str | dict[str, Any] | None = None
 
 

@@ -116,7 +116,7 @@ def read_prompts(
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise BadValueError(name, "is empty: there is nothing to continue")
+        raise BadValueError(name, "is empty; give a text or token ids")
     if all(isinstance(each, int) for each in prompt):
         return [tuple(each for each in prompt if isinstance(each, int))]
     return [_read_one(each, place, name) for place, each in enumerate(prompt)]
