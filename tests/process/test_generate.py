@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import signal
 
 import pytest
@@ -27,6 +28,16 @@ def test_a_streamed_answer_is_the_whole_text_and_nothing_else(llm: LLM) -> None:
     assert statistics.count("\n") == 1
     assert f"prompt tokens {len(expected.prompt_token_ids)}, prefix hits 0, generated tokens 80" in statistics
     assert "time to first token" in statistics
+    assert "drafts" not in statistics
+
+
+def test_statistics_say_how_many_drafts_were_right() -> None:
+    flags = ("--temperature", "0", "--max-tokens", "400", "--ignore-eos", "--stats", "--speculate", "ngram")
+    done = run("generate", "Once upon a time", *flags)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r", drafts (\d+), accepted drafts (\d+)\n", done.stderr.decode())
+    assert found is not None
+    assert 0 < int(found[2]) <= int(found[1])
 
 
 def test_json_holds_everything_about_every_answer(llm: LLM) -> None:

@@ -14,6 +14,7 @@ import rich_click as click
 
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.cli.prompt_sources import Source
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import assemble, check_constraint, trace_format
 from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, override_sampling
@@ -88,7 +89,8 @@ def _generate(
     finally:
         have_run = [job for job in jobs if job.has_run]
         if configuration.generate.stats and have_run:
-            click.echo(summarise(have_run, seconds=ended - started, load_seconds=load_seconds), err=True)
+            text = summarise(have_run, seconds=ended - started, load_seconds=load_seconds)
+            click.echo(text + _drafts(session.assembly), err=True)
 
 
 def _choose_writer(settings: GenerateSettings, jobs: Sequence[Job], sources: Sequence[Source]) -> Writer:
@@ -116,6 +118,14 @@ def summarise(jobs: Iterable[Job], *, seconds: float, load_seconds: float) -> st
         "preemptions": str(sum(each.num_preemptions for each in metrics)),
     }
     return ", ".join(f"{name} {value}" for name, value in numbers.items())
+
+
+def _drafts(assembly: Assembly) -> str:
+    """How many drafts were compared and how many of them were right; nothing where the engine makes none."""
+    state = assembly.engine.state()
+    if assembly.facts.max_width == 1:
+        return ""
+    return f", drafts {state.draft_tokens}, accepted drafts {state.accepted_tokens}"
 
 
 def make_jobs(
