@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3755,
+    "ports": 3760,
     "domain": 8435,
     "kernels": 12520,
     "adapters/pytorch": 12790,
-    "adapters": 10825,
-    "entrypoints/server": 10945,
-    "entrypoints": 11720,
+    "adapters": 10830,
+    "entrypoints/server": 10995,
+    "entrypoints": 11735,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
