@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import pathlib
 import shutil
+import signal
 from typing import Any
 
 import httpx
@@ -217,9 +218,22 @@ def test_where_weights_cannot_be_updated_it_is_said(tmp_path: pathlib.Path, opti
     with server_process(tmp_path, *OPTIONS, *more) as server:
         server.wait_until_ready()
         with server.client() as client:
-            post(client, "/start_weight_update")
-            refused = post(client, "/update_weights", {"update_info": {"weight_dir": "good"}}, 400)
-            assert option.replace("-", "_")[2:] in refused["error"]["message"].replace("-", "_")
+            for path in ("/init_weight_transfer_engine", "/start_weight_update"):
+                refused = post(client, path, status=400)
+                assert option.replace("-", "_")[2:] in refused["error"]["message"].replace("-", "_")
+
+
+def test_what_waits_for_a_sleeping_engine_ends_with_its_server(tmp_path: pathlib.Path) -> None:
+    with server_process(tmp_path, *OPTIONS, "--drain-timeout", "3600") as server:
+        server.wait_until_ready()
+        with server.client() as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+            post(client, "/sleep")
+            waiting = pool.submit(client.post, "/v1/completions", json=PROMPT)
+            wait_until(lambda: server.metrics()["nanoserve:num_requests_waiting"] == 1)
+            server.signal(signal.SIGTERM)
+            answer = waiting.result(PATIENCE)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+            assert server.wait() == 0
 
 
 def test_a_sleeping_server_lets_requests_wait_and_stays_asleep_through_a_death(

@@ -187,7 +187,7 @@ class EngineClient(Protocol):
         """
 
     async def stop(self) -> None:
-        """End the engine now; what is running ends with `EngineDiedError`."""
+        """End the engine now; what is running ends with `DrainingError`."""
 
     def submit(self, request: Request) -> Reply:
         """Hand a request over. While the engine restarts it waits for the next one.

@@ -282,6 +282,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         loras=tuple(named_loras(settings.lora)),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=_shares(built.memory, kept_bytes(loaded.model)) if found.device == "cuda" else {},
+        fixed_weights=_why_fixed(loaded),
     )
     return built.runner, facts
 
@@ -356,18 +357,25 @@ def _make_gpu_runner(
 
 
 def _weights(settings: EngineSettings, loaded: _Loaded, runner: Runner) -> ModelWeights | None:
-    """Those of a model that came from a folder, and why they cannot be updated, if they cannot."""
-    spec, folder, refusal = loaded.model.spec, loaded.found.folder, None
-    kv = runner.kv if isinstance(runner, TorchRunner) else None
+    """Those of a model that came from a folder."""
+    folder, kv = loaded.found.folder, runner.kv if isinstance(runner, TorchRunner) else None
     if folder is None:
         return None
+    return ModelWeights(loaded.model, folder, settings.quantization, _why_fixed(loaded) or None, kv)
+
+
+def _why_fixed(loaded: _Loaded) -> str:
+    """Why the weights cannot be updated; empty where they can."""
+    spec, folder = loaded.model.spec, loaded.found.folder
+    if folder is None:
+        return "those of this engine cannot be updated: they came from no folder"
     if loaded.group is not None:
-        refusal = "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
-    elif spec.stored is not None or spec.packing is not None or is_gguf(Path(folder)):
-        refusal = (
+        return "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
+    if spec.stored is not None or spec.packing is not None or is_gguf(Path(folder)):
+        return (
             "those of a checkpoint that is stored quantized cannot be updated yet; serve one of plain floats"
         )
-    return ModelWeights(loaded.model, folder, settings.quantization, refusal, kv)
+    return ""
 
 
 def _build_engine(

@@ -176,13 +176,13 @@ class Server:
         readable: Collection[str] = (),
         names: Collection[str] | None = None,
         counting: Counting | None = None,
-        own_keys: tuple[Collection[str], security.KeyRing] | None = None,
+        own_keys: security.OwnKeys | None = None,
         document: ApiDocument | None = None,
     ) -> AccessLog:
         """Routes behind every layer: the log, CORS and the gate.
 
         `readable` paths need no key; None as `names` allows all, and as `counting` has the rate limits hold here alone.
-        `own_keys` are paths that take no client's key, and the keys they take.
+        `own_keys` are for paths that change what all are answered.
         """
         access = self.settings.access
         app = self.unguarded([options_of(routes), *routes], shapes, document)
@@ -203,7 +203,10 @@ class Server:
 
     def for_clients(self, routes: Sequence[Any], **more: Any) -> AccessLog:
         """One that every protocol's clients call, under the names and the limits of this server."""
-        own_keys = (steering.PATHS, self.steering_keys) if self.settings.access.steering else None
+        is_steered = self.settings.access.steering
+        own_keys = (
+            security.OwnKeys(steering.PATHS, steering.SHARED, self.steering_keys) if is_steered else None
+        )
         return self.guarded(
             routes,
             shapes=ERROR_SHAPES,

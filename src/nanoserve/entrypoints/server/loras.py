@@ -78,10 +78,10 @@ class LoraFolders:
 
 
 def folder_below(allowed: pathlib.Path, path: str, parameter: str) -> pathlib.Path:
-    """A folder by its path, absolute or below an allowed one, in which it must lie once links are followed. Raises `BadValueError`."""
+    """A folder by its path, absolute or below an allowed one, below which it must lie once links are followed. Raises `BadValueError`."""
     try:
         found = (allowed / path).resolve()
-        is_inside = found.is_relative_to(allowed) and found.is_dir()
+        is_inside = allowed in found.parents and found.is_dir()
     except (OSError, ValueError, RuntimeError):
         is_inside = False
     if not is_inside:

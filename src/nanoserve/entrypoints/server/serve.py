@@ -31,6 +31,7 @@ from nanoserve.entrypoints.server.sockets import (
     raise_open_files,
     unix_socket,
 )
+from nanoserve.entrypoints.server.steering import check_access
 from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.entrypoints.server.workers.pool import Workers
 from nanoserve.entrypoints.server.workers.relay import RelayedApp
@@ -60,6 +61,9 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     _check_workers(listen)
     keys = read_keys(settings.serve.access, settings.class_names)
     own_keys = read_steering_keys(settings.serve.access, keys)
+    engine = settings.engine
+    slots = (1 if engine.lora else 0) if engine.max_loras is None else engine.max_loras
+    check_access(settings.serve.access, max_loras=slots)
     if len(keys) and not settings.serve.access.share_prefix_cache:
         settings = isolated(settings)
     if settings.trace.trace is not None:

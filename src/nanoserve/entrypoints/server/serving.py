@@ -37,7 +37,8 @@ from nanoserve.entrypoints.server.sockets import host_names, model_names
 from nanoserve.entrypoints.server.watch.tracing import start_tracing
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineClient
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.engine_link import Resume
+from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.grammar import ANY_WHITESPACE, BOUNDED_WHITESPACE
 
 T = TypeVar("T")
@@ -84,7 +85,10 @@ _POLL: Final = 0.02
 
 
 async def drain(server: Server, living: Callable[[], int], *, patience: float, now: asyncio.Event) -> bool:
-    """See `until_idle`. From the first moment on `/readyz` and every new order are answered with 503."""
+    """See `until_idle`. From the first moment on `/readyz` and every new order are answered with 503.
+
+    A paused engine goes on, so that what waits for it is answered. One that cannot is not waited for.
+    """
     server.health.is_draining = True
     service = server.service
     if service is not None:
@@ -93,6 +97,11 @@ async def drain(server: Server, living: Callable[[], int], *, patience: float, n
     def all_living() -> int:
         return living() or (0 if service is None else service.reservations.living)
 
+    with contextlib.suppress(NanoserveError):
+        if server.engine.steering.paused:
+            await server.engine.steer(Resume())
+    if server.engine.steering.asleep or server.engine.steering.lost:
+        patience = 0
     return await until_idle(all_living, patience=patience, now=now)
 
 

@@ -18,10 +18,11 @@ from litestar import HttpMethod, Request, get, post, route
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.bodies import only_query, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.loras import folder_below
-from nanoserve.entrypoints.server.watch.about import reset_prefix_cache
+from nanoserve.entrypoints.server.watch.about import get_world_size, reset_prefix_cache, server_info
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, Sleep, WakeUp, WriteWeights
 from nanoserve.ports.errors import BadValueError, ConflictError
@@ -76,6 +77,17 @@ ABANDONED: Final = 60.0
 """Seconds after which an update that nobody goes on with gives way to the next one."""
 
 
+def check_access(access: AccessSettings, *, max_loras: int) -> None:
+    """Raise `BadValueError` for a setting of trainers that lacks what it needs."""
+    for name in ("steering_key", "weight_dir"):
+        if getattr(access, name) and not access.steering:
+            raise BadValueError(name, "is for trainers; give --steering too")
+    if access.weight_dir is not None and not pathlib.Path(access.weight_dir).is_dir():
+        raise BadValueError("weight_dir", f"is no folder: {access.weight_dir}; make it first")
+    if access.lora_dir is not None and not max_loras:
+        raise BadValueError("lora_dir", "needs slots for adapters; give --max-loras too")
+
+
 class WeightTransfer:
     """The update that is open, if there is one, from folders below `allowed`."""
 
@@ -86,16 +98,18 @@ class WeightTransfer:
         self._last: float | None = None
         self._next = ReadWeights("")
 
-    def folder(self, path: str) -> str:
-        """A folder that weights may be read from. Raises `BadValueError`."""
+    def check(self, engine: EngineClient) -> None:
+        """Raise `BadValueError` where weights can never be updated."""
         if self._allowed is None:
             raise BadValueError(
                 "weight_dir", "no folder is allowed; start the server with --weight-dir FOLDER"
             )
-        return str(folder_below(self._allowed, path, "weight_dir"))
+        if engine.facts is not None and engine.facts.fixed_weights:
+            raise BadValueError("weights", engine.facts.fixed_weights)
 
-    def start(self, *, partial: bool) -> None:
-        """Open an update. Raises `ConflictError` while another one goes on."""
+    def start(self, engine: EngineClient, *, partial: bool) -> None:
+        """Open an update. Raises `ConflictError` while another one goes on, and what `check` does."""
+        self.check(engine)
         if self.lock.locked() or (self._last is not None and self._now() - self._last < ABANDONED):
             raise ConflictError(
                 "another update is open; finish it, or wait until it is given up after a minute"
@@ -105,7 +119,9 @@ class WeightTransfer:
     async def read(self, engine: EngineClient, path: str) -> None:
         """Read one more folder; what is wrong with it ends the update."""
         async with self.lock:
-            order = attrs.evolve(self._take(), folder=self.folder(path))
+            order = self._take()
+            assert self._allowed is not None
+            order = attrs.evolve(order, folder=str(folder_below(self._allowed, path, "weight_dir")))
             await engine.steer(order)
             self._last, self._next = self._now(), attrs.evolve(order, anew=False)
 
@@ -157,21 +173,28 @@ async def _body(request: Request[Any, Any, Any]) -> TransferBody:
 
 
 @post("/init_weight_transfer_engine", status_code=200, include_in_schema=False)
-async def init_weight_transfer_engine(request: Request[Any, Any, Any]) -> Message:
+async def init_weight_transfer_engine(
+    request: Request[Any, Any, Any],
+    engine: NamedDependency[EngineClient],
+    transfer: NamedDependency[WeightTransfer],
+) -> Message:
     """Nothing is needed for folders; what only NCCL or IPC needs is refused."""
     _refuse_others("init_info", (await _body(request)).init_info, ())
+    transfer.check(engine)
     return Message("Weight transfer initialized")
 
 
 @post("/start_weight_update", status_code=200, include_in_schema=False)
 async def start_weight_update(
-    request: Request[Any, Any, Any], transfer: NamedDependency[WeightTransfer]
+    request: Request[Any, Any, Any],
+    engine: NamedDependency[EngineClient],
+    transfer: NamedDependency[WeightTransfer],
 ) -> Message:
     """Open an update of all weights, or with `partial` of those that are sent."""
     body = await _body(request)
     if not body.is_checkpoint_format:
         raise BadValueError("is_checkpoint_format", "must be true: tensors have their names in a checkpoint")
-    transfer.start(partial=body.partial)
+    transfer.start(engine, partial=body.partial)
     return Message("Weight update started")
 
 
@@ -184,7 +207,7 @@ async def update_weights(
     """Read a folder and check it; `weight_dir` outside of `update_info` is a whole update in one call."""
     body = await _body(request)
     if body.weight_dir is not None:
-        transfer.start(partial=body.partial)
+        transfer.start(engine, partial=body.partial)
         await transfer.read(engine, body.weight_dir)
         await transfer.finish(engine, body.weight_version or body.weight_label or "")
         return Message("Weights updated")
@@ -258,6 +281,8 @@ async def is_sleeping(engine: NamedDependency[EngineClient]) -> IsSleeping:
     return IsSleeping(is_sleeping=bool(engine.steering.asleep))
 
 
+SHARED: Final = frozenset(server_info.paths | get_world_size.paths)
+"""Paths that the steering key reads too."""
 ROUTES: Final = (
     *(sleep, wake_up, is_sleeping),
     *(pause, resume, is_paused, reset_prefix_cache),

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.server.serving import LeavingError, Signals, drain
+from nanoserve.ports.errors import ConflictError
+from nanoserve.ports.steering import PARTS, Steering
 from tests.patience import PATIENCE
 
 
@@ -17,14 +19,25 @@ class Health:
     is_draining = False
 
 
+class Engine:
+    def __init__(self, steering: Steering) -> None:
+        self.steering = steering
+
+    async def steer(self, order: object) -> None:
+        raise ConflictError(f"{order} cannot be obeyed")
+
+
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, steering: Steering) -> None:
+        self.engine = Engine(steering)
         self.health: Any = Health()
         self.service = None
 
 
-async def drained(living: list[int], patience: float, now: asyncio.Event | None = None) -> bool:
-    server: Any = Server()
+async def drained(
+    living: list[int], patience: float, now: asyncio.Event | None = None, steering: Steering | None = None
+) -> bool:
+    server: Any = Server(steering or Steering())
     done = await drain(server, living.__len__, patience=patience, now=now or asyncio.Event())
     assert server.health.is_draining
     return done
@@ -42,6 +55,11 @@ async def test_the_last_one_is_waited_for() -> None:
 
 async def test_patience_ends() -> None:
     assert not await drained([1], 0.1)
+
+
+@pytest.mark.parametrize("steering", [Steering(asleep=PARTS), Steering(paused=True, lost="files are gone")])
+async def test_an_engine_that_cannot_go_on_is_not_waited_for(steering: Steering) -> None:
+    assert not await asyncio.wait_for(drained([1], 10 * PATIENCE, steering=steering), PATIENCE)
 
 
 async def test_a_second_signal_ends_it() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import pathlib
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 
@@ -13,7 +15,8 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.security import Key, KeyRing, read_keys, read_steering_keys
-from nanoserve.entrypoints.server.steering import PATHS
+from nanoserve.entrypoints.server.serving import drain
+from nanoserve.entrypoints.server.steering import ABANDONED, PATHS, check_access
 from nanoserve.ports.errors import BadValueError
 from tests.patience import PATIENCE, wait_until
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
@@ -211,3 +214,74 @@ def test_an_update_of_which_nothing_was_read_stays_open(tmp_path: pathlib.Path) 
             assert refused.status_code == 409
             assert "stays open" in refused.json()["error"]["message"]
         assert http.post("/start_weight_update").status_code == 409
+
+
+def test_an_update_that_can_never_come_is_refused_where_it_begins(tmp_path: pathlib.Path) -> None:
+    for access, said in (
+        (STEERED, "--weight-dir"),
+        (AccessSettings(steering=True, weight_dir=str(tmp_path)), "for a reason"),
+    ):
+        with app_world(access=access) as world, client(world) as http:
+            assert world.engine.facts is not None
+            world.engine.facts = attrs.evolve(world.engine.facts, fixed_weights="for a reason")
+            for path in ("/init_weight_transfer_engine", "/start_weight_update"):
+                refused = http.post(path)
+                assert refused.status_code == 400
+                assert said in refused.json()["error"]["message"]
+
+
+def test_the_folder_that_is_allowed_is_not_one_below_it(tmp_path: pathlib.Path) -> None:
+    with app_world(access=AccessSettings(steering=True, weight_dir=str(tmp_path))) as world:
+        for folder in ("", ".", str(tmp_path)):
+            with client(world) as http:
+                refused = http.post("/update_weights", json={"weight_dir": folder})
+            assert refused.status_code == 400, refused.text
+            assert "must be a folder below" in refused.json()["error"]["message"]
+            world.skip(ABANDONED)
+
+
+def test_the_steering_key_reads_what_trainers_read_and_a_refusal_names_the_kind_of_key() -> None:
+    access = AccessSettings(
+        api_key=(Secret("sk-client"),), steering=True, steering_key=(Secret("sk-trainer"),)
+    )
+    with app_world(access=access) as world:
+        for path in ("/server_info", "/get_server_info", "/get_world_size"):
+            for key, status in (("sk-client", 200), ("sk-trainer", 200), ("sk-other", 401), (None, 401)):
+                with client(world, key) as http:
+                    assert http.get(path).status_code == status
+        for key in ("sk-client", None):
+            with client(world, key) as http:
+                assert "--steering-key" in http.post("/pause").json()["error"]["message"]
+        with client(world, "sk-trainer") as http:
+            message = http.get("/v1/models").json()["error"]["message"]
+            assert "--api-key" in message
+            assert "--steering-key" not in message
+
+
+def test_settings_of_trainers_need_their_partners(tmp_path: pathlib.Path) -> None:
+    folder = str(tmp_path)
+    for access, said in (
+        (AccessSettings(steering_key=(Secret("a"),)), "steering_key: is for trainers; give --steering too"),
+        (AccessSettings(weight_dir=folder), "weight_dir: is for trainers; give --steering too"),
+        (AccessSettings(steering=True, weight_dir=f"{folder}/nope"), "weight_dir: is no folder"),
+        (AccessSettings(lora_dir=folder), "lora_dir: needs slots"),
+    ):
+        with pytest.raises(BadValueError, match=said):
+            check_access(access, max_loras=0)
+    check_access(AccessSettings(lora_dir=folder), max_loras=1)
+    check_access(AccessSettings(steering=True, steering_key=(Secret("a"),), weight_dir=folder), max_loras=0)
+
+
+def test_a_paused_server_that_ends_answers_what_has_waited() -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        assert http.post("/pause", params={"mode": "keep"}).status_code == 200
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(ask, world)
+            wait_until(lambda: len(world.engine.requests) == 1)
+            ending = drain(world.server, lambda: 0, patience=10 * PATIENCE, now=asyncio.Event())
+            try:
+                assert asyncio.run_coroutine_threadsafe(ending, world.loop).result(PATIENCE)
+                assert waiting.result(PATIENCE)["choices"][0]["text"]
+            finally:
+                world.call(world.engine.engine.resume)
+                world.call(lambda: world.engine.allow(None))

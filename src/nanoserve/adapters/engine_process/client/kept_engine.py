@@ -18,7 +18,13 @@ from nanoserve.ports import engine_link
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
-from nanoserve.ports.errors import ConflictError, EngineDiedError, EngineLoadingError, NanoserveError
+from nanoserve.ports.errors import (
+    ConflictError,
+    DrainingError,
+    EngineDiedError,
+    EngineLoadingError,
+    NanoserveError,
+)
 from nanoserve.ports.request import Request
 from nanoserve.ports.steering import PARTS, PauseMode, Steering, WeightsFacts
 
@@ -313,7 +319,8 @@ class KeptEngine(Generic[KeeperT]):
     def leave(self) -> None:
         """The engine stops, or is no longer ours to use."""
         if self._status is not EngineStatus.STOPPED:
-            self.close(EngineStatus.STOPPED, EngineDiedError("the server has stopped"))
+            why = EngineDiedError("the server has stopped")
+            self.close(EngineStatus.STOPPED, DrainingError("the server is stopping", retry_after=5), why=why)
 
     def _answer(self, report: engine_link.Obeyed) -> None:
         self._restoring.discard(report.number)

@@ -122,6 +122,15 @@ CLIENT_KEY: Final = "nanoserve_client"
 _SCHEME: Final = "bearer "
 
 
+@attrs.frozen
+class OwnKeys:
+    """Keys that `paths` take and no others, and that `shared` paths take beside clients' keys."""
+
+    paths: Collection[str]
+    shared: Collection[str]
+    keys: KeyRing
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Gate:
     """Lets a request through to `app` with the client that its key stands for.
@@ -133,8 +142,8 @@ class Gate:
             header passes: browsers always send one.
         readable: paths that may be read without a key: the files of the page, which are the same everywhere and say
             nothing of this server.
-        own_keys: paths that change what all are answered, and the keys that they take instead of clients' keys. Where there are none,
-            pages in a browser, which say where they are from, may not call them.
+        own_keys: of paths that change what all are answered, if there are any. Where these have none, pages in a browser, which
+            say where they are from, may not call them.
     """
 
     _app: ASGIApp
@@ -144,7 +153,7 @@ class Gate:
     _shapes: Shapes
     _readable: Collection[str] = ()
     _names: Collection[str] | None = None
-    _own_keys: tuple[Collection[str], KeyRing] | None = None
+    _own_keys: OwnKeys | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -172,13 +181,16 @@ class Gate:
                 )
 
     def _let_in(self, scope: Any) -> None:
-        keys = self._keys
-        if self._own_keys is not None and scope["path"] in self._own_keys[0]:
-            keys = self._own_keys[1]
-            if not len(keys) and any(name == b"origin" for name, _ in scope["headers"]):
+        rings, wanted = [self._keys], "one of clients (--api-key)"
+        own = self._own_keys
+        if own is not None and scope["path"] in own.shared:
+            rings, wanted = [self._keys, own.keys], f"{wanted} or of trainers (--steering-key)"
+        if own is not None and scope["path"] in own.paths:
+            rings, wanted = [own.keys], "one of trainers (--steering-key)"
+            if not len(own.keys) and any(name == b"origin" for name, _ in scope["headers"]):
                 message = "Pages in a browser may not steer the engine; give it a --steering-key."
                 raise RequestError(403, message, code="origin_not_allowed")
-        key = _key_of(scope, keys) if len(keys) else self._anonymous
+        key = _key_of(scope, rings, wanted) if len(rings[0]) else self._anonymous
         peer = scope.get("client")
         client = key.client if key.client.identity or not peer else attrs.evolve(key.client, identity=peer[0])
         scope["state"][CLIENT_KEY] = client
@@ -194,15 +206,15 @@ def client_of(request: Request[Any, Any, Any]) -> Client:
     return client
 
 
-def _key_of(scope: Any, keys: KeyRing) -> Key:
+def _key_of(scope: Any, rings: Iterable[KeyRing], wanted: str) -> Key:
     presented = _presented(scope["headers"])
     if presented is None:
-        message = "A key is needed: send it as the header Authorization: Bearer KEY."
+        message = f"A key is needed, {wanted}: send it as the header Authorization: Bearer KEY."
         raise _unauthorized(message, "missing_api_key")
-    key = keys.find(presented)
-    if key is None:
-        raise _unauthorized("The key is not one of this server's.", "invalid_api_key")
-    return key
+    for keys in rings:
+        if (key := keys.find(presented)) is not None:
+            return key
+    raise _unauthorized(f"The key is not good for this route, which takes {wanted}.", "invalid_api_key")
 
 
 def _presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
@@ -291,8 +303,6 @@ def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
         raise BadValueError(
             "steering_key", "is needed where clients have keys; give one that none of them has"
         )
-    if settings.weight_dir is not None and not settings.steering:
-        raise BadValueError("weight_dir", "is for trainers; give --steering too")
     if set(found.digests) & set(keys.digests):
         raise BadValueError("steering_key", "is a client's key too; give one that no client has")
     return found
