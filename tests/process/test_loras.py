@@ -35,6 +35,7 @@ def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if "lora_B" in key:
                     tensor.normal_(std=0.3)
         model.save_pretrained(str(root / name))
+    (root / "allowed" / "empty").mkdir()
     (root / "allowed" / "link").symlink_to(root / "outside")
     return root / "allowed"
 
@@ -131,7 +132,8 @@ def test_clients_load_and_unload_and_an_engine_s_death_changes_nothing(
         ("x", "/etc", "must be a folder below"),
         ("x", "nowhere", "must be a folder below"),
         ("x", "a\0b", "must be a folder below"),
-        ("x", ".", "is this a PEFT adapter's folder"),
+        ("x", ".", "must be a folder below"),
+        ("x", "empty", "is this a PEFT adapter's folder"),
         ("built-in", "first", "not the model's own name"),
         ("no name", "first", "must be letters"),
         ("", "first", "must be letters"),

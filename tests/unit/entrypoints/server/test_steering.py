@@ -163,7 +163,7 @@ def interrupted(world: AppWorld, path: str, body: dict[str, Any], mode: str) -> 
         wait_until(lambda: world.engine.steering.paused)
         if mode == "wait":
             world.call(world.engine.engine.resume)
-        world.engine.allow(None)
+        world.call(lambda: world.engine.allow(None))
         return asked.result(PATIENCE), paused.result(PATIENCE)
 
 
