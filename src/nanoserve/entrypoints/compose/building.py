@@ -282,7 +282,11 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         loras=tuple(named_loras(settings.lora)),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=_shares(built.memory, kept_bytes(loaded.model)) if found.device == "cuda" else {},
-        fixed_weights=_why_fixed(loaded),
+        fixed_weights=choices.why_fixed(
+            loaded.model.spec,
+            is_gguf=loaded.found.folder is not None and is_gguf(Path(loaded.found.folder)),
+            in_group=loaded.group is not None,
+        ),
     )
     return built.runner, facts
 
@@ -356,28 +360,6 @@ def _make_gpu_runner(
     )
 
 
-def _weights(settings: EngineSettings, loaded: _Loaded, runner: Runner) -> ModelWeights | None:
-    """Those of a model that came from a folder."""
-    folder, kv = loaded.found.folder, runner.kv if isinstance(runner, TorchRunner) else None
-    if folder is None:
-        return None
-    return ModelWeights(loaded.model, folder, settings.quantization, _why_fixed(loaded) or None, kv)
-
-
-def _why_fixed(loaded: _Loaded) -> str:
-    """Why the weights cannot be updated; empty where they can."""
-    spec, folder = loaded.model.spec, loaded.found.folder
-    if folder is None:
-        return "those of this engine cannot be updated: they came from no folder"
-    if loaded.group is not None:
-        return "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
-    if spec.stored is not None or spec.packing is not None or is_gguf(Path(folder)):
-        return (
-            "those of a checkpoint that is stored quantized cannot be updated yet; serve one of plain floats"
-        )
-    return ""
-
-
 def _build_engine(
     settings: EngineSettings,
     loaded: _Loaded,
@@ -388,6 +370,8 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
+    folder, kv = loaded.found.folder, runner.kv if isinstance(runner, TorchRunner) else None
+    refusal = facts.fixed_weights or None
     engine = Engine(
         limits=choices.make_limits(settings, facts, getattr(runner, "step_seconds", loaded.step_seconds)),
         cache_groups=loaded.found.spec.cache_groups,
@@ -401,7 +385,9 @@ def _build_engine(
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
         lora_store=runner.loras,
-        weight_store=_weights(settings, loaded, runner),
+        weight_store=None
+        if folder is None
+        else ModelWeights(loaded.model, folder, settings.quantization, refusal, kv),
     )
     for name, folder in named_loras(settings.lora).items():
         engine.name_lora(name, engine.read_lora(folder))

@@ -111,6 +111,17 @@ def choose_loras(settings: EngineSettings) -> int:
     return slots
 
 
+def why_fixed(spec: ModelSpec, *, is_gguf: bool, in_group: bool) -> str:
+    """Why weights cannot be updated; empty where they can."""
+    if in_group:
+        return "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
+    if spec.stored is not None or spec.packing is not None or is_gguf:
+        return (
+            "those of a checkpoint that is stored quantized cannot be updated yet; serve one of plain floats"
+        )
+    return ""
+
+
 def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     """The most tokens that a row computes in a step: one where nothing is drafted, or states could not go back.
 
