@@ -105,8 +105,8 @@ def test_a_block_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest
     reached, drawn = list[int](), list[int]()
     ticket = Drawing.ticket
 
-    def noted(drawing: Drawing, *of: Any, masked: bool = False) -> CudaTicket:
-        made = ticket(drawing, *of, masked=masked)
+    def noted(drawing: Drawing, *of: Any, masked: bool = False, **more: Any) -> CudaTicket:
+        made = ticket(drawing, *of, masked=masked, **more)
         if masked and made.slot is not None:
             drawn.append(made.slot)
         return made

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, checks
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.kernel_checks import Check, invariant
-from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.experts import cases as experts
@@ -33,6 +34,7 @@ from nanoserve.kernels.testing import Comparison, Inputs
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
+from tests.process.encoder_models import make_encoder
 from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, GPT_OSS, HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
@@ -76,8 +78,10 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "norm_qkv_into": (pointwise, ("qkv",)),
     "rope_and_cache": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "rope_and_cache, newest": (rope_and_cache, ("query", "cache.keys", "cache.values")),
+    "rope_and_cache, encoder": (rope_and_cache, ("query", "cache.keys", "cache.values")),
     "prefill_attention": (paged_attention, ("out",)),
     "prefill_attention, newest": (paged_attention, ("out",)),
+    "prefill_attention, both sides": (paged_attention, ("out",)),
     "decode_attention": (paged_attention, ("out", "cache.keys", "cache.values")),
     "decode_attention, drafts": (paged_attention, ("out", "cache.keys", "cache.values")),
     "write_latents": (rope_and_cache, ("rotated", "cache.entries")),
@@ -126,6 +130,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderModel]:
     for name, config in MODELS.items():
         settings = {**SMALL, **config}
         built[name] = make_tiny_model(tmp_path_factory.mktemp(name), **settings).build(device=DEVICE)
+    folder = tmp_path_factory.mktemp("encoder")
+    make_encoder(folder, "modernbert")
+    spec = read_spec(str(folder))
+    built["encoder"] = build_model(spec, str(folder), dtype=torch.float32, device=DEVICE)
     return built
 
 
@@ -156,6 +164,7 @@ SPECIAL: Final = {
     "hybrid": ("sigmoid_mul_into", "delta_rule_newest", "delta_rule_chunks", "delta_rule_tiles"),
     "experts": ("choose_experts", "feed_rows", "feed_lists"),
     "vectors": ("norm_qkv_into", "add_rms_norm_into"),
+    "encoder": ("rope_and_cache, encoder", "prefill_attention, both sides"),
     "latents": (
         "write_latents",
         "head_linear",

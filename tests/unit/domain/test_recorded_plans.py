@@ -57,7 +57,7 @@ def as_text(value: Any) -> str:
     return repr(value)
 
 
-_USUAL = {"starts_anew": False, "lora_slot": 0, "pools": False, "width": 1}
+_USUAL = {"starts_anew": False, "lora_slot": 0, "pools": False, "width": 1, "drafts": True}
 
 
 def _is_empty(name: str, value: object) -> bool:

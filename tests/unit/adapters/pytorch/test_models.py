@@ -236,7 +236,7 @@ def test_an_unknown_architecture_names_the_known_ones() -> None:
     spec = attrs.evolve(SPEC, architecture="mamba")
     with pytest.raises(
         ModelLoadError,
-        match=r"mamba.*llama, minimax_m2, mistral, mixtral, olmo2, olmoe, phi3",
+        match=r"mamba.*llama, minimax_m2, mistral, mixtral, modernbert, olmo2, olmoe, phi3",
     ):
         build_model(spec, "nowhere", dtype=torch.float32, device=CPU)
     assert "mamba" not in PAGES

@@ -21,6 +21,8 @@ from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
 from nanoserve.adapters.pytorch.models import PAGES, DecoderModel, build_model
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError
+from tests.process.encoder_models import FAMILIES as ENCODERS
+from tests.process.encoder_models import make_encoder
 from tests.unit.adapters.gguf.gguf_files import write_gguf
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
 from tests.unit.adapters.pytorch.test_integer_weights import pack
@@ -180,7 +182,14 @@ STORED: dict[str, Callable[[Path], tuple[TinyModel, int]]] = {
 
 
 def test_every_family_is_split_or_refused() -> None:
-    assert {*REFUSED, *(family for family, _, _ in MODELS.values())} >= set(PAGES) - {"kimi_k2"}
+    assert {*REFUSED, *(family for family, _, _ in MODELS.values())} >= set(PAGES) - {"kimi_k2", *ENCODERS}
+
+
+def test_encoders_are_refused(tmp_path: Path) -> None:
+    make_encoder(tmp_path, "bert")
+    tiny = TinyModel(spec=read_spec(str(tmp_path)), reference=None, folder=tmp_path)
+    with pytest.raises(BadValueError, match=r"attention to both sides .* cannot be split"):
+        split(tiny, 2)
 
 
 @pytest.mark.parametrize("name", MODELS)
