@@ -11,6 +11,8 @@ import torch
 from sentence_transformers import CrossEncoder
 from sentence_transformers.sentence_transformer.modules import Dense
 
+from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from tests.process.encoder_models import FAMILIES, TEXTS, make_encoder, make_vectors, run
@@ -129,6 +131,8 @@ def test_what_an_encoder_cannot_do_is_one_error(tmp_path: pathlib.Path) -> None:
         assert len(llm.embed("A fox", dimensions=48, use_tqdm=False)[0].embedding) == 48
     with pytest.raises(ModelLoadError, match="--task generate is asked for, and an encoder writes no text"):
         LLM(tmp_path, **SETTINGS, task="generate")
+    with pytest.raises(BadValueError, match="model: is an encoder, which writes no text to compare"):
+        assemble_for_verification(EngineSettings(model=str(tmp_path)))
     with pytest.raises(
         BadValueError, match=r"max_num_batched_tokens: must be at least max_model_len \(128\)"
     ):

@@ -17,6 +17,7 @@ from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.compose import building
 from tests.unit.adapters.pytorch.tiny_models import CASES, LONG_ROPE, make_tiny_model
 
+DECODERS = [each.key for each in ARCHITECTURES if each.key in {*CASES, "kimi_k2"}]
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 VERIFY = (
     "verify",
@@ -40,7 +41,7 @@ def write_model(path: Path, name: str, config: dict[str, Any]) -> None:
         shutil.copy(embedded / file, path / file)
 
 
-@pytest.fixture(scope="module", params=[each.key for each in ARCHITECTURES])
+@pytest.fixture(scope="module", params=DECODERS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param)
     write_model(path, request.param, CASES["deepseek_v3" if request.param == "kimi_k2" else request.param])

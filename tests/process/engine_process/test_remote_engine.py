@@ -323,7 +323,7 @@ async def test_stopping_ends_the_process_and_every_answer() -> None:
     reading = asyncio.create_task(read(engine.submit(request("r", (SLOW,), max_tokens=500))))
     await asyncio.sleep(0)
     await engine.stop()
-    assert type((await reading).error).__name__ == "EngineDiedError"
+    assert type((await reading).error).__name__ == "DrainingError"
     assert not is_alive(pid)
     await engine.stop()
     assert engine.status is EngineStatus.STOPPED

@@ -19,7 +19,7 @@ from nanoserve.entrypoints.compose.engine_client import joined_engine
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Add, Command, Follow, Moved, Report, Turned
-from nanoserve.ports.errors import EngineDiedError
+from nanoserve.ports.errors import DrainingError, EngineDiedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import FinishReason
 from tests.unit.adapters.engine_process.client.engines import (
@@ -129,7 +129,7 @@ def test_a_member_that_has_gone_leaves_nothing_in_the_engine() -> None:
             first.line.cut_off()
             await first.gone.wait()
             sharing.dismiss(first)
-            assert isinstance((await gone).error, EngineDiedError)
+            assert isinstance((await gone).error, DrainingError)
             assert (await reading).ids == expected(LONG, 60)
             await until(lambda: not engine.totals.has_work)
             assert engine.totals._latest is not None

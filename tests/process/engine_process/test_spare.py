@@ -184,7 +184,7 @@ async def test_a_stop_while_the_spare_takes_over_ends_everything() -> None:
     os.kill(pid_of(engine), signal.SIGKILL)
     await until(lambda: engine.status is EngineStatus.RESTARTING)
     await engine.stop()
-    assert type((await waiting).error).__name__ == "EngineDiedError"
+    assert type((await waiting).error).__name__ == "DrainingError"
     assert hosts() == set()
 
 

@@ -32,7 +32,7 @@ from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_sh
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import ModelSpec, Uncached
 from nanoserve.ports.sampling import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -64,9 +64,13 @@ def preload() -> None:
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
-    """As `assemble`, with the model laid open and transformers' own implementation beside it."""
+    """As `assemble`, with the model laid open and transformers' own implementation beside it. Raises `BadValueError` for an encoder."""
     refuse_shape(settings.model, "be compared with transformers")
     found = survey(settings)
+    if any(isinstance(group.kind, Uncached) for group in found.spec.cache_groups):
+        raise BadValueError(
+            "model", "is an encoder, which writes no text to compare; try it with `nanoserve embed`"
+        )
     from nanoserve.entrypoints.compose.building import build_verification  # noqa: PLC0415 - loads torch
 
     return build_verification(settings, found)

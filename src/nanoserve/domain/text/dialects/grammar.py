@@ -41,7 +41,7 @@ INPUT_HEAD: Final = '{"input": '
 _REMARKS: Final = frozenset({"title", "description", "examples", "default", "$comment"})
 _NAMED_SCHEMAS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES: Final = frozenset({"enum", "const"})
-_QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*+|#[^\n]*+')
+_QUOTED: Final = re.compile(r'"(?>(?:[^"\\\n]++|\\.)*)"|/(?>(?:[^/\\\n]++|\\.)+)/|//[^\n]*+|#[^\n]*+')
 """Texts, expressions and remarks of Lark."""
 _TOKEN: Final = re.compile(r"<[^<>\s]+>")
 _TEXT_TYPES: Final = frozenset({"string", "null"})

@@ -200,9 +200,10 @@ def _check_end(piece: Piece) -> None:
 
 INVALID: Final = "INVALID_JSON"
 _DEEPEST: Final = 100
+# An atomic group: what is repeated possessively must not backtrack inside, or Python before 3.11.5 takes a part of it.
 _TEXT: Final = (
-    r'((?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))++)"
+    r'((?>(?:[^"\\]++|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))+))"
 )
 _KEY: Final = rf'("){_TEXT}?(")[ \t\n\r]*(:)'
 _VALUE: Final = r'([{\["]|(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null)(?=[ \t\n\r,\]}]))'
