@@ -35,6 +35,8 @@ from tests.unit.entrypoints.server.batches.batch_world import (
 from tests.unit.entrypoints.server.http.app_world import AppWorld
 
 NAMES = [f"{first}{second}" for first in "abcd" for second in "efgh"]
+SOME_TURNS = 50
+"""Of the engine: enough for some lines of four tokens, and too few for one of hundreds."""
 
 
 def prompts(world: AppWorld) -> list[str]:
@@ -169,9 +171,9 @@ def test_lines_in_flight_are_bounded_and_batches_take_turns(tmp_path: pathlib.Pa
 
 def test_a_cancelled_batch_asks_nothing_more_and_keeps_what_it_has(tmp_path: pathlib.Path) -> None:
     with batch_world(tmp_path, batch_lines=2) as world, world.client() as client:
+        world.call(lambda: world.engine.allow(SOME_TURNS))
         batch = create(client, file_of(client, lines(*NAMES[:2]) + b"\n" + lines(*NAMES[2:], max_tokens=400)))
         wait_until(lambda: state(client, batch)["request_counts"]["completed"] == 2)
-        world.call(lambda: world.engine.allow(0))
         world.wait_until(lambda: len(world.engine.requests) == 4)
         assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
         done = ended(client, batch)
@@ -189,6 +191,7 @@ def test_what_is_not_answered_in_time_is_written_down_as_expired(tmp_path: pathl
     with batch_world(tmp_path, batch_lines=2) as world, world.client() as client:
         time = [1_000_000.0]
         batches_of(world).now = lambda: time[0]
+        world.call(lambda: world.engine.allow(SOME_TURNS))
         batch = create(
             client,
             file_of(client, lines(*NAMES[:2]) + b"\n" + lines(*NAMES[2:], max_tokens=400)),
@@ -196,7 +199,6 @@ def test_what_is_not_answered_in_time_is_written_down_as_expired(tmp_path: pathl
         )
         assert (batch["created_at"], batch["expires_at"]) == (1_000_000, 1_000_600)
         wait_until(lambda: state(client, batch)["request_counts"]["completed"] == 2)
-        world.call(lambda: world.engine.allow(0))
         world.wait_until(lambda: len(world.engine.requests) == 4)
         time[0] += 599
         assert state(client, batch)["status"] == "in_progress"
@@ -214,17 +216,15 @@ def test_what_is_not_answered_in_time_is_written_down_as_expired(tmp_path: pathl
 
 def test_another_server_goes_on_and_asks_nothing_twice(tmp_path: pathlib.Path) -> None:
     with batch_world(tmp_path, batch_lines=2) as world, world.client() as client:
+        world.call(lambda: world.engine.allow(SOME_TURNS))
         batch = create(client, file_of(client, lines(*NAMES[:3]) + b"\n" + lines(*NAMES[3:], max_tokens=300)))
-        wait_until(lambda: state(client, batch)["request_counts"]["completed"] >= 3)
-        world.call(lambda: world.engine.allow(0))
+        wait_until(lambda: state(client, batch)["request_counts"]["completed"] == 3)
         waiting = create(client, file_of(client, lines("a", "b")))
         cancelled = create(client, file_of(client, lines("a", "b")))
     mine = tmp_path / "anonymous"
     output = max(mine.glob("*-output.jsonl"), key=lambda file: file.stat().st_size)
-    answered = {json.loads(line)["custom_id"] for line in output.read_text().splitlines()}
-    left = [name for name in NAMES if name not in answered]
     with output.open("ab") as torn:
-        torn.write(b'{"id":"batch_req_1","custom_id":"' + left[0].encode())
+        torn.write(b'{"id":"batch_req_1","custom_id":"' + NAMES[3].encode())
     record = mine / f"{cancelled['id']}.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "cancelling"}))
     with batch_world(tmp_path) as world, world.client() as client:
@@ -233,7 +233,7 @@ def test_another_server_goes_on_and_asks_nothing_twice(tmp_path: pathlib.Path) -
         assert ended(client, cancelled)["status"] == "cancelled"
         assert done["request_counts"] == {"total": 16, "completed": 16, "failed": 0}
         assert content(client, done["output_file_id"]).keys() == {*NAMES}
-        assert sorted(prompts(world)) == sorted([*left, "a", "b"])
+        assert sorted(prompts(world)) == sorted([*NAMES[3:], "a", "b"])
         assert client.get("/v1/batches").json()["data"] == [
             state(client, each) for each in (cancelled, waiting, batch)
         ]
