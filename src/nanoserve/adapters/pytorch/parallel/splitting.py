@@ -59,6 +59,11 @@ class Slices:
         for dim, source, place in self.cuts(name, stored.shape, destination.shape):
             yield part_of(stored, dim, source), part_of(destination, dim, place)
 
+    def fill(self, name: str, stored: Tensor, destination: Tensor) -> None:
+        """Copy what this rank has of a tensor."""
+        for source, target in self.pairs(name, stored, destination):
+            target.copy_(source)
+
     def fitting(self, forms: Mapping[str, Form], own: Mapping[str, Tensor]) -> dict[str, Form]:
         """The forms of those matrices whose groups no rank's part cuts; `own` are this rank's, still plain."""
         return {

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.weights.floats import FloatMatrices
 from nanoserve.adapters.pytorch.weights.gguf_file import PackedTensor, is_gguf, packed_tensors, unpack
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import PackedStacks
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import ACTIVATION_SCALES, EIGHT_BITS, Scales
 from nanoserve.adapters.pytorch.weights.staging import Lane, cuda_lanes, pieces_of, transfer
 from nanoserve.kernels.forms import Form
@@ -37,6 +37,8 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 Stacks = Mapping[str, tuple[Tensor, Sequence[str]]]
 """Tensors that a checkpoint may hold in place of several: each one's destination, and the names of those."""
+Made = tuple[Form | None, Mapping[str, Tensor]]
+"""A form that plain tensors are put into, if any, and where their scales go."""
 
 
 def load_checkpoint(
@@ -71,16 +73,10 @@ def load_checkpoint(
     is_alone = tied_head and _outer(folder).keys() == {HEAD}
     embedding = next(each for each in destinations if each.endswith(EMBEDDING)) if is_alone else ""
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head and not is_alone else ()))
-    is_whole = slices is None
     slices = slices or Slices(0, 1, destinations, stacks, {})
     own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
     if is_gguf(Path(folder)):
-        packed = list(packed_tensors(Path(folder), ignored))
-        found = list(_matches(str(packed[0].file), packed, slices))
-        if read:
-            unpack([(each, own[each.name]) for each in found]) if is_whole else _unpack_parts(
-                found, own, slices
-            )
+        _load_gguf(Path(folder), ignored, own, slices, read=read)
         return
     scales, known = Scales(), destinations.keys() | stacks.keys()
     tensors = [
@@ -101,17 +97,8 @@ def load_checkpoint(
     scales.check()
     if not read:
         return
-    if lanes is None:
-        lanes = _lanes_to(destinations)
-    targets = {} if made is None else scale_targets
-    for_now = [stored for stored in plain if stored.name not in targets]
-    if is_whole:
-        _fill([(stored, own[stored.name]) for stored in for_now], lanes)
-    else:
-        _fill_parts(for_now, own, slices)
-    for stored in plain:
-        if made is not None and stored.name in targets:
-            _make(made, stored, (own[stored.name], targets[stored.name]), slices, lanes)
+    lanes = _lanes_to(destinations) if lanes is None else lanes
+    _fill_or_make(plain, own, slices, lanes, (made, scale_targets))
     scales.apply(scale_targets, slices)
     for each in packed_forms:
         each.apply(destinations, scale_targets, slices)
@@ -129,7 +116,7 @@ def overlay(
     made: Form | None = None,
 ) -> set[str]:
     """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
-    slices, targets = Slices(0, 1, destinations, stacks, {}), {} if made is None else scale_targets
+    slices = Slices(0, 1, destinations, stacks, {})
     known, ignored = destinations.keys() | stacks.keys(), (*BUFFERS, *((HEAD,) if tied_head else ()))
     wanted = (
         each for each in tensors if not each.name.endswith(ignored) and not each.name.startswith(unused)
@@ -140,11 +127,28 @@ def overlay(
             message = f"{stored.file}: tensor {stored.name!r} is stored quantized: store it as floats"
             raise ModelLoadError(message)
     own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
-    _fill([(stored, own[stored.name]) for stored in plain if stored.name not in targets], lanes)
-    for stored in plain:
-        if made is not None and stored.name in targets:
-            _make(made, stored, (own[stored.name], targets[stored.name]), slices, lanes)
+    _fill_or_make(plain, own, slices, lanes, (made, scale_targets))
     return {name for stored in plain for name in stacks.get(stored.name, (None, (stored.name,)))[1]}
+
+
+def _fill_or_make(
+    plain: Sequence[StoredTensor],
+    own: Mapping[str, Tensor],
+    slices: Slices,
+    lanes: Sequence[Lane],
+    made: Made,
+) -> None:
+    """Copy plain tensors, or a rank's parts of them, and put those that have a target for scales into the form."""
+    form, targets = made if made[0] is not None else (None, {})
+    copied = [stored for stored in plain if stored.name not in targets]
+    if slices.size == 1:
+        _fill([(stored, own[stored.name]) for stored in copied], lanes)
+    else:
+        for stored in copied:
+            slices.fill(stored.name, stored.data, own[stored.name])
+    for stored in plain:
+        if form is not None and stored.name in targets:
+            _make(form, stored, (own[stored.name], targets[stored.name]), slices, lanes)
 
 
 def _fill(matches: Sequence[tuple[StoredTensor, Tensor]], lanes: Sequence[Lane]) -> None:
@@ -167,19 +171,19 @@ def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) ->
     return attrs.evolve(stored, name=name)
 
 
-def _fill_parts(tensors: Sequence[StoredTensor], own: Mapping[str, Tensor], slices: Slices) -> None:
-    for stored in tensors:
-        for source, target in slices.pairs(stored.name, stored.data, own[stored.name]):
-            target.copy_(source)
-
-
-def _unpack_parts(tensors: Sequence[PackedTensor], own: Mapping[str, Tensor], slices: Slices) -> None:
-    """One tensor at a time is there as a whole, dequantized on the host."""
-    for packed in tensors:
-        whole = torch.empty(packed.shape)
-        unpack([(packed, whole)])
-        for source, target in slices.pairs(packed.name, whole, own[packed.name]):
-            target.copy_(source)
+def _load_gguf(
+    folder: Path, ignored: tuple[str, ...], own: Mapping[str, Tensor], slices: Slices, *, read: bool
+) -> None:
+    """Dequantize on the host: of a rank's parts one whole tensor at a time is there."""
+    packed = list(packed_tensors(folder, ignored))
+    found = list(_matches(str(packed[0].file), packed, slices))
+    if read and slices.size == 1:
+        unpack([(each, own[each.name]) for each in found])
+    elif read:
+        for each in found:
+            whole = torch.empty(each.shape)
+            unpack([(each, whole)])
+            slices.fill(each.name, whole, own[each.name])
 
 
 def _make(
@@ -221,9 +225,7 @@ def _matches(
         alone = slices.wholes.get(stored.name), (stored.name,)
         destination, filled = slices.whole_stacks.get(stored.name, alone)
         if destination is None:
-            raise ModelLoadError(
-                f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
-            )
+            raise no_place(stored)
         _check(stored, destination)
         yield stored
         for name in filled:

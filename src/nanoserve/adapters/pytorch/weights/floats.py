@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms.mxfp4 import BIAS, GROUP, four_bit_floats
 from nanoserve.ports.errors import ModelLoadError
@@ -59,9 +59,7 @@ class FloatMatrices:
         for name, parts in self._matrices.items():
             packed = parts[""]
             if name not in destinations:
-                raise ModelLoadError(
-                    f"{packed.file}: tensor {packed.name!r} has no place in this model: is its config right?"
-                )
+                raise no_place(packed)
             found, wanted = [packed.shape[0], 2 * packed.shape[1]], list(destinations[name].shape)
             if found != wanted:
                 raise ModelLoadError(
@@ -76,8 +74,7 @@ class FloatMatrices:
             numbers = four_bit_floats(parts[""].data.to(destination.device))
             scales = _scales(parts).to(destination.device)
             groups = numbers.reshape(*scales.shape, -1) * scales[..., None]
-            for source, target in slices.pairs(name, groups.flatten(1), destination):
-                target.copy_(source)
+            slices.fill(name, groups.flatten(1), destination)
 
 
 def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
@@ -101,11 +98,8 @@ def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
     rows, columns = (*packed.shape, 0)[:2]
     fitting = [list(scales.shape), 2 * columns % group] == [[rows, 2 * columns // group], 0]
     shapes = {part.name: list(part.shape) for part in parts.values()}
-    if (
-        len(packed.shape) != 2
-        or not fitting
-        or any(parts[each].shape not in ((), (1,)) for each in _GLOBAL if each in parts)
-    ):
+    single = all(parts[each].shape in ((), (1,)) for each in _GLOBAL if each in parts)
+    if not (len(packed.shape) == 2 and fitting and single):
         raise ModelLoadError(
             f"{packed.file}: the parts of {stem}.weight have shapes that do not fit together: {shapes}"
         )
@@ -119,15 +113,9 @@ def _scales(parts: Mapping[str, StoredTensor]) -> Tensor:
         scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - BIAS)
         is_finite = not bool((exponents == _NO_NUMBER).any())
     else:
-        scales = stored.data.float()
-        divisor, factor = map(parts.get, _GLOBAL)
-        if divisor is not None:
-            scales = scales / divisor.data.float()
-        if factor is not None:
-            scales = scales * factor.data.float()
+        divisor, factor = (parts[each].data.float() if each in parts else 1.0 for each in _GLOBAL)
+        scales = stored.data.float() / divisor * factor
         is_finite = bool(scales.isfinite().all())
     if not is_finite:
-        raise ModelLoadError(
-            f"{stored.file}: {stored.name!r} has scales that are no finite numbers: is the file damaged?"
-        )
+        raise not_finite(stored)
     return scales

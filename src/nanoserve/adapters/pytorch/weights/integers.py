@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
 from nanoserve.kernels.forms import Form, Int4, Int8
 from nanoserve.kernels.forms.integers import GROUPS, ROW, Integers, scale_words
 from nanoserve.ports.errors import ModelLoadError
@@ -79,9 +79,7 @@ class Matrix:
                 numbers = _unpacked(packed.t(), bits)[:, :columns]
                 zeros = zeros + (self.packing.library == "gptq")
         if not scales.isfinite().all():
-            raise ModelLoadError(
-                f"{self._scales.file}: {self._scales.name!r} has scales that are no finite numbers: is the file damaged?"
-            )
+            raise not_finite(self._scales)
         return numbers.to(torch.uint8), scales.float(), zeros.to(torch.int32)
 
     def widened(self, device: torch.device) -> Tensor:
@@ -156,9 +154,7 @@ class PackedMatrices:
         for name, each in self._matrices.items():
             some = next(iter(each.parts.values()))
             if name not in destinations:
-                raise ModelLoadError(
-                    f"{some.file}: tensor {some.name!r} has no place in this model: is its config right?"
-                )
+                raise no_place(some)
             wanted, form = destinations[name].shape, each.form
             found = list(each.shape)
             if form is not None and destinations[name].dtype is form.dtype:
@@ -178,9 +174,7 @@ class PackedMatrices:
             if name in targets and form is not None:
                 _keep(matrix, form, destination, targets[name], slices)
                 continue
-            widened = matrix.widened(destination.device)
-            for source, target in slices.pairs(name, widened, destination):
-                target.copy_(source)
+            slices.fill(name, matrix.widened(destination.device), destination)
 
 
 def _keep(matrix: Matrix, form: Integers, destination: Tensor, target: Tensor, slices: Slices) -> None:

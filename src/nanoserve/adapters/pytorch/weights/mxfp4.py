@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place
 from nanoserve.kernels.forms.mxfp4 import BIAS, MOST_EXPONENT, interleaved, unpack
 from nanoserve.ports.errors import ModelLoadError
 
@@ -53,9 +53,7 @@ class PackedStacks:
                         f"{some.file}: {some.name!r} has no {name}{kind} in any file of the checkpoint: download it again"
                     )
             if name not in destinations:
-                raise ModelLoadError(
-                    f"{some.file}: tensor {some.name!r} has no place in this model: is its config right?"
-                )
+                raise no_place(some)
             experts, rows, columns = destinations[name].shape
             if destinations[name].dtype is torch.uint8:
                 rows, columns = 2 * columns, rows
@@ -79,8 +77,7 @@ class PackedStacks:
                 continue
             for expert, own in enumerate(destination):
                 blocks, scales = (parts[kind].data[expert].to(destination.device) for kind in _KINDS)
-                for source, target in slices.pairs(name, unpack(blocks, scales).t(), own):
-                    target.copy_(source)
+                slices.fill(name, unpack(blocks, scales).t(), own)
 
 
 def _keep_scales(stored: StoredTensor, target: Tensor) -> None:

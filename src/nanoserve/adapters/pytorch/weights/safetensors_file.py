@@ -6,6 +6,7 @@ import ctypes
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -50,6 +51,20 @@ def stored_tensors(
                     yield StoredTensor(file, name, opened.get_tensor(name), places[name][1])
     except (SafetensorError, OSError) as error:
         raise _unreadable(file, error) from error
+
+
+def no_place(stored: Any) -> ModelLoadError:
+    """The error for a tensor that a model does not have."""
+    return ModelLoadError(
+        f"{stored.file}: tensor {stored.name!r} has no place in this model: is its config right?"
+    )
+
+
+def not_finite(stored: StoredTensor) -> ModelLoadError:
+    """The error for scales that are not all numbers."""
+    return ModelLoadError(
+        f"{stored.file}: {stored.name!r} has scales that are no finite numbers: is the file damaged?"
+    )
 
 
 def read_into(buffer: Tensor, file: Path, offset: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, part_of
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, not_finite
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.errors import ModelLoadError
 
@@ -77,9 +77,7 @@ class Scales:
         for name, (stored, destination) in self._wanted.items():
             found = self._found[name]
             if not found.data.isfinite().all():
-                raise ModelLoadError(
-                    f"{found.file}: {found.name!r} has scales that are no finite numbers: is the file damaged?"
-                )
+                raise not_finite(found)
             scale = found.data.to(device=destination.device, dtype=torch.float32)
             if not _in_blocks(stored, found):
                 scale = scale.reshape(-1, 1).expand(stored.shape[0], 1)
