@@ -81,9 +81,10 @@ def check_embed_newest(
 
 
 def check_embed_tokens(inputs: Inputs, weight: Tensor, scale: float | None = None) -> Iterator[Comparison]:
-    """Tokens by row and position."""
+    """Tokens by row and position, one of them none."""
     rows, positions = [2, 2, 2, 0, 3, 1, 0], [4, 5, 8, 0, 2, 0, 2]
     tokens = rows_of_tokens(inputs, len(weight))
+    tokens[2, 5] = -1
     where = {"token_rows": inputs.these(rows), "positions": inputs.these(positions)}
     out = expect(reference.embed(tokens, rows, positions, weight, scale), exact=True)
     return inputs.compare(embed_tokens, tokens=tokens, weight=weight, out=out, scale=scale, **where)

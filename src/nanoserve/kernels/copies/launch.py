@@ -128,15 +128,14 @@ def embed_tokens(
     """Write the vectors of tokens by row and position: out[t] = weight[tokens[token_rows[t], positions[t]]].
 
     Args:
-        tokens: int32 [R, W], each row's tokens from position 0 on.
+        tokens: int32 [R, W], each row's tokens from position 0 on; -1, a draft that is none, stands for token 0.
         token_rows: int32 [T], whose token each one is.
         positions: int32 [T], which of the row's tokens it is.
         weight: [V, K], contiguous.
         out: [T, K], contiguous, in the dtype of `weight`.
         scale: multiplies every vector, in float32; None for one.
         newest: whether `positions` are instead int32 [R], each row's length, of which the token is the newest.
-        width: with `newest`, tokens of each row, its newest and those behind it, where -1 stands for token 0; then token_rows is
-            [T / width].
+        width: with `newest`, tokens of each row, its newest and those behind it; then token_rows is [T / width].
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     size = weight.shape[1]

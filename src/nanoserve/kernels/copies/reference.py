@@ -33,8 +33,8 @@ def embed(
     weight: Tensor,
     scale: float | None = None,
 ) -> Tensor:
-    """The vectors [n, K] of the tokens at tokens[rows[i], positions[i]], times `scale`, rounded to the dtype of `weight`."""
+    """The vectors [n, K] of the tokens at tokens[rows[i], positions[i]], times `scale`, rounded to the dtype of `weight`; -1 stands for token 0."""
     vectors = torch.stack(
-        [weight[int(tokens[row, position])] for row, position in zip(rows, positions, strict=True)]
+        [weight[max(int(tokens[row, position]), 0)] for row, position in zip(rows, positions, strict=True)]
     )
     return vectors if scale is None else (vectors.float() * scale).to(vectors.dtype)

@@ -47,9 +47,7 @@ def embed_kernel(
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place // WIDTH).to(tl.int64)
     position = tl.load(positions_ptr + row) - 1 + place % WIDTH if NEWEST else tl.load(positions_ptr + place)
-    token = tl.load(tokens_ptr + row * tokens_width + position).to(tl.int64)
-    if WIDTH > 1:
-        token = tl.maximum(token, 0)
+    token = tl.maximum(tl.load(tokens_ptr + row * tokens_width + position), 0).to(tl.int64)
     ks = tl.arange(0, BLOCK)
     vector = tl.load(weight_ptr + token * K + ks, mask=ks < K)
     if scale is not None:
