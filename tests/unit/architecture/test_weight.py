@@ -16,8 +16,8 @@ ROOMS = {
     "ports": 3760,
     "domain": 8435,
     "kernels": 12520,
-    "adapters/pytorch": 12790,
-    "adapters": 10830,
+    "adapters/pytorch": 12795,
+    "adapters": 10890,
     "entrypoints/server": 10995,
     "entrypoints": 11735,
 }
