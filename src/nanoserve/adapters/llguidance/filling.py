@@ -4,6 +4,9 @@ Copies of a matcher share its lexer, and a lock, which the library holds while i
 matchers are cut by lexers into jobs, about one for each thread. A job is one call of the library, which needs no lock of the interpreter: masks are
 made while the engine reports and the device computes.
 
+Handing a job to a thread costs more than most masks take. So the few of a small step are filled by the caller, where their lexers have
+been quick so far.
+
 A step waits while the device is at work anyway, and then for as long as the masks that are missing are worth. Jobs that have not ended by then
 are late. They go on, but for those that no thread has begun, and their matchers are filled lexer by lexer for a while: whichever was dear delays no
 others then. A mask that comes late is not kept here: the library keeps the newest one of each matcher, and copies it when it is asked for again.
@@ -49,7 +52,7 @@ CAREFUL_TOGETHER: Final = 3
 FEW: Final = 16
 """Of so many it is likely enough: others go on together."""
 DEAR_SECONDS: Final = 0.001
-"""That consuming a token may take before it is dear."""
+"""That a mask, or consuming a token, may take the caller before it is dear."""
 MOST_THREADS: Final = 64
 """That fill masks, those that are late still among them."""
 _LEXER_FAILED: Final = "lexer error"
@@ -120,6 +123,7 @@ class Job:
         members, is_in_time = self.members, self._has_ended
         self._is_given_up = not is_in_time
         for _, matcher in members if self._is_begun else ():
+            matcher.lexer.note_mask(is_quick=is_in_time)
             if is_in_time:
                 matcher.careful = max(matcher.careful - 1, 0)
             elif len(members) <= FEW:
@@ -213,43 +217,57 @@ class MaskFiller:
         self._intervals.append(started - self._started)
         self._interval = sorted(self._intervals)[len(self._intervals) // 4]
         self._started = started
-        batch, late = Batch(block), set[int]()
+        late, quick = set[int](), list[tuple[int, GrammarMatcher]]()
         by_lexer: dict[SharedLexer, list[tuple[int, GrammarMatcher]]] = {}
         for number, matcher in enumerate(cast("Sequence[GrammarMatcher]", matchers)):
             if matcher.lexer.is_in_use:
                 late.add(number)
+            elif matcher.is_quick and len(matchers) < FEWEST_MASKS:
+                quick.append((number, matcher))
             else:
                 by_lexer.setdefault(matcher.lexer, []).append((number, matcher))
-        self._cut(batch, by_lexer.values())
-        busy = min(len(self._executors), len(batch.jobs))
-        for _ in range(busy):
-            self._threads.submit(_work, batch.line, self.catch_up)
-        for _ in range(busy):  # a thread needs the interpreter's lock to begin, and has it while this waits
-            batch.begun.acquire(timeout=self._interval * OVERLAP / busy)
+        batch = self._begin(by_lexer.values(), block) if by_lexer else None
+        if quick:
+            _fill_at_once(quick, block)
         self.steps += 1
         self.seconds += time.perf_counter() - started
 
         def wait() -> Filled:
             again = time.perf_counter()
-            if batch.jobs:
-                self._wait(batch, started)
-            jobs = [(job, job.members, job.is_in_time()) for job in batch.jobs]
-            if writing := [job for job in batch.jobs if not job.done()]:
-                self._note_late(batch, writing)
-            came = list[tuple[int, GrammarMatcher]]()
-            for job, members, is_in_time in jobs:
-                if job.done():
-                    job.forget()
-                if is_in_time:
-                    job.result()
-                    came += members
-                else:
-                    late.update(number for number, _ in members)
+            came = quick if batch is None else [*quick, *self._collect(batch, started, late)]
             empty = self._correct(came, block)
             self.seconds += time.perf_counter() - again
             return Filled(late, empty)
 
         return wait
+
+    def _begin(self, lexers: Collection[list[tuple[int, GrammarMatcher]]], block: MaskBlock) -> Batch:
+        """Masks of matchers that share lexers, by threads."""
+        batch = Batch(block)
+        self._cut(batch, lexers)
+        busy = min(len(self._executors), len(batch.jobs))
+        for _ in range(busy):
+            self._threads.submit(_work, batch.line, self.catch_up)
+        for _ in range(busy):  # a thread needs the interpreter's lock to begin, and has it while this waits
+            batch.begun.acquire(timeout=self._interval * OVERLAP / busy)
+        return batch
+
+    def _collect(self, batch: Batch, started: float, late: set[int]) -> list[tuple[int, GrammarMatcher]]:
+        """Whose masks have come in the time that there is; the others are added to the `late` ones."""
+        self._wait(batch, started)
+        jobs = [(job, job.members, job.is_in_time()) for job in batch.jobs]
+        if writing := [job for job in batch.jobs if not job.done()]:
+            self._note_late(batch, writing)
+        came = list[tuple[int, GrammarMatcher]]()
+        for job, members, is_in_time in jobs:
+            if job.done():
+                job.forget()
+            if is_in_time:
+                job.result()
+                came += members
+            else:
+                late.update(number for number, _ in members)
+        return came
 
     def rest(self, seconds: float) -> None:
         """Wait so long for a late mask, if there is one."""
@@ -328,6 +346,15 @@ def _work(line: deque[Job], catch_up: Callable[[GrammarMatcher], None]) -> None:
         except IndexError:  # another thread has taken the last one
             return
         job.run(catch_up)
+
+
+def _fill_at_once(members: list[tuple[int, GrammarMatcher]], block: MaskBlock) -> None:
+    address = ctypes.addressof(ctypes.c_char.from_buffer(block.memory))
+    for number, matcher in members:
+        started = time.thread_time()
+        matcher.inner.unsafe_compute_mask_ptr(address + number * block.width, block.width)
+        if time.thread_time() - started >= DEAR_SECONDS:
+            matcher.lexer.note_mask(is_quick=False)
 
 
 def _consumed(matcher: GrammarMatcher, token: int) -> bool | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Set as AbstractSet
 from typing import Final
@@ -10,6 +11,8 @@ from llguidance import LLMatcher
 
 from nanoserve.ports.grammar import Pending
 
+QUICK_MASKS: Final = 2
+"""Masks of a lexer that other threads make in time before the engine's own thread makes them."""
 MOST_KEPT: Final = 256
 """Tokens of an answer that are kept for another lexer to read."""
 
@@ -26,6 +29,16 @@ class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
     __hash__ = object.__hash__  # type: ignore[assignment]
     is_full = False
     job: Pending[object] | None = None
+    _quick_masks = 0
+
+    def note_mask(self, *, is_quick: bool) -> None:
+        """A mask of it came in time, or was dear: one that was is enough, as others may be at any time."""
+        self._quick_masks += 1 if is_quick else -sys.maxsize
+
+    @property
+    def is_quick(self) -> bool:
+        """True while its masks are worth no other thread."""
+        return self._quick_masks >= QUICK_MASKS
 
     @property
     def is_in_use(self) -> bool:
@@ -61,6 +74,11 @@ class GrammarMatcher:
         self.careful = 0
         self.said = []
         self.pending_tokens: list[int] = []
+
+    @property
+    def is_quick(self) -> bool:
+        """True if its next mask is worth no other thread."""
+        return self.lexer.is_quick and not self.careful and not self.pending_tokens
 
     def went_on(self, token: int) -> None:
         """The library's matcher has gone on by a token."""

@@ -28,6 +28,9 @@ from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
 from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TokenLogprobs, accepted_length
 
+_FORBIDDEN = ((torch.arange(256)[:, None] >> torch.arange(8)) & 1).eq(0).view(torch.int64)[:, 0]
+"""[256] of each byte of a mask the eight ids that it does not allow, as a bool each."""
+
 
 @attrs.define(eq=False, kw_only=True)
 class TorchTicket:
@@ -282,9 +285,8 @@ class TorchRunner:
         """
         rows = ticket.rows
         untouched = logits[self._scored(rows)] if self._logprobs else logits
-        for place, row in enumerate(rows) if masks else ():
-            if row in masks:
-                logits[place].masked_fill_(_forbidden(masks[row], logits), -torch.inf)
+        for row, mask in masks.items():
+            logits[rows.index(row)].masked_fill_(_forbidden(mask, logits), -torch.inf)
         ticket.tokens = tokens = self._sampler.sample(logits, rows)
         self._rows.append(index, rows, tokens)
         self._note_draws(ticket, logits, untouched)
@@ -308,6 +310,6 @@ class TorchRunner:
 
 def _forbidden(mask: memoryview, logits: Tensor) -> Tensor:
     """The ids that a mask does not allow, bool [vocab], where the logits are."""
-    packed = torch.frombuffer(mask, dtype=torch.uint8)
-    bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return (bits.flatten()[: logits.shape[1]] == 0).to(logits.device)
+    packed = torch.frombuffer(mask, dtype=torch.uint8).int()
+    eights = _FORBIDDEN.index_select(0, packed).view(torch.bool)
+    return eights[: logits.shape[1]].to(logits.device)

@@ -19,6 +19,7 @@ from nanoserve.adapters.llguidance import filling
 from nanoserve.adapters.llguidance.filling import (
     CAREFUL_ALONE,
     CAREFUL_TOGETHER,
+    FEWEST_MASKS,
     FEWEST_TOGETHER,
 )
 from nanoserve.adapters.llguidance.grammars import (
@@ -33,7 +34,7 @@ from nanoserve.adapters.llguidance.grammars import (
     Lexers,
     LLGrammars,
 )
-from nanoserve.adapters.llguidance.matchers import MOST_KEPT, GrammarMatcher
+from nanoserve.adapters.llguidance.matchers import MOST_KEPT, QUICK_MASKS, GrammarMatcher
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, new_block
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -317,6 +318,76 @@ def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     _until_ready(grammars, matchers)
 
 
+def test_few_masks_of_lexers_that_have_been_quick_are_filled_by_the_caller() -> None:
+    grammars, seen = grammars_of(byte_level()), list[list[LLMatcher]]()
+    (a,) = byte_level().encode("a", add_special_tokens=False).ids
+    few = [compiled(grammars, "regex", each) for each in ("[ab]+", "a[bc]+", "ab?")]
+    expected = [each.inner.compute_bitmask() for each in few]
+    Held().hold(grammars, [], seen)
+    for step in range(QUICK_MASKS + 2):
+        assert masks_of(grammars, few) == expected
+        assert len(seen) == min(step + 1, QUICK_MASKS)
+    assert grammars.consume([(each, a) for each in few]) == {}
+    assert masks_of(grammars, few) == [each.inner.compute_bitmask() for each in few]
+    assert list(grammars.consume([(each, a) for each in few[1:]])) == [0, 1]
+    block = new_block(grammars._vocabulary.vocab_size, len(few))
+    assert grammars.fill(few, block)() == Filled(empty={1, 2})
+    assert (any(block.mask(0)), any(block.mask(1)), any(block.mask(2))) == (True, False, False)
+    assert len(seen) == QUICK_MASKS
+    crowd = [few[0].copy() for _ in range(FEWEST_MASKS)]
+    assert masks_of(grammars, crowd) == FEWEST_MASKS * masks_of(grammars, few[:1])
+    assert len(seen) == QUICK_MASKS + 1
+    few[0].careful = CAREFUL_ALONE
+    masks_of(grammars, few[:1])
+    assert len(seen) == QUICK_MASKS + 2
+
+
+def test_a_lexer_with_a_mask_that_was_dear_is_left_to_threads_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grammars, seen, seconds = grammars_of(byte_level()), list[list[LLMatcher]](), 0.0
+    monkeypatch.setattr("time.thread_time", lambda: seconds)
+
+    class Dear:
+        def __init__(self, inner: LLMatcher) -> None:
+            self.inner = inner
+
+        def unsafe_compute_mask_ptr(self, address: int, width: int) -> None:
+            nonlocal seconds
+            seconds += filling.DEAR_SECONDS
+            self.inner.unsafe_compute_mask_ptr(address, width)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+    dear, usual = (compiled(grammars, "regex", each) for each in ("[ab]+", "a[bc]+"))
+    for _ in range(QUICK_MASKS):
+        expected = masks_of(grammars, [dear, usual])
+    Held().hold(grammars, [], seen)
+    inner, dear.inner = dear.inner, Dear(dear.inner)  # type: ignore[assignment]
+    assert masks_of(grammars, [dear, usual]) == expected
+    dear.inner = inner
+    for step in range(QUICK_MASKS + 2):
+        assert masks_of(grammars, [dear.copy(), usual]) == expected
+        assert len(seen) == step + 1
+        assert len(seen[-1]) == 1
+
+
+def test_a_lexer_with_a_mask_that_was_late_is_left_to_threads_from_then_on() -> None:
+    grammars, seen = grammars_of(byte_level()), list[list[LLMatcher]]()
+    late = compiled(grammars, "regex", "[ab]+")
+    held = Held()
+    held.hold(grammars, [late], seen)
+    grammars._filler.patience = 0
+    assert masks_of(grammars, [late]) == [None]
+    held.may.set()
+    grammars._filler.patience = 60
+    _until_ready(grammars, [late])
+    for step in range(CAREFUL_ALONE + QUICK_MASKS + 2):
+        assert masks_of(grammars, [late]) != [None]
+        assert len(seen) == step + 2
+
+
 def test_masks_are_made_while_the_caller_goes_on_and_threads_end_with_their_grammars() -> None:
     grammars = grammars_of(byte_level(), threads=2)
     matchers = [compiled(grammars, "regex", "[ab]+") for _ in range(3)]
@@ -428,6 +499,8 @@ class Held:
     ) -> None:
         self._seen = seen
         self._held = [each.inner for each in matchers]
+        for each in matchers:
+            each.lexer.note_mask(is_quick=False)
         grammars._filler._executors = [self] * len(grammars._filler._executors)  # type: ignore[list-item]
 
     def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
