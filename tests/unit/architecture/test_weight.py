@@ -17,7 +17,7 @@ ROOMS = {
     "domain": 8435,
     "kernels": 12520,
     "adapters/pytorch": 12795,
-    "adapters": 10890,
+    "adapters": 10910,
     "entrypoints/server": 10995,
     "entrypoints": 11735,
 }
