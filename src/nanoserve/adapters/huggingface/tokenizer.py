@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers import AddedToken, Encoding, Tokenizer, decoders
 
 from nanoserve.adapters.huggingface.tokenizer_files import read_tokenizer
 from nanoserve.ports.driven import Check, DialectFacts, TokenizerFacts
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 
 MOST_TOKENS: Final = 2**24
+MOST_THREADS: Final = 8
+"""The most that encode at once."""
 
 _NAMED_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 _SHOWN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -34,7 +37,7 @@ class HFTokenizer:
         chat_template: the source of the folder's template; None where it has none, or several and no default.
         tool_template: that of the one for conversations with tools, if it has one.
 
-    Several threads may call it: they wait for one another.
+    Several threads may call it, and up to `MOST_THREADS` encode at the same time.
     """
 
     def __init__(self, folder: str) -> None:
@@ -44,6 +47,7 @@ class HFTokenizer:
         self.chat_template = parts.chat_template
         self.tool_template = parts.tool_template
         self._lock = threading.RLock()
+        self._turns = threading.Semaphore(MOST_THREADS)
         self._class_name = parts.class_name
         self._model_type = parts.model_type
         self._response_template = parts.response_template
@@ -107,8 +111,7 @@ class HFTokenizer:
         always recognised. Raises `BadValueError` for text that is not Unicode, such as a lone surrogate.
         """
         check_unicode(text)
-        with self._lock:
-            self._backend.encode_special_tokens = not parse_special
+        with self._turns if parse_special else self._special_as_text():
             # A batch frees the interpreter's lock while it is encoded, and a fast one keeps no offsets, which take as long again.
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if check:
@@ -125,25 +128,19 @@ class HFTokenizer:
         at_most: int | None = None,
         check: Check = None,
     ) -> tuple[list[int], int]:
-        """See `ports.Tokenizer`. Of a pair, the longer text is cut first, token by token."""
+        """See `ports.Tokenizer`. Of a pair, the longer text is cut first."""
         check_unicode(text + (other or ""))
-        pair = text if other is None else (text, other)
-        with self._lock:
-            self._backend.encode_special_tokens = False
-            if at_most is not None:
-                least = (
-                    self._backend.num_special_tokens_to_add(other is not None) if add_special_tokens else 0
+        texts = [text] if other is None else [text, other]
+        with self._turns:
+            main, *pair = self._backend.encode_batch(texts, add_special_tokens=False)
+        if at_most is not None:
+            special = self._backend.num_special_tokens_to_add(other is not None) if add_special_tokens else 0
+            if at_most <= special:
+                raise BadValueError(
+                    "truncate_prompt_tokens", f"must be more than the {special} special tokens, got {at_most}"
                 )
-                if at_most <= least:
-                    raise BadValueError(
-                        "truncate_prompt_tokens",
-                        f"must be more than the {least} special tokens, got {at_most}",
-                    )
-                self._backend.enable_truncation(at_most)
-            try:
-                (encoded,) = self._backend.encode_batch([pair], add_special_tokens=add_special_tokens)
-            finally:
-                self._backend.no_truncation()
+            _truncate([main, *pair], at_most - special)
+        encoded = self._backend.post_process(main, pair[0] if pair else None, add_special_tokens)
         if check:
             check(len(encoded))
         second = encoded.type_ids.index(1) if other is not None and 1 in encoded.type_ids else 0
@@ -171,6 +168,18 @@ class HFTokenizer:
         with self._lock:
             return self._texts[token_id]
 
+    @contextlib.contextmanager
+    def _special_as_text(self) -> Iterator[None]:
+        """Special tokens are plain text meanwhile, and nobody else encodes: the library has one setting for all of its threads."""
+        with self._lock, contextlib.ExitStack() as turns:
+            for _ in range(MOST_THREADS):
+                turns.enter_context(self._turns)
+            self._backend.encode_special_tokens = True
+            try:
+                yield
+            finally:
+                self._backend.encode_special_tokens = False
+
     def encode_without_added_tokens(self, text: str, /) -> list[int]:
         """Text to the ids of the plain model alone: no added token is recognised, special or not."""
         check_unicode(text)
@@ -193,6 +202,17 @@ class _Texts(dict[int, str | None]):
         text = self._backend.decode([token_id]) if self._joins_bytes else ""
         self[token_id] = found = text if text and "\ufffd" not in text else None
         return found
+
+
+def _truncate(parts: Sequence[Encoding], most: int) -> None:
+    """Cut one text or a pair to so many tokens in all, the longer one first, as the library does."""
+    shorter, *longer = sorted(parts, key=len)
+    if not longer:
+        shorter.truncate(most)
+    elif len(parts[0]) + len(parts[1]) > most:
+        kept = min(len(shorter), most // 2)
+        shorter.truncate(kept)
+        longer[0].truncate(most - kept)
 
 
 def check_unicode(text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -286,12 +287,14 @@ def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[
 
 
 T = TypeVar("T")
+TOKENIZER_THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 4))
+"""Long prompts of many clients are encoded at the same time, without the interpreter's lock; the engine needs most cores for itself."""
 
 
 class Tokenizing:
-    """Asynchronous calls to a tokenizer and a template that are not safe to share between threads.
+    """Asynchronous calls to a tokenizer, in a few threads, and to a template, in one.
 
-    `token_text` and `token` are the exceptions: look-ups in tables that `learn_token_texts` fills in the thread.
+    `token_text` and `token` are the exceptions: look-ups in tables that `learn_token_texts` fills in a thread.
     """
 
     def __init__(
@@ -300,7 +303,7 @@ class Tokenizing:
         self.tokenizer = tokenizer
         self.dialect = dialect
         self._template = template
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
         self._templates = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="template"
         )  # they may take long
@@ -343,12 +346,12 @@ class Tokenizing:
 
     def close(self) -> None:
         """End the threads once they are idle."""
-        for each in (self._thread, self._templates):
+        for each in (self._threads, self._templates):
             each.shutdown(wait=False, cancel_futures=True)
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Do something with the tokenizer in its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        """Do something with the tokenizer in a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _rendered(self, conversation: Conversation, check: Check) -> tuple[int, ...]:
         messages = conversation.messages

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,36 @@ def test_special_tokens_in_text_are_text_when_not_parsed(byte_level: HFTokenizer
     assert byte_level.decode(plain) == text
     again = byte_level.encode(text, add_special_tokens=False, parse_special=True)
     assert again == parsed, "the switch leaves no trace"
+
+
+def test_texts_are_encoded_at_once_and_special_tokens_as_text_meanwhile(byte_level: HFTokenizer) -> None:
+    text = "hi<|eot_id|>there " * 300
+    parsed, plain = (byte_level.encode(text, parse_special=each) for each in (True, False))
+    assert parsed != plain
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(byte_level.encode, text, parse_special=place % 3 > 0) for place in range(60)]
+        pooled = [threads.submit(byte_level.encode_pooled, text, at_most=9) for _ in range(20)]
+        found = [each.result() for each in asked]
+    assert found == [parsed if place % 3 else plain for place in range(60)]
+    assert {len(each.result()[0]) for each in pooled} == {9}
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize(("first", "second"), [(7, None), (7, 2), (2, 7), (5, 5), (6, 5), (0, 7), (1, 1)])
+def test_texts_and_pairs_are_cut_as_by_the_library(
+    byte_level: HFTokenizer, first: int, second: int | None, add_special_tokens: bool
+) -> None:
+    text, other = " a" * first, None if second is None else " b" * second
+    theirs = Tokenizer.from_file(f"{byte_level.folder}/tokenizer.json")
+    for at_most in range(3, 16):
+        theirs.enable_truncation(at_most)
+        (wanted,) = theirs.encode_batch(
+            [text if other is None else (text, other)], add_special_tokens=add_special_tokens
+        )
+        found, _ = byte_level.encode_pooled(
+            text, other, at_most=at_most, add_special_tokens=add_special_tokens
+        )
+        assert found == wanted.ids
 
 
 def test_without_added_tokens_not_even_ordinary_added_ones_are_recognised(byte_level: HFTokenizer) -> None:
