@@ -41,6 +41,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "states": ("qwen3_next", {**HYBRID, "linear_num_key_heads": 4, "linear_num_value_heads": 8}, 2),
 }
 """Each with what two ranks can share."""
+SPREAD = {
+    "whole-experts": ("qwen3_moe", {"num_experts": 8, "num_attention_heads": 4, "num_key_value_heads": 2}, 2)
+}
+"""Divided with expert_parallel."""
 MORE: dict[str, tuple[str, dict[str, Any], int]] = {
     "four-ranks": ("llama", {**ODD, "num_key_value_heads": 4, "attention_bias": True}, 4),
     "four-ranks-of-experts": ("mixtral", {"num_key_value_heads": 4, "sliding_window": 11}, 4),
@@ -49,7 +53,7 @@ MORE: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 FREE = 160_000
 """Bytes for fewer blocks than the rows could use."""
-CASES = [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+CASES = [*MODELS, *SPREAD, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 
 def run(engine: EngineHandle, prompts: list[list[int]], *params: SamplingParams) -> list[list[int]]:
@@ -70,7 +74,7 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other rank is stopped until the first one waits for it, and says that it has little memory; draws are compared in every step."""
-    family, config, size = (MODELS | MORE)[name]
+    family, config, size = (MODELS | SPREAD | MORE)[name]
     tiny = make_tiny_model(tmp_path, family, **config)
     launched: list[Rank] = []
     launch, loaded = Rank.launch, Ranks.loaded
@@ -91,6 +95,7 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
     settings = EngineSettings(
         model=str(tmp_path),
         tensor_parallel_size=size,
+        expert_parallel=name in SPREAD,
         device="cpu",
         threads=1,
         paranoid=True,
@@ -106,6 +111,10 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     texts = run(engine, prompts, *[greedy] * 3)
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+    counted = engine.state()
+    assert len(counted.expert_tokens) == (size if name in SPREAD else 0)
+    assert (sum(counted.expert_tokens.values()) == 0) is (name not in SPREAD)
+    assert 1 / size <= counted.expert_balance <= 1
     drawn = SamplingParams(temperature=1.1, top_p=0.9, presence_penalty=0.3, max_tokens=8, logprobs=2)
     assert [len(each) for each in run(engine, prompts, *[drawn] * 3)] == [8] * 3
     del engine, parts

@@ -321,6 +321,8 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
         late_masks=counters.late_masks,
         late_compiles=counted.late_compiles,
         graph_steps=dict(counted.graph_steps),
+        expert_tokens=dict(counted.expert_tokens),
+        busiest_expert_tokens=counted.busiest_expert_tokens,
         lora_requests=dict(scheduler.table.loras.requests),
         paused=scheduler.table.waiting.is_closed,
         device_wait_seconds=counted.device_wait_seconds or 0.0,

@@ -141,6 +141,8 @@ class EngineState:
             engine for masks, and `late_masks` sequences missed a step because theirs took longer.
         late_compiles: kernels that were not ready when a step needed them.
         graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
+        expert_tokens: by rank, where each has whole experts, the tokens that those computed, a token once for each of its experts;
+            `busiest_expert_tokens` would be those of a rank that had the most in every layer.
         lora_requests: requests by the adapter that they named, of those that have their names still.
         paused: whether no steps are made although there may be work.
         tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty where nothing is.
@@ -175,10 +177,18 @@ class EngineState:
     late_masks: int = 0
     late_compiles: int = 0
     graph_steps: Mapping[str, int] = attrs.field(factory=dict)
+    expert_tokens: Mapping[str, int] = attrs.field(factory=dict)
+    busiest_expert_tokens: int = 0
     device_wait_seconds: float = 0.0
     lora_requests: Mapping[str, int] = attrs.field(factory=dict)
     paused: bool = False
     tiers: Mapping[str, TierCounts] = attrs.field(factory=dict)
+
+    @property
+    def expert_balance(self) -> float:
+        """How busy the experts of a rank were on average, where those of the busiest one of each layer were so always; 1 is even."""
+        busiest = self.busiest_expert_tokens * len(self.expert_tokens)
+        return sum(self.expert_tokens.values()) / busiest if busiest else 1.0
 
 
 @attrs.frozen
@@ -187,12 +197,14 @@ class RunnerCounts:
 
     Attributes:
         device_wait_seconds: how long `collect` has waited for the device; None where it is not measured.
-        late_compiles, graph_steps: as in `EngineState`.
+        late_compiles, graph_steps, expert_tokens, busiest_expert_tokens: as in `EngineState`.
     """
 
     device_wait_seconds: float | None = None
     late_compiles: int = 0
     graph_steps: Mapping[str, int] = attrs.field(factory=dict)
+    expert_tokens: Mapping[str, int] = attrs.field(factory=dict)
+    busiest_expert_tokens: int = 0
 
 
 @attrs.frozen

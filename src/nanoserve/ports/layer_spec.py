@@ -252,6 +252,7 @@ class ExpertsSpec:
 
     Attributes:
         size: of one expert.
+        held: the experts that a rank has, where whole ones are divided over ranks; None for all of them.
         shared_size: of the expert that every token passes through; 0 where there is none.
         shared_gate: whether that one is multiplied by the sigmoid of a projection to one number.
         clamp: gpt-oss's gate: (min(gate, clamp) * sigmoid(1.702 gate)) * (clamped up + 1); None for silu(gate) * up.
@@ -264,6 +265,7 @@ class ExpertsSpec:
     top: int
     size: int
     router: RouterSpec = RouterSpec()
+    held: range | None = None
     shared_size: int = 0
     shared_gate: bool = False
     clamp: float | None = None

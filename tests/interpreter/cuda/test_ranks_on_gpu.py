@@ -25,7 +25,14 @@ from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
 from tests.served import is_greedy
 from tests.triton_interpreter import REACHED
-from tests.unit.adapters.pytorch.tiny_models import CPU, GEMMA2, TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import (
+    CPU,
+    GEMMA2,
+    LATENT,
+    TinyModel,
+    make_prompt,
+    make_tiny_model,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -42,8 +49,15 @@ SMALL: dict[str, Any] = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied and odd": ("llama", {**SMALL, "vocab_size": 67, "tie_word_embeddings": True, "mlp_bias": True}),
     "experts": ("mixtral", {}),
+    "whole experts": (
+        "deepseek_v3",
+        {**LATENT, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": None},
+    ),
     "norms after": ("gemma2", {**GEMMA2, "num_attention_heads": 4, "num_key_value_heads": 2}),
 }
+
+
+ALWAYS = [("tied and odd", False), ("whole experts", False)]
 
 
 class Turns:
@@ -105,7 +119,12 @@ class Seat:
 
 
 def run_ranks(
-    tiny: TinyModel, work: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, **options: Any
+    tiny: TinyModel,
+    work: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    expert_parallel: bool = False,
+    **options: Any,
 ) -> list[Any]:
     turns, board, current = Turns(), dict[int, Tensor](), threading.local()
     for name in ("add_ranks_into", "gather_ranks_into"):
@@ -121,7 +140,8 @@ def run_ranks(
     def compute(rank: int) -> Any:
         current.rank = rank
         torch.set_num_threads(1)
-        model = build_model(tiny.spec, str(tiny.folder), dtype=torch.float32, device=CPU, ranks=Seat(rank))
+        how: dict[str, Any] = {"ranks": Seat(rank), "expert_parallel": expert_parallel}
+        model = build_model(tiny.spec, str(tiny.folder), dtype=torch.float32, device=CPU, **how)
         partners = Partners(
             ranks=Seat(rank),
             make_memory=lambda size: SharedMemory(rank, turns, board, torch.zeros(size, dtype=torch.uint8)),
@@ -136,8 +156,8 @@ def run_ranks(
 
 @cases(
     ("name", "deterministic"),
-    [("tied and odd", False)],
-    also=[each for each in itertools.product(MODELS, (False, True)) if each != ("tied and odd", False)],
+    ALWAYS,
+    also=[each for each in itertools.product(MODELS, (False, True)) if each not in ALWAYS],
 )
 def test_ranks_answer_as_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, deterministic: bool
@@ -150,6 +170,8 @@ def test_ranks_answer_as_transformers(
 
     monkeypatch.setattr(linear_ops, "LEAST_SPLIT_ROWS", 2)
 
+    counted: list[Any] = []
+
     def answer(driver: Any) -> tuple[list[int], list[int]]:
         begin = admitted(1, first, *[[1, 2, 3]] * groups, temperature=0.0)
         driver.step(admitted=[begin], chunks=[Chunk(1, 0, 7, samples=False)])
@@ -159,6 +181,7 @@ def test_ranks_answer_as_transformers(
         driver.step(admitted=[begin], chunks=[Chunk(0, 0, 5, samples=True)], decoding=[1])
         driver.step(decoding=[0, 1])
         tokens = driver.of(0), driver.of(1)
+        counted.append(driver.runner.counts().expert_tokens)
         ticket = driver.runner.submit(StepPlan(step=0))
         driver.runner._exchange.abandon()
         with pytest.raises(StepFailedError, match="the others were given up"):
@@ -178,8 +201,11 @@ def test_ranks_answer_as_transformers(
         assert len(attempts) == 1
         return tokens
 
-    answers = run_ranks(tiny, answer, monkeypatch, deterministic=deterministic)
+    whole = name == "whole experts"
+    answers = run_ranks(tiny, answer, monkeypatch, deterministic=deterministic, expert_parallel=whole)
     assert answers[0] == answers[1]
     assert list(map(len, answers[0])) == [2, 4]
+    assert counted[0] == counted[1]
+    assert len(counted[0]) == (SIZE if whole else 0)
     for prompt, tokens in zip((second, first), answers[0], strict=True):
         assert is_greedy(tiny.reference, prompt, tokens)

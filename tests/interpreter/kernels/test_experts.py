@@ -115,6 +115,17 @@ def test_rows_that_are_not_numbers_choose_different_experts(device: torch.device
     assert len(set(got.experts[0].tolist()) & set(range(6))) == 5
 
 
+@pytest.mark.parametrize("held", [range(3), range(6, 12)], ids=str)
+@pytest.mark.parametrize("shared", [0, 2])
+def test_chosen_experts_that_are_elsewhere_have_no_number(
+    held: range, shared: int, device: torch.device
+) -> None:
+    """All that are chosen are counted, but those behind."""
+    inputs = Inputs(device, torch.float32)
+    routing = Routing(top=5, shared=shared, held=held)
+    agree(check_choose_experts(inputs, routing, 3 * inputs.normal(17, 12)), 1e-6)
+
+
 FEEDS = [  # tokens, slots, experts, their size, hidden size
     (1, 2, 3, 20, 33),
     (3, 3, 7, 20, 48),
@@ -149,6 +160,24 @@ def test_lists(sizes: tuple[int, ...], bias: bool, clamp: float | None, *, input
     agree(check_feed_lists(inputs, experts, chosen), TOLERANCE[inputs.dtype])
 
 
+@pytest.mark.parametrize("biased", [False, True], ids=["bare", "with biases"])
+@cases("others", [5], also=[1, 40])
+def test_nothing_is_added_for_experts_that_are_elsewhere(others: int, biased: bool, inputs: Inputs) -> None:
+    """Nor read: weights that no number names are not a number."""
+    experts = random_experts(inputs, 4, 20, 48, bias=biased, others=others)
+    few, many = (random_choice(inputs, tokens, 3, 4, others=others) for tokens in (3, 19))
+    assert (few.experts < 0).any()
+    assert (many.experts < 0).all(dim=1).any() or others == 1
+    for expert in set(range(4)) - set(few.experts.flatten().tolist()):
+        for weight in (experts.gate_up, experts.down):
+            assert isinstance(weight, torch.Tensor)
+            weight[expert] = torch.nan
+    agree(check_feed_rows(inputs, experts, few), TOLERANCE[inputs.dtype])
+    experts = random_experts(inputs, 4, 20, 48, bias=biased, others=others)
+    for invariant in (False, True):
+        agree(check_feed_lists(inputs, experts, many, invariant=invariant), TOLERANCE[inputs.dtype])
+
+
 @pytest.mark.parametrize("invariant", [False, True], ids=["fast", "invariant"])
 def test_all_tokens_may_choose_the_same_experts(invariant: bool, inputs: Inputs) -> None:
     experts = random_experts(inputs, 9, 24, 32)
@@ -168,7 +197,8 @@ def test_lists_with_the_tiles_of_half_precision(
 def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Iterator[Comparison]:
     """The order of the pairs, and every tile: whose it is and what lies in it."""
     pairs = chosen.flatten().tolist()
-    order = sorted(range(len(pairs)), key=lambda pair: (pairs[pair], pair))
+    here = [pair for pair, expert in enumerate(pairs) if expert >= 0]
+    order = sorted(here, key=lambda pair: (pairs[pair], pair))
     tiles, first = [], 0
     for expert in range(count):
         end = first + pairs.count(expert)
@@ -182,7 +212,8 @@ def check_list_pairs(inputs: Inputs, chosen: Tensor, count: int, bm: int) -> Ite
         num_tiles = list_pairs(chosen, count, bm, space, pdl=pdl)
         got = space.tiles[: 3 * num_tiles].view(3, num_tiles)
         case = f"{len(pairs)} pairs of {count} experts in tiles of {bm}"
-        yield Comparison(f"order of {case}", space.order, inputs.these(order), exact=True)
+        unwritten = [POISON] * (len(pairs) - len(here))
+        yield Comparison(f"order of {case}", space.order, inputs.these(order + unwritten), exact=True)
         yield Comparison(f"tiles of {case}", got[:, : len(tiles)].T, inputs.these(tiles), exact=True)
         unused = torch.full_like(got[0, len(tiles) :], -1)
         yield Comparison(f"unused tiles of {case}", got[0, len(tiles) :], unused, exact=True)
@@ -208,6 +239,7 @@ def test_several_programs_list_pairs_together(tokens: int, counts_all: bool, dev
     assert bool(how.all) is counts_all
     crowded = inputs.integers(0, 16, tokens, 2).clamp_(max=11)
     agree(check_list_pairs(inputs, crowded, 16, 32), 0)
+    agree(check_list_pairs(inputs, crowded - 4, 16, 32), 0)
 
 
 @cases("size", [8], also=[1408], ids=["in one piece", "in several"])

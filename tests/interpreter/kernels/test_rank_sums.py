@@ -98,4 +98,5 @@ def test_columns_of_all_ranks_are_put_side_by_side(ranks: int, inputs: Inputs) -
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_slots_are_added(*, is_biased: bool, inputs: Inputs) -> None:
     bias = inputs.normal(40) if is_biased else None
-    agree(check_add_slots(inputs, 3, 2, 40, bias), TOLERANCE[inputs.dtype])
+    for some in (False, True):
+        agree(check_add_slots(inputs, 3, 2, 40, bias, some=some), TOLERANCE[inputs.dtype])

@@ -55,6 +55,20 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
     agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
 
 
+@IN_FORMS
+@cases("sizes", [(3, 4, 5, 32, 160)], also=[(1, 4, 8, 512, 256)], ids=str)
+def test_nothing_is_added_for_experts_that_are_elsewhere(
+    sizes: tuple[int, ...], form: Form, inputs: Inputs
+) -> None:
+    """What stands in their places is no number: the rows that enter down were never written."""
+    tokens, slots, count, size, hidden = sizes
+    experts = random_experts(inputs, count, size, hidden, form=form, bias=True, others=count)
+    chosen = random_choice(inputs, tokens, slots, count, others=count)
+    chosen.experts[0] = -1
+    agree(check_feed_rows(inputs, experts, chosen), TOLERANCE[inputs.dtype])
+    agree(check_feed_lists(inputs, experts, chosen), TOLERANCE[inputs.dtype])
+
+
 def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "stored_list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
     experts = random_experts(inputs, 3, 160, 288, form=MXFP4())

@@ -79,6 +79,8 @@ def test_what_is_served_is_shown(dashboard: Any, page: str) -> None:
         "nanoserve:kv_blocks_cached",
         "nanoserve:cache_config_info",
         "nanoserve:lora_requests_total",
+        "nanoserve:expert_tokens_total",
+        "nanoserve:expert_balance",
     }
     assert {each for each in missing if "class" not in each and each not in known} == set()
 

@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.lora.deltas import RowLoras
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.offload import Offload
+from nanoserve.adapters.pytorch.parallel.expert_loads import ExpertLoads
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, drawn_from, score_tensors
@@ -71,7 +72,7 @@ class TorchRunner:
     def __init__(self, model: DecoderModel, sizes: EngineSizes, drafter: Drafter | None = None) -> None:
         weight = next(each for each in model.parameters() if each.is_floating_point())
         max_num_seqs, num_groups = sizes.max_num_seqs, len(model.spec.cache_groups)
-        self._model = model
+        self._model, self._expert_loads = model, ExpertLoads(model.expert_tokens)
         self.kv = KVStore(
             model.spec,
             num_blocks=sizes.num_blocks,
@@ -232,8 +233,8 @@ class TorchRunner:
         return add_pooled(result, ticket.pooled) if ticket.pooled else result
 
     def counts(self) -> RunnerCounts:
-        """It counts nothing."""
-        return RunnerCounts()
+        """The tokens of experts."""
+        return RunnerCounts(**self._expert_loads.read())
 
     def _apply(self, plan: StepPlan) -> None:
         if self._row_loras is not None:

@@ -25,6 +25,7 @@ ENGINE_INPUTS: Final[Mapping[str, str]] = {
     "enforce_eager": "a step that is launched kernel by kernel may take other kernels than a captured one",
     "threads": "how many compute may round sums otherwise; counted where bits are promised, on a CPU",
     "tensor_parallel_size": "a rank keeps the keys of its heads alone, and sums over ranks are rounded otherwise",
+    "expert_parallel": "sums over ranks are rounded otherwise",
     "block_size": "tokens in a block",
     "block_bytes": "bytes of a block",
     "isolation": "decides the hash that names blocks",

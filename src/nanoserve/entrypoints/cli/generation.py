@@ -90,7 +90,7 @@ def _generate(
         have_run = [job for job in jobs if job.has_run]
         if configuration.generate.stats and have_run:
             text = summarise(have_run, seconds=ended - started, load_seconds=load_seconds)
-            click.echo(text + _drafts(session.assembly), err=True)
+            click.echo(text + _further(session.assembly), err=True)
 
 
 def _choose_writer(settings: GenerateSettings, jobs: Sequence[Job], sources: Sequence[Source]) -> Writer:
@@ -120,12 +120,14 @@ def summarise(jobs: Iterable[Job], *, seconds: float, load_seconds: float) -> st
     return ", ".join(f"{name} {value}" for name, value in numbers.items())
 
 
-def _drafts(assembly: Assembly) -> str:
-    """How many drafts were compared and how many of them were right; nothing where the engine makes none."""
-    state = assembly.engine.state()
-    if assembly.facts.max_width == 1:
-        return ""
-    return f", drafts {state.draft_tokens}, accepted drafts {state.accepted_tokens}"
+def _further(assembly: Assembly) -> str:
+    """How many drafts were compared and how many of them were right, where the engine makes some; how even whole experts are over ranks."""
+    state, found = assembly.engine.state(), ""
+    if assembly.facts.max_width > 1:
+        found += f", drafts {state.draft_tokens}, accepted drafts {state.accepted_tokens}"
+    if state.expert_tokens:
+        found += f", balance of experts {state.expert_balance:.2f}"
+    return found
 
 
 def make_jobs(

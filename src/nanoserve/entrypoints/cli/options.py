@@ -157,7 +157,15 @@ def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
 
 MODEL, *_OTHERS = settings_of(EngineSettings)
 LOADING: Final = named(
-    _OTHERS, "revision", "task", "dtype", "device", "quantization", "tensor_parallel_size", "max_model_len"
+    _OTHERS,
+    "revision",
+    "task",
+    "dtype",
+    "device",
+    "quantization",
+    "tensor_parallel_size",
+    "expert_parallel",
+    "max_model_len",
 )
 """How the model is loaded, which stands beside it in every help."""
 ENGINE: Final = tuple(each for each in _OTHERS if each not in LOADING)

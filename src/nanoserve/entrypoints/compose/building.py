@@ -176,6 +176,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     threads = devices.set_threads(choices.choose_threads(settings))
     dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
+    form["expert_parallel"] = settings.expert_parallel and ranks.size > 1
     if found.folder is None:
         model = build_random_model(found.spec, seed=0, **form)
     else:

@@ -32,6 +32,7 @@ def random_experts(
     form: Form | None = None,
     bias: bool = False,
     clamp: float | None = None,
+    others: int = 0,
 ) -> Experts:
     """Stacked weights, plain or as stored in a form, that keep what passes through them about as large as it was."""
 
@@ -47,12 +48,16 @@ def random_experts(
         gate_up_bias=inputs.normal(count, 2 * size) if bias else None,
         down_bias=inputs.normal(count, hidden) if bias else None,
         clamp=clamp,
+        others=others,
     )
 
 
-def random_choice(inputs: Inputs, tokens: int, slots: int, count: int, *, among: int = 0) -> Chosen:
-    """Different experts of each token, among all or the first few, with weights of both signs."""
-    rows = [inputs.shuffled(among or count)[:slots] for _ in range(tokens)]
+def random_choice(
+    inputs: Inputs, tokens: int, slots: int, count: int, *, among: int = 0, others: int = 0
+) -> Chosen:
+    """Different experts of each token, among all or the first few, with weights of both signs; `others` more are elsewhere."""
+    chosen = [inputs.shuffled((among or count) + others)[:slots] for _ in range(tokens)]
+    rows = [[expert if expert < (among or count) else -1 for expert in row] for row in chosen]
     return Chosen(inputs.these(rows), inputs.normal(tokens, slots, dtype=torch.float32))
 
 
@@ -68,6 +73,8 @@ def check_choose_experts(
     slices = logits if logits.dim() == 3 else logits[None]
     total = sum(slices, start=torch.zeros_like(slices[0]) if bias is None else bias.float())
     experts, weights = reference.choose(total, routing, correction)
+    everyone, _ = reference.choose(total, routing._replace(held=None), correction)
+    counted = torch.bincount(everyone[:, : routing.top].flatten(), minlength=routing.count(total))
     return inputs.compare(
         choose_experts,
         f"of {routing.count(total)} experts, {routing}",
@@ -76,6 +83,7 @@ def check_choose_experts(
         out=Chosen(expect(experts), expect(weights, dtype=torch.float32)),
         bias=bias,
         correction=correction,
+        counts=None if routing.held is None else expect(3 + counted, torch.full_like(counted, 3)),
     )
 
 
@@ -112,7 +120,7 @@ def check_feed_lists(
     x = inputs.normal(tokens, hidden)
     of_slots = [Chosen(*(each[:, slot : slot + 1] for each in chosen)) for slot in range(slots)]
     wanted = torch.stack([reference.feed(x, experts, each) for each in of_slots])
-
+    wanted[chosen.experts.T < 0] = torch.nan
     return inputs.compare(
         feed_lists,
         _case(experts, chosen),
@@ -129,10 +137,12 @@ def check_every_tile(
     inputs: Inputs, experts: Experts, slots: int, *, invariant: bool
 ) -> Iterator[Comparison]:
     """Lists of each length that asks for another tile, of tokens that crowd at a few experts."""
-    count = len(experts.down)
+    count, others = len(experts.down), experts.others
     for pairs in PAIRS_PER_EXPERT:
-        tokens = max(2, -(-pairs * count // slots))
-        chosen = random_choice(inputs, tokens, slots, count, among=min(count, slots + 1))
+        tokens = max(2, -(-pairs * (count + others) // slots))
+        chosen = random_choice(
+            inputs, tokens, slots, count, among=min(count, slots + 1), others=min(others, slots)
+        )
         yield from check_feed_lists(inputs, experts, chosen, invariant=invariant)
 
 

@@ -15,13 +15,16 @@ ROWS = 16
 """Of every product whose bits may not depend on how many tokens have chosen an expert."""
 
 
-def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Chosen:
+def choose(
+    logits: Tensor, routing: Routing, correction: Tensor | None = None, counts: Tensor | None = None
+) -> Chosen:
     """Choose each token's experts and their weights.
 
     Args:
         logits: float32 [T, E], or [T, E + 1] with a shared gate.
         routing: how.
         correction: float32 [E], added to scores for the choice, though not for the weights.
+        counts: int64 [E], to which the tokens of each expert are added.
     """
     count = routing.count(logits)
     scores = logits[:, :count]
@@ -44,8 +47,13 @@ def choose(logits: Tensor, routing: Routing, correction: Tensor | None = None) -
     if routing.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_eps)
     weights = weights * routing.scale
+    if counts is not None:
+        counts += torch.bincount(experts.flatten(), minlength=count)
+    here = routing.here(logits)
+    experts = torch.where((experts >= here.start) & (experts < here.stop), experts - here.start, -1)
     if routing.shared:
-        behind = torch.arange(count, count + routing.shared, device=logits.device).expand(len(logits), -1)
+        behind = torch.arange(len(here), len(here) + routing.shared, device=logits.device)
+        behind = behind.expand(len(logits), -1)
         always = logits[:, count:].sigmoid() if routing.shared_gate else torch.ones_like(weights[:, :1])
         experts = torch.cat((experts, behind), dim=1)
         weights = torch.cat((weights, always.expand(-1, routing.shared)), dim=1)
@@ -80,9 +88,11 @@ def _feed(
     x: Tensor, experts: Experts, chosen: Chosen, pass_through: Callable[[Tensor, Experts, int], Tensor]
 ) -> Tensor:
     slots, pairs = chosen.experts.shape[1], chosen.experts.flatten()
-    counts = torch.bincount(pairs, minlength=len(experts.down)).tolist()
+    counts = torch.bincount(pairs + 1, minlength=1 + len(experts.down)).tolist()
     made = x.new_empty(len(pairs), x.shape[1])
-    for expert, its_pairs in enumerate(torch.split(pairs.argsort(stable=True), counts)):
+    elsewhere, *here = torch.split(pairs.argsort(stable=True), counts)
+    made[elsewhere] = 0
+    for expert, its_pairs in enumerate(here):
         if len(its_pairs):
             made[its_pairs] = pass_through(x[its_pairs // slots], experts, expert)
     by_slot = made.view(len(x), slots, x.shape[1])

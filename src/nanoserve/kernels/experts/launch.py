@@ -76,6 +76,7 @@ def choose_experts(
     *,
     bias: Tensor | None = None,
     correction: Tensor | None = None,
+    counts: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
     """Choose each token's experts and their weights. A row of NaN chooses some, whose weights are NaN.
@@ -86,20 +87,21 @@ def choose_experts(
         out: both contiguous, overwritten.
         bias: [E] or [E + 1], added to the logits.
         correction: [E], added to scores for the choice, though not for the weights.
+        counts: int64 [E], to which the tokens of each expert are added.
         pdl: see `nanoserve.kernels.device.pdl`. Bias and correction are read before the wait.
     """
     count = routing.count(logits[0])
-    size = count // routing.groups
+    size, here = count // routing.groups, routing.here(logits[0])
     choose_kernel[(logits.shape[1],)](
         logits_ptr=logits, bias_ptr=bias, correction_ptr=correction, experts_ptr=out.experts,
-        weights_ptr=out.weights,
+        weights_ptr=out.weights, counts_ptr=counts,
         sum_eps=routing.sum_eps, scale=routing.scale,
         SLICES=len(logits), TOP=routing.top, SHARED=routing.shared,
         PADDED_SLOTS=triton.next_power_of_2(routing.slots), GROUPS=routing.groups, SIZE=size,
         PADDED_GROUPS=triton.next_power_of_2(routing.groups), PADDED_SIZE=triton.next_power_of_2(size),
         TOP_GROUPS=routing.top_groups,
         SHARED_GATE=routing.shared_gate, TOP_TWO=routing.group_score == "top2", SCORE=routing.score,
-        NORMALIZED=routing.normalized, PDL=pdl, num_warps=1, **launch_options(pdl),
+        NORMALIZED=routing.normalized, FIRST=here.start, HELD=len(here), PDL=pdl, num_warps=1, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -184,7 +186,7 @@ def feed_lists(
         x: [T, H], contiguous.
         experts: contiguous, in the dtype of `x`.
         chosen: of each token.
-        partials: [slots, T, H], contiguous, any float dtype.
+        partials: [slots, T, H], contiguous, any float dtype; nothing is written where the expert is elsewhere.
         workspace: for T * slots pairs.
         invariant: compute a token's bits so that they do not depend on the others.
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
@@ -206,7 +208,7 @@ def feed_lists(
 def _tile(
     experts: Experts, tokens: int, slots: int, itemsize: int, *, room: int, invariant: bool
 ) -> ListTile:
-    count, gate_up = experts.down.shape[0], experts.gate_up
+    count, gate_up = experts.down.shape[0] + experts.others, experts.gate_up
     if isinstance(gate_up, StoredWeight):
         form = gate_up.form
         return stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)

@@ -26,6 +26,7 @@ class Routing(NamedTuple):
         scale: what they are multiplied with in the end.
         shared: how many experts, behind all others, every token passes through with weight 1.
         shared_gate: whether that weight is the sigmoid of one more logit, behind all others.
+        held: the experts that are here, numbered from 0 on; a chosen one that is elsewhere has the number -1. None for all.
     """
 
     top: int
@@ -38,6 +39,7 @@ class Routing(NamedTuple):
     scale: float = 1.0
     shared: int = 0
     shared_gate: bool = False
+    held: range | None = None
 
     @property
     def slots(self) -> int:
@@ -47,6 +49,10 @@ class Routing(NamedTuple):
     def count(self, logits: Tensor) -> int:
         """How many experts there are to choose from, by the logits [T, E], or [T, E + 1] with a shared gate."""
         return logits.shape[1] - self.shared_gate
+
+    def here(self, logits: Tensor) -> range:
+        """The experts that are here, by the logits."""
+        return range(self.count(logits)) if self.held is None else self.held
 
 
 class Experts(NamedTuple):
@@ -58,6 +64,7 @@ class Experts(NamedTuple):
         gate_up_bias, down_bias: [E, 2 I] and [E, H].
         clamp: the bound c of gpt-oss's gate, g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, c) and u = up within
             -c and c; None for gate / (1 + exp(-gate)) * up.
+        others: how many more tokens choose among that are elsewhere; nothing is added for those.
     """
 
     gate_up: Tensor | StoredWeight
@@ -65,10 +72,11 @@ class Experts(NamedTuple):
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     clamp: float | None = None
+    others: int = 0
 
 
 class Chosen(NamedTuple):
-    """The experts of each token, best first, shared ones last: int32 [T, slots]; and their weights, float32 [T, slots]."""
+    """The experts of each token, best first, shared ones last: int32 [T, slots], -1 of one that is elsewhere; and their weights, float32 [T, slots]."""
 
     experts: Tensor
     weights: Tensor
@@ -102,8 +110,10 @@ def _choose(logits: Tensor, routing: Routing, correction: list[float]) -> tuple[
     if routing.normalized:
         weights = weights / (weights.sum() + routing.sum_eps)
     shared = float(logits[count].sigmoid()) if routing.shared_gate else 1.0
-    behind = range(count, count + routing.shared)
-    return [*chosen, *behind], [*(weights * routing.scale).tolist(), *[shared] * routing.shared]
+    here = routing.here(logits[None])
+    behind = range(len(here), len(here) + routing.shared)
+    numbers = [here.index(expert) if expert in here else -1 for expert in chosen]
+    return [*numbers, *behind], [*(weights * routing.scale).tolist(), *[shared] * routing.shared]
 
 
 def _scores(logits: Tensor, kind: str) -> Tensor:
@@ -116,7 +126,7 @@ def feed(x: Tensor, experts: Experts, chosen: Chosen) -> Tensor:
     """The weighted sum, in the order of the slots, of what each of its experts makes of a token: [T, H], float32."""
     total = torch.zeros(x.shape, device=x.device)
     for ids, weights in zip(chosen.experts.T, chosen.weights.T, strict=True):
-        for expert in ids.unique().tolist():
+        for expert in ids[ids >= 0].unique().tolist():
             tokens = ids == expert
             gate_up = x[tokens].float() @ experts.gate_up[expert].float().T
             if experts.gate_up_bias is not None:

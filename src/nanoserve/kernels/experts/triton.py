@@ -35,7 +35,10 @@ def row_gate_up_kernel(
     if norm_ptr is not None:
         norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     wait_for_last(PDL)
-    weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    if expert < 0:
+        return
+    weight_rows = expert * (2 * WIDTH) + rows
     weights = load_chunks(
         (), weight_ptr + weight_rows[:, None] * K + ks[None, :], ks[None, :], K, CHUNK, EVICTION
     )
@@ -88,7 +91,9 @@ def row_down_kernel(
     slots = tl.arange(0, PADDED_SLOTS)
     real = slots < SLOTS
     pairs = token * SLOTS + slots
-    weight_rows = tl.load(experts_ptr + pairs, mask=real, other=0).to(tl.int64) * N + column
+    experts = tl.load(experts_ptr + pairs, mask=real, other=-1).to(tl.int64)
+    real = experts >= 0
+    weight_rows = experts * N + column
     ks = tl.arange(0, CHUNK)[None, :]
     weight_ptrs = weight_ptr + (weight_rows * K)[:, None] + ks
     inner_ptrs = inner_ptr + (pairs.to(tl.int64) * K)[:, None] + ks
@@ -124,8 +129,8 @@ def count_pairs_kernel(
     counts = tl.zeros([PADDED_EXPERTS], tl.int32)
     for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
         pairs = first + tl.arange(0, BLOCK)
-        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
-        counts += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
+        counts += tl.histogram(ids, PADDED_EXPERTS, mask=ids >= 0)
     tl.store(counts_ptr + program * PADDED_EXPERTS + experts, counts)
 
 
@@ -140,7 +145,7 @@ def list_pairs_kernel(
     Each program places its SHARE of the pairs, and counts all of them by itself where they are at most ALL; else they
     have been counted.
 
-    `order` [P] are the pairs; `tiles` [3, num_tiles] says of each tile the expert and the first and last-plus-one of its places
+    `order` [P] are the pairs, without those of experts that are elsewhere; `tiles` [3, num_tiles] says of each tile the expert and the first and last-plus-one of its places
     in `order`; the expert is -1 where there are fewer tiles.
     """
     let_next_start(PDL)
@@ -148,9 +153,9 @@ def list_pairs_kernel(
     program = tl.program_id(0)
     if ALL > 0:
         every = tl.arange(0, ALL)
-        everyones = tl.load(ids_ptr + every, mask=every < P, other=0)
-        counts = tl.histogram(everyones, PADDED_EXPERTS, mask=every < P)
-        before = tl.histogram(everyones, PADDED_EXPERTS, mask=every < tl.minimum(P, program * SHARE))
+        everyones = tl.load(ids_ptr + every, mask=every < P, other=-1)
+        counts = tl.histogram(everyones, PADDED_EXPERTS, mask=everyones >= 0)
+        before = tl.histogram(everyones, PADDED_EXPERTS, mask=(everyones >= 0) & (every < program * SHARE))
     else:
         programs = tl.arange(0, PROGRAMS)
         columns = tl.arange(0, PADDED_EXPERTS)
@@ -163,11 +168,11 @@ def list_pairs_kernel(
     i = tl.arange(0, BLOCK)
     for first in range(program * SHARE, (program + 1) * SHARE, BLOCK):
         pairs = first + i
-        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
-        rivals = tl.load(ids_ptr + pairs, mask=pairs < P, other=0)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
+        rivals = tl.load(ids_ptr + pairs, mask=pairs < P, other=-1)
         rank = tl.sum(((ids[:, None] == rivals[None, :]) & (i[None, :] < i[:, None])).to(tl.int32), 1)
-        tl.store(order_ptr + tl.gather(places, ids, 0) + rank, pairs, mask=pairs < P)
-        places += tl.histogram(ids, PADDED_EXPERTS, mask=pairs < P)
+        tl.store(order_ptr + tl.gather(places, tl.maximum(ids, 0), 0) + rank, pairs, mask=ids >= 0)
+        places += tl.histogram(ids, PADDED_EXPERTS, mask=ids >= 0)
 
     tiles_of_each = (counts + BM - 1) // BM
     ends = tl.cumsum(tiles_of_each, 0)

@@ -11,13 +11,15 @@ from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 
 @triton.jit
 def choose_kernel(
-    logits_ptr, bias_ptr, correction_ptr, experts_ptr, weights_ptr, sum_eps, scale,
+    logits_ptr, bias_ptr, correction_ptr, experts_ptr, weights_ptr, counts_ptr, sum_eps, scale,
     SLICES: tl.constexpr, TOP: tl.constexpr, SHARED: tl.constexpr, SHARED_GATE: tl.constexpr, PADDED_SLOTS: tl.constexpr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, PADDED_GROUPS: tl.constexpr, PADDED_SIZE: tl.constexpr,
     TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr, SCORE: tl.constexpr, NORMALIZED: tl.constexpr,
-    PDL: tl.constexpr,
+    FIRST: tl.constexpr, HELD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program t: token t's TOP experts and their weights, from the sums of its logits' SLICES, laid out as [groups, experts of a group].
+
+    HELD experts from FIRST on are here. Those that are chosen are counted where there is a place for that.
 
     A logit that is not a number is never chosen while there are others, so that even then every index is one.
     """
@@ -70,6 +72,11 @@ def choose_kernel(
         picked /= tl.sum(tl.where(slots < TOP, picked, 0.0), 0) + sum_eps
     picked *= scale
     experts = chosen // PADDED_SIZE * SIZE + chosen % PADDED_SIZE
+    if counts_ptr is not None:
+        tl.atomic_add(counts_ptr + experts, 1, mask=slots < TOP, sem="relaxed")
+    if HELD < EXPERTS:
+        experts -= FIRST
+        experts = tl.where((experts >= 0) & (experts < HELD), experts, -1)
     if SHARED > 0:
         shared = 1.0
         if SHARED_GATE:
@@ -78,7 +85,7 @@ def choose_kernel(
             gate = _add_slices(gate, logit_ptrs + last, last >= 0, slice_size, SLICES)
             shared = sigmoid(gate)
         picked = tl.where(slots < TOP, picked, shared)
-        experts = tl.where(slots < TOP, experts, EXPERTS + slots - TOP)
+        experts = tl.where(slots < TOP, experts, HELD + slots - TOP)
     out = token * (TOP + SHARED) + slots
     tl.store(experts_ptr + out, experts, mask=slots < TOP + SHARED)
     tl.store(weights_ptr + out, picked, mask=slots < TOP + SHARED)

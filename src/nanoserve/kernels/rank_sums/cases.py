@@ -13,10 +13,13 @@ from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 
 def check_add_slots(
-    inputs: Inputs, slots: int, rows: int, size: int, bias: Tensor | None = None
+    inputs: Inputs, slots: int, rows: int, size: int, bias: Tensor | None = None, *, some: bool = False
 ) -> Iterator[Comparison]:
-    """The sum of partial sums in either dtype."""
+    """The sum of partial sums in either dtype, of all slots or of `some` of each row."""
+    chosen = inputs.integers(-1, 1, rows, slots) if some else None
     for dtype in {torch.float32, inputs.dtype}:
         partials = inputs.normal(slots, rows, size, dtype=dtype)
-        out = expect(reference.add_slots(partials, bias))
-        yield from inputs.compare(add_slots_into, partials=partials, out=out, bias=bias)
+        if chosen is not None:
+            partials[chosen.T < 0] = torch.nan
+        out = expect(reference.add_slots(partials, bias, chosen))
+        yield from inputs.compare(add_slots_into, partials=partials, out=out, bias=bias, chosen=chosen)

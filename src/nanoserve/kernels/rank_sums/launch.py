@@ -96,18 +96,26 @@ def gather_ranks_into(
     )  # fmt: skip
 
 
-def add_slots_into(partials: Tensor, out: Tensor, *, bias: Tensor | None = None, pdl: bool = False) -> None:
+def add_slots_into(
+    partials: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    chosen: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
     """Compute out = partials[0] + partials[1] + ... + bias, in float32.
 
     Args:
         partials: [S, M, K], contiguous, any float dtype.
         out: [M, K], contiguous, any float dtype.
         bias: [K].
+        chosen: int32 [M, S], contiguous; partials of a row where this is negative are left out.
         pdl: see `nanoserve.kernels.device.pdl`. The bias is read before the wait.
     """
     slots, num_rows, size = partials.shape
     add_slots_kernel[(num_rows,)](
-        partials_ptr=partials, bias_ptr=bias, out_ptr=out, M=num_rows,
+        partials_ptr=partials, bias_ptr=bias, chosen_ptr=chosen, out_ptr=out, M=num_rows,
         K=size, BLOCK=triton.next_power_of_2(size), SLOTS=slots,
         PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip

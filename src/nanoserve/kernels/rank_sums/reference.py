@@ -26,7 +26,8 @@ def gather_ranks(shards: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(shards), dim=1)
 
 
-def add_slots(partials: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The sum over the slots of [S, M, K], and the bias."""
-    total = partials.float().sum(0)
+def add_slots(partials: Tensor, bias: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
+    """The sum over the slots of [S, M, K], those left out where `chosen` [M, S] is negative, and the bias."""
+    there = partials if chosen is None else partials.masked_fill(chosen.T[..., None] < 0, 0)
+    total = there.float().sum(0)
     return total if bias is None else total + bias.float()

@@ -166,16 +166,13 @@ def gather_ranks_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def add_slots_kernel(
-    partials_ptr,
-    bias_ptr,
-    out_ptr,
-    M,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Program m: out[m] = sum of partials [SLOTS, M, K] at m + bias, in order; a row is one tile [BLOCK]."""
+    partials_ptr, bias_ptr, chosen_ptr, out_ptr, M,
+    K: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program m: out[m] = sum of partials [SLOTS, M, K] at m + bias, in order; a row is one tile [BLOCK].
+
+    With `chosen_ptr` [M, SLOTS] those where it is negative are left out, and not read.
+    """
     let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     ks = tl.arange(0, BLOCK)
@@ -185,7 +182,10 @@ def add_slots_kernel(
     wait_for_last(PDL)
     total = tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(SLOTS):
-        total += tl.load(partials_ptr + (slot * M + row) * K + ks, mask=valid, other=0.0).to(tl.float32)
+        there = valid
+        if chosen_ptr is not None:
+            there = valid & (tl.load(chosen_ptr + row * SLOTS + slot) >= 0)
+        total += tl.load(partials_ptr + (slot * M + row) * K + ks, mask=there, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         total += bias
     tl.store(out_ptr + row * K + ks, total.to(out_ptr.dtype.element_ty), mask=valid)

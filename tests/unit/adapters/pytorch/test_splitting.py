@@ -100,7 +100,7 @@ class ThreadRanks:
 
 
 def split(
-    tiny: TinyModel, size: int, quantization: str | None = None, *, keep: bool | None = None
+    tiny: TinyModel, size: int, quantization: str | None = None, *, keep: bool | None = None, **more: Any
 ) -> list[DecoderModel]:
     board: list[Tensor | None] = [None] * size
     barrier = threading.Barrier(size)
@@ -113,6 +113,7 @@ def split(
             quantization=quantization,
             keep=keep,
             ranks=ThreadRanks(rank, size, board, barrier),
+            **more,
         )
         for rank in range(size)
     ]

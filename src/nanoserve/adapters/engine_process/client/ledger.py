@@ -34,9 +34,10 @@ _COUNTERS: Final = (
     "mask_seconds",
     "late_masks",
     "late_compiles",
+    "busiest_expert_tokens",
     "device_wait_seconds",
 )
-_BY_LABEL: Final = ("graph_steps", "prefix_lost", "lora_requests")
+_BY_LABEL: Final = ("graph_steps", "prefix_lost", "lora_requests", "expert_tokens")
 _OF_TIERS: Final = ("stored", "loaded", "evicted", "refused")
 
 

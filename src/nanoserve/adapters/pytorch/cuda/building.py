@@ -304,7 +304,7 @@ class _Site:
             return CudaRunner
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import RankRunner  # noqa: PLC0415 - as above
 
-        return functools.partial(RankRunner, exchange=self.exchange)
+        return functools.partial(RankRunner, exchange=self.exchange, expert_tokens=self._model.expert_tokens)
 
 
 def _make_sampler(spec: ModelSpec, sizes: EngineSizes, device: torch.device) -> DeviceSampler:

@@ -165,9 +165,11 @@ class LinearOps:
         if self.low_rank is not None:
             self.low_rank.add(x, linear, product)
 
-    def leave(self, slices: Tensor, bias: Tensor | None = None, norm: Norm = None) -> None:
-        """Let the next norm add the sum of slices [S, rows, hidden] to the stream."""
-        self.pending = Pending(*self.sums.join(slices, bias, pdl=self.pdl), norm)
+    def leave(
+        self, slices: Tensor, bias: Tensor | None = None, norm: Norm = None, chosen: Tensor | None = None
+    ) -> None:
+        """Let the next norm add the sum of slices [S, rows, hidden] to the stream; `chosen` [rows, S] is negative for those of experts that are elsewhere."""
+        self.pending = Pending(*self.sums.join(slices, bias, chosen, pdl=self.pdl), norm)
 
     def complete(self, norm: AnyNorm) -> Tensor:
         """norm(stream), [T, hidden], valid until the next call; without a norm the stream itself. One kernel, or none."""
@@ -280,7 +282,7 @@ class Skinny:
         _choose(logits, mixture, chosen, router.bias, pdl=ops.pdl)
         slices = ops.slices(mixture.routing.slots)
         feed_lists(normed, mixture.experts, chosen, slices, workspace=space.feeds, pdl=ops.pdl)
-        ops.leave(slices)
+        ops.leave(slices, chosen=chosen.experts)
 
 
 class Wide:
@@ -339,7 +341,7 @@ class Wide:
             invariant=self.invariant,
             pdl=ops.pdl,
         )
-        ops.leave(slices)
+        ops.leave(slices, chosen=chosen.experts)
 
 
 class Invariant(Wide):
@@ -360,7 +362,8 @@ Policy = Row | Skinny | Wide
 
 
 def _choose(logits: Tensor, mixture: Mixture, out: Chosen, bias: Tensor | None = None, *, pdl: bool) -> None:
-    choose_experts(logits, mixture.routing, out, bias=bias, correction=mixture.correction, pdl=pdl)
+    more = {"bias": bias, "correction": mixture.correction, "counts": mixture.counts}
+    choose_experts(logits, mixture.routing, out, **more, pdl=pdl)
 
 
 def chosen_rows(rows: Tensor, indices: Tensor, out: Tensor) -> Tensor:

@@ -30,7 +30,14 @@ class Sums:
         """[rows, hidden], where this rank's part of the next sum belongs; None where there are no other parts."""
         return None
 
-    def join(self, slices: Tensor, bias: Tensor | None, *, pdl: bool) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002 - slices wait as they are
+    def join(
+        self,
+        slices: Tensor,
+        bias: Tensor | None,
+        _chosen: Tensor | None = None,
+        *,
+        pdl: bool,  # noqa: ARG002 - slices wait as they are
+    ) -> tuple[Tensor, Tensor | None]:
         """Slices and a bias as `Pending` has them."""
         return slices, bias
 

@@ -47,7 +47,8 @@ class Experts(Part):
         assert isinstance(feed, ExpertsSpec)
         self.spec = feed
         self.routing = _routing(feed)
-        count = feed.count + self.routing.shared
+        self.held = range(feed.count) if feed.held is None else feed.held
+        count = len(self.held) + self.routing.shared
         self.router = Linear(hidden, feed.count + feed.shared_gate, bias=feed.router.bias)
         self.correction = _parameter(feed.count, dtype=torch.float32) if feed.router.correction else None
         self.gate_up, self.down = (
@@ -66,6 +67,7 @@ class Experts(Part):
         if feed.shared_size:
             self.shared_gate_up = Linear(hidden, 2 * feed.shared_size)
             self.shared_down = Linear(feed.shared_size, hidden)
+        self.counts: Tensor | None = None
         self.is_invariant = False
 
     def run(self, ops: LinearOps, _: object, /) -> None:
@@ -81,11 +83,13 @@ class Experts(Part):
         """See `Part`."""
         gate_up = in_form(self.gate_up_form, self.gate_up, self.gate_up_scales)
         down = in_form(self.down_form, self.down, self.down_scales)
-        stack = Stack(gate_up, down, self.gate_up_bias, self.down_bias, self.spec.clamp)
+        others = self.spec.count - len(self.held)
+        stack = Stack(gate_up, down, self.gate_up_bias, self.down_bias, self.spec.clamp, others)
         return Mixture(
             router=self.router,
             routing=self.routing,
             correction=self.correction,
+            counts=self.counts,
             experts=stack,
             exact=self.spec.router.exact,
             invariant=self.is_invariant,
@@ -108,9 +112,9 @@ class Experts(Part):
         if self.correction is not None:
             name = "gate.e_score_correction_bias" if feed.names == "proj" else "e_score_correction_bias"
             tensors[name] = self.correction
-        for expert in range(feed.count):
-            gate_up = self.gate_up[expert]
-            parts = {gate: gate_up[:size], up: gate_up[size:], down: self.down[expert]}
+        for place, expert in enumerate(self.held):
+            gate_up = self.gate_up[place]
+            parts = {gate: gate_up[:size], up: gate_up[size:], down: self.down[place]}
             tensors |= {f"experts.{expert}.{name}.weight": tensor for name, tensor in parts.items()}
         if self.shared_gate_up is not None and self.shared_down is not None:
             shared = rows(self.shared_gate_up, dict.fromkeys((gate, up), feed.shared_size))
@@ -120,23 +124,27 @@ class Experts(Part):
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
         """As transformers holds them, and writes them where it is told to."""
-        count, (block, gate, up, down) = self.spec.count, NAMES[self.spec.names]
+        count, (block, gate, up, down) = len(self.held), NAMES[self.spec.names]
 
         def of_each(*names: str) -> list[str]:
-            return [f"{block}.experts.{expert}.{name}.weight" for expert in range(count) for name in names]
+            return [f"{block}.experts.{expert}.{name}.weight" for expert in self.held for name in names]
 
         stacks: dict[str, tuple[Tensor, Sequence[str]]] = {
             "mlp.experts.gate_up_proj": (self.gate_up[:count], of_each(gate, up)),
             "mlp.experts.down_proj": (self.down[:count], of_each(down)),
-            "mlp.gate.weight": (self.router.weight[:count], [f"{block}.gate.weight"]),
+            "mlp.gate.weight": (self.router.weight[: self.spec.count], [f"{block}.gate.weight"]),
         }
         if self.correction is not None and block != "mlp":
             stacks["mlp.e_score_correction_bias"] = self.correction, [f"{block}.e_score_correction_bias"]
         return stacks
 
     def sections(self) -> dict[str, tuple[int, ...]]:
-        """The gates and the up projections of a stack."""
-        return {"mlp.experts.gate_up_proj": (self.spec.size, self.spec.size)}
+        """See `halves`."""
+        return self.halves("mlp.experts.gate_up_proj")
+
+    def halves(self, *names: str) -> dict[str, tuple[int, ...]]:
+        """The gates and the up projections of such stacks; whole experts are not divided further."""
+        return dict.fromkeys(names, (self.spec.size, self.spec.size)) if self.spec.held is None else {}
 
     def arrange(self) -> None:
         """Cut the shared expert up, and let a CPU compute exact logits in float32."""
@@ -144,7 +152,7 @@ class Experts(Part):
             self.router.float()
         if self.shared_gate_up is None or self.shared_down is None:
             return
-        size, count = self.spec.size, self.spec.count
+        size, count = self.spec.size, len(self.held)
         up, down = self.shared_gate_up, self.shared_down
         _cut_rows(up.weight, self.gate_up[count:], size)
         _cut_columns(down.weight, self.down[count:], size)
@@ -197,4 +205,5 @@ def _routing(feed: ExpertsSpec) -> Routing:
         scale=router.scale,
         shared=-(-feed.shared_size // feed.size),
         shared_gate=feed.shared_gate,
+        held=feed.held,
     )

@@ -16,6 +16,7 @@ class Mixture:
     Attributes:
         router: makes logits of a normed token.
         correction: float32 [E], added to scores for the choice, though not for the weights.
+        counts: int64 [E], where the tokens of each expert are counted; None where they are not.
         exact: whether logits are float32 whatever the weights are; on a GPU they always are.
         invariant: whether, on a CPU, other tokens may not change a bit of a token's.
     """
@@ -23,6 +24,7 @@ class Mixture:
     router: Linear
     routing: Routing
     correction: Tensor | None
+    counts: Tensor | None
     experts: Experts
     exact: bool
     invariant: bool

@@ -30,7 +30,7 @@ from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
-from nanoserve.adapters.pytorch.parallel.splitting import SETTING, Slices
+from nanoserve.adapters.pytorch.parallel.splitting import EXPERTS, SETTING, Slices
 from nanoserve.adapters.pytorch.weights.checkpoint import has_own_head, load_checkpoint
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import (
@@ -89,6 +89,7 @@ def build_model(
     quantization: str | None = None,
     keep: bool | None = None,
     ranks: Communicator = ALONE,
+    expert_parallel: bool = False,
 ) -> DecoderModel:
     """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
@@ -109,7 +110,7 @@ def build_model(
         raise BadValueError("quantization", "fp8 cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
-    model = _shaped(spec, dtype, ranks)
+    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
     model.slices = _slices(spec, model, ranks)
     if made is not None:
         _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
@@ -170,11 +171,12 @@ def build_random_model(
     quantization: str | None = None,
     keep: bool | None = None,
     ranks: Communicator = ALONE,
+    expert_parallel: bool = False,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
     made = _made_form(spec, quantization, keeps=_keeps(keep, device))
     _check_quantization(spec, quantization)
-    model = _shaped(spec, dtype, ranks)
+    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
     model.slices = _slices(spec, model, ranks)
     if made is not None:
         _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
@@ -191,15 +193,21 @@ def build_random_model(
     return model
 
 
-def split_spec(spec: ModelSpec, size: int) -> ModelSpec:
-    """The model as each of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
+def split_spec(spec: ModelSpec, size: int, *, rank: int = 0, expert_parallel: bool = False) -> ModelSpec:
+    """The model as one of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
 
+    With `expert_parallel` each rank has some of the experts whole, and without it a part of each.
     Raises `BadValueError` for what cannot be split, or not in so many parts.
     """
+    if expert_parallel and size == 1:
+        raise BadValueError(EXPERTS, "divides experts over ranks; ask for tensor_parallel_size 2 or more")
+    if expert_parallel and not any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
+        raise BadValueError(EXPERTS, f"{spec.architecture} has no experts here; leave it out")
     if size == 1:
         return spec
+    holder = rank if expert_parallel else None
     layers = tuple(
-        LayerSpec(_split_mixer(layer.mixer, spec, size), _split_feed(layer.feed, spec, size))
+        LayerSpec(_split_mixer(layer.mixer, spec, size), _split_feed(layer.feed, spec, size, holder))
         for layer in spec.layers
     )
     return attrs.evolve(spec, layers=layers)
@@ -213,13 +221,16 @@ def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int) -> Mixer:
     return own
 
 
-def _split_feed(feed: Feed, spec: ModelSpec, size: int) -> Feed:
-    own = _divided(feed.size, "elements of the feeds", spec, size)
+def _split_feed(feed: Feed, spec: ModelSpec, size: int, holder: int | None) -> Feed:
+    """`holder` is the rank whose whole experts are wanted; None for a part of each."""
     if isinstance(feed, DenseSpec):
-        return attrs.evolve(feed, size=own)
-    return attrs.evolve(
-        feed, size=own, shared_size=_divided(feed.shared_size, "elements of shared experts", spec, size)
-    )
+        return attrs.evolve(feed, size=_divided(feed.size, "elements of the feeds", spec, size))
+    shared = _divided(feed.shared_size, "elements of shared experts", spec, size)
+    if holder is None:
+        own = _divided(feed.size, "elements of the feeds", spec, size)
+        return attrs.evolve(feed, size=own, shared_size=shared)
+    each = _divided(feed.count, "experts", spec, size)
+    return attrs.evolve(feed, held=range(holder * each, (holder + 1) * each), shared_size=shared)
 
 
 def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
@@ -264,13 +275,24 @@ def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices
         return None
     with torch.device("meta"):
         whole = PAGES[spec.architecture](spec)
-    return Slices(ranks.rank, ranks.size, whole.checkpoint_tensors(), whole.stacks(), model.sections())
+    wholes, own = whole.checkpoint_tensors(), model.checkpoint_tensors().keys()
+    return Slices(
+        ranks.rank,
+        ranks.size,
+        {name: tensor for name, tensor in wholes.items() if name in own},
+        whole.stacks(),
+        model.sections(),
+        wholes.keys() - own,
+    )
 
 
-def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
+def _shaped(
+    spec: ModelSpec, dtype: torch.dtype, ranks: Communicator, *, expert_parallel: bool = False
+) -> DecoderModel:
     """A model without memory."""
+    own = split_spec(spec, ranks.size, rank=ranks.rank, expert_parallel=expert_parallel)
     with torch.device("meta"), _default_dtype(dtype):
-        return _page(spec)(split_spec(spec, ranks.size), ranks).eval()
+        return _page(spec)(own, ranks).eval()
 
 
 def _page(spec: ModelSpec) -> type[DecoderModel]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norm, RMSNorm, make_norm
 from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product
@@ -72,6 +73,7 @@ class DecoderModel(nn.Module):
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
         slices: where a rank's tensors lie in the whole model's; None of a whole one.
+        expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None where whole experts are not divided over ranks.
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """
 
@@ -91,6 +93,7 @@ class DecoderModel(nn.Module):
             self.head.weight = self.embedding.weight
         self.pooled_layers = make_pooled(spec.pooled_layers, spec.hidden_size, spec.norm)
         self.slices: Slices | None = None
+        self.expert_tokens: Tensor | None = None
         self.is_invariant = False
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
         self._groups = [(each, kind_of(spec.layers[each.layers[0]].mixer)) for each in spec.cache_groups]
@@ -243,11 +246,20 @@ class DecoderModel(nn.Module):
             self.head.weight = nn.Parameter(self.embedding.weight[self._own], requires_grad=False)
         for bias in self._added_biases() if self._ranks.rank else ():
             bias.zero_()
+        divided = [
+            each for parts in self.layers for each in parts if isinstance(each, Experts) and each.spec.held
+        ]
+        if divided:
+            held = len(divided[0].held)
+            shape = (len(divided), divided[0].spec.count // held, held)
+            self.expert_tokens = self.embedding.weight.new_zeros(shape, dtype=torch.int64)
+            for part, of_ranks in zip(divided, self.expert_tokens, strict=True):
+                part.counts = of_ranks.view(-1)
 
     def _added_biases(self) -> Iterator[Tensor]:
         for part in (part for parts in self.layers for part in parts):
-            if (mixture := part.mixture()) is not None and mixture.experts.down_bias is not None:
-                yield mixture.experts.down_bias
+            if isinstance(part, Experts) and part.down_bias is not None and part.spec.held is None:
+                yield part.down_bias
             for product in part.products():
                 if product.added and product.linear.bias is not None:
                     yield product.linear.bias
@@ -314,7 +326,7 @@ class TorchLinearOps:
         """See `LinearOps`."""
         x = norm(self.stream)
         logits = mixture.router(x.float() if mixture.exact else x).float()
-        chosen = choose(logits, mixture.routing, mixture.correction)
+        chosen = choose(logits, mixture.routing, mixture.correction, mixture.counts)
         compute = invariant_feed if mixture.invariant else feed
         self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))
 

@@ -41,8 +41,7 @@ class StackedExperts(Experts):
 
     def sections(self) -> dict[str, tuple[int, ...]]:
         """Gates and up projections, under either name."""
-        names = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj")
-        return dict.fromkeys(names, (self.spec.size, self.spec.size))
+        return self.halves("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj")
 
 
 class GraniteMoe(Granite):

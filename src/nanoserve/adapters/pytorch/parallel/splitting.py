@@ -7,13 +7,14 @@ inputs (Shoeybi et al. 2019). So a rank's part is a model of the same kind with 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 from torch import Tensor
 
 from nanoserve.kernels.forms import Form
 
-SETTING = "tensor_parallel_size"
+SETTING, EXPERTS = "tensor_parallel_size", "expert_parallel"
 
 
 def share(count: int, rank: int, size: int) -> slice:
@@ -29,6 +30,7 @@ class Slices:
     Attributes:
         wholes, whole_stacks: the tensors of the checkpoint, as the whole model would have them; they have shapes and no memory.
         sections: by name, of tensors that hold several matrices one behind another, the sizes that those have on one rank.
+        others: names of tensors that other ranks alone have.
     """
 
     rank: int
@@ -36,6 +38,15 @@ class Slices:
     wholes: Mapping[str, Tensor]
     whole_stacks: Mapping[str, tuple[Tensor, Sequence[str]]]
     sections: Mapping[str, Sequence[int]]
+    others: AbstractSet[str] = frozenset()
+
+    def is_elsewhere(self, name: str) -> bool:
+        """True if other ranks alone have a tensor, or that of which it is a part, such as its scales."""
+        return bool(self.others) and f"{name.rpartition('.')[0]}.weight" in self.others
+
+    def held(self, whole: int, own: int) -> slice:
+        """The matrices of a stack of so many that this rank has."""
+        return slice(whole) if own == whole else share(whole, self.rank, self.size)
 
     def cuts(self, name: str, whole: Sequence[int], own: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
         """The parts of a tensor of the shape `whole` that this rank's has: along which dimension, from where, and to where in one of the shape `own`."""
@@ -69,7 +80,7 @@ class Slices:
         return {
             name: form
             for name, form in forms.items()
-            if name in own and own[name].dim() == 2 and _fits(form, own[name], self.wholes[name])
+            if name in own and _fits(form, own[name], self.wholes[name])
         }
 
 
@@ -79,6 +90,8 @@ def part_of(tensor: Tensor, dim: int, part: slice) -> Tensor:
 
 
 def _fits(form: Form, own: Tensor, whole: Tensor) -> bool:
+    if own.dim() > 2:
+        return own.shape[1:] == whole.shape[1:]
     width, columns = own.shape[1], whole.shape[1]
     of_whole_groups = form.group >= columns or width % form.group == 0
     return width == columns or (of_whole_groups and width % form.multiple == 0)

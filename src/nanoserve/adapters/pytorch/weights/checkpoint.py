@@ -78,13 +78,17 @@ def load_checkpoint(
     if is_gguf(Path(folder)):
         _load_gguf(Path(folder), ignored, own, slices, read=read)
         return
-    scales, known = Scales(), destinations.keys() | stacks.keys()
+    scales, known = Scales(), destinations.keys() | stacks.keys() | slices.others
     tensors = [
         _named_here(stored, known, embedding)
         for file in checkpoint_files(Path(folder))
         for stored in stored_tensors(file, ignored)
     ]
-    tensors = [each for each in tensors if each.name in known or not each.name.startswith(unused)]
+    tensors = [
+        each
+        for each in tensors
+        if not slices.is_elsewhere(each.name) and (each.name in known or not each.name.startswith(unused))
+    ]
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
     weights = [stored for stored in others if not scales.take(stored)]
@@ -175,7 +179,7 @@ def _load_gguf(
     folder: Path, ignored: tuple[str, ...], own: Mapping[str, Tensor], slices: Slices, *, read: bool
 ) -> None:
     """Dequantize on the host: of a rank's parts one whole tensor at a time is there."""
-    packed = list(packed_tensors(folder, ignored))
+    packed = [each for each in packed_tensors(folder, ignored) if not slices.is_elsewhere(each.name)]
     found = list(_matches(str(packed[0].file), packed, slices))
     if read and slices.size == 1:
         unpack([(each, own[each.name]) for each in found])

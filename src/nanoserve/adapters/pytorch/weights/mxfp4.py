@@ -70,19 +70,20 @@ class PackedStacks:
         """Fill the destinations, those without a target for scales widened, one expert at a time."""
         for name, parts in self._found.items():
             destination = destinations[name]
+            held = slices.held(len(parts[BLOCKS].data), len(destination))
+            blocks, scales = (parts[kind].data[held] for kind in _KINDS)
             if name in scale_targets:
-                for target, expert in zip(destination, parts[BLOCKS].data, strict=True):
+                for target, expert in zip(destination, blocks, strict=True):
                     target.copy_(interleaved(expert.to(destination.device)).flatten(-2))
-                _keep_scales(parts["_scales"], scale_targets[name])
+                _keep_scales(parts["_scales"], scales, scale_targets[name])
                 continue
-            for expert, own in enumerate(destination):
-                blocks, scales = (parts[kind].data[expert].to(destination.device) for kind in _KINDS)
-                slices.fill(name, unpack(blocks, scales).t(), own)
+            for own, *packed in zip(destination, blocks, scales, strict=True):
+                slices.fill(name, unpack(*(each.to(destination.device) for each in packed)).t(), own)
 
 
-def _keep_scales(stored: StoredTensor, target: Tensor) -> None:
-    width = stored.data.shape[-1]
-    target[:, :width].copy_(stored.data.flatten(0, 1))
+def _keep_scales(stored: StoredTensor, scales: Tensor, target: Tensor) -> None:
+    width = scales.shape[-1]
+    target[:, :width].copy_(scales.flatten(0, 1))
     target[:, width:].zero_()
     if int(target.max()) > MOST_EXPONENT:
         raise ModelLoadError(

@@ -79,6 +79,11 @@ class EngineSettings:
         integer(low=1, high=64),
         "Processes that compute the model together, each with its part of the weights; on a GPU of its own where there are GPUs.",
     )
+    expert_parallel: bool = setting(
+        False,
+        boolean(),
+        "Divide the experts of a mixture over those processes as whole ones rather than each of them; needs --tensor-parallel-size.",
+    )
     max_model_len: int | None = setting(
         None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
     )

@@ -146,6 +146,10 @@ def _engine(state: EngineState) -> Iterator[_Counter]:
     yield _Counter("prefix_cache_lost", text, _by(state.prefix_lost), ("group",))
     yield _Counter("lora_requests", "Requests by adapter.", _by(state.lora_requests), ("lora",))
     yield _Counter("cuda_graph_steps", "Steps by how they were launched.", _by(state.graph_steps), ("mode",))
+    text = "Tokens of the experts of each rank, a token once for each of its experts."
+    yield _Counter("expert_tokens", text, _by(state.expert_tokens), ("rank",))
+    text = "How evenly the ranks' experts are busy; 1 where no rank waits for another."
+    yield _Gauge("expert_balance", text, state.expert_balance)
 
 
 def _cache(facts: EngineFacts | None, state: EngineState | None) -> Iterator[_Counter]:

@@ -66,7 +66,10 @@ def stored_row_gate_up_kernel(
         norms = _x_chunks((), norm_ptr, ks, x_factor(FORM), K, CHUNK)
     wait_for_last(PDL)
     let_next_start(PDL)
-    weight_rows = tl.load(experts_ptr + pair).to(tl.int64) * (2 * WIDTH) + rows
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    if expert < 0:
+        return
+    weight_rows = expert * (2 * WIDTH) + rows
     stored = load_rows((), weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION)
     bias = tl.zeros([ROWS], tl.float32)
     if bias_ptr is not None:
@@ -92,13 +95,22 @@ def stored_row_gate_up_kernel(
 
 
 @triton.jit
+def _load_experts(experts, ptr, SLOTS: tl.constexpr):
+    """The tuple `experts` and behind it those of a token's slots."""
+    for s in tl.static_range(SLOTS):
+        expert = tl.load(ptr + s, cache_modifier=".cg").to(tl.int64)
+        experts = experts + (expert,)  # noqa: RUF005 - Triton's tuples know no star
+    return experts
+
+
+@triton.jit
 def stored_row_down_kernel(
     inner_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
     SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
     AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`row_down_kernel` of a stored weight."""
+    """`row_down_kernel` of a stored weight; in the place of experts that are elsewhere it reads one that is read anyway."""
     let_next_start(PDL)
     CHUNKS: tl.constexpr = (K + CHUNK - 1) // CHUNK
     token = tl.program_id(0)
@@ -108,24 +120,32 @@ def stored_row_down_kernel(
     stream_ptrs = stream_ptr + token.to(tl.int64) * N + columns
     sums = tl.zeros([ROWS, CHUNK // UNIT], tl.float32)
     biases = tl.zeros([ROWS], tl.float32)
+    experts = _load_experts((), experts_ptr + token * SLOTS, SLOTS)
+    present = experts[0]
+    for s in tl.static_range(1, SLOTS):
+        present = tl.maximum(present, experts[s])
+    present = tl.maximum(present, 0)
     for first in tl.static_range(0, SLOTS, AT_ONCE):
         pair = token * SLOTS + first
         stored = ()
         for s in tl.static_range(AT_ONCE):
-            weight_rows = tl.load(experts_ptr + pair + s, cache_modifier=".cg").to(tl.int64) * N + rows
+            expert = experts[first + s]
+            weight_rows = tl.where(expert >= 0, expert, present) * N + rows
             stored = load_rows(
                 stored, weight_ptr, scale_ptr, weight_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
             )
         if first == 0:
             wait_for_last(PDL)
         for s in tl.static_range(AT_ONCE):
-            weight = tl.load(weights_ptr + pair + s)
+            is_here = experts[first + s] >= 0
+            weight = tl.where(is_here, tl.load(weights_ptr + pair + s), 0.0)
             factor = weight * x_factor(FORM)
             for c in tl.static_range(CHUNKS):
-                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK) * factor
+                inner = _x_chunk(inner_ptr + (pair + s).to(tl.int64) * K, ks, c * CHUNK, K, CHUNK)
+                inner = tl.where(is_here, inner * factor, 0.0)
                 sums += unit_sums(stored[s * CHUNKS + c], inner, ROWS, CHUNK, UNIT, FORM)
             if bias_ptr is not None:
-                expert = tl.load(experts_ptr + pair + s).to(tl.int64)
+                expert = tl.maximum(experts[first + s], 0)
                 biases += weight * tl.load(bias_ptr + expert * N + rows).to(tl.float32)
     stream = tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
     total = stream + (tl.sum(sums, 1) + biases)

@@ -178,6 +178,9 @@ def test_a_lost_parent_ends_it() -> None:
 
 def test_what_the_runner_counts_is_added_to_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = inside(build(EngineSettings(), Stopwatch()).engine)
-    monkeypatch.setattr(MemoryRunner, "counts", lambda _: RunnerCounts(1.5, 2, {"graph": 5}))
+    monkeypatch.setattr(
+        MemoryRunner, "counts", lambda _: RunnerCounts(1.5, 2, {"graph": 5}, {"0": 3, "1": 9}, 10)
+    )
     state = engine.state()
     assert (state.device_wait_seconds, state.late_compiles, state.graph_steps) == (1.5, 2, {"graph": 5})
+    assert (state.expert_tokens, state.expert_balance) == ({"0": 3, "1": 9}, 0.6)

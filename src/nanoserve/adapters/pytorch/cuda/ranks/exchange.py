@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.sums import Pending, Sums
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS, Communicator, patience
+from nanoserve.adapters.pytorch.parallel.expert_loads import ExpertLoads
 from nanoserve.kernels.rank_sums.launch import (
     HEADER,
     Peers,
@@ -25,6 +27,7 @@ from nanoserve.kernels.rank_sums.launch import (
     add_slots_into,
     gather_ranks_into,
 )
+from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
 from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan, StepResult
@@ -126,10 +129,12 @@ class Exchange(Sums):
         """[rows, hidden], where this rank's part of the next sum belongs."""
         return self._view(self._parts[self._parity], rows, self._hidden)
 
-    def join(self, slices: Tensor, bias: Tensor | None, *, pdl: bool) -> tuple[Tensor, Tensor | None]:
-        """Make one part of slices [S, rows, hidden] and a bias."""
+    def join(
+        self, slices: Tensor, bias: Tensor | None, chosen: Tensor | None = None, *, pdl: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Make one part of slices [S, rows, hidden], those of `chosen` experts that are here, and a bias."""
         part = self.part(slices.shape[1])
-        add_slots_into(slices, part, bias=bias, pdl=pdl)
+        add_slots_into(slices, part, bias=bias, chosen=chosen, pdl=pdl)
         return part[None], None
 
     def complete(
@@ -188,14 +193,19 @@ def _aligned(size: int) -> int:
 class RankRunner(CudaRunner):
     """`CudaRunner` of one rank; after any error the ranks are at different places, and none can go on."""
 
-    def __init__(self, *, exchange: Exchange, **parts: Any) -> None:
+    def __init__(self, *, exchange: Exchange, expert_tokens: Tensor | None, **parts: Any) -> None:
         super().__init__(**parts)
-        self._exchange = exchange
+        self._exchange, self._expert_loads = exchange, ExpertLoads(expert_tokens)
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
         """See `CudaRunner`."""
         super().start_serving(phases)
         self._exchange.start_serving()
+        self._expert_loads.forget()
+
+    def counts(self) -> RunnerCounts:
+        """See `CudaRunner`; and the tokens of experts, padding of steps included."""
+        return attrs.evolve(super().counts(), **self._expert_loads.read())
 
     def submit(self, plan: StepPlan, /) -> CudaTicket:
         """See `CudaRunner`. A rank that follows collects nothing, so that it learns here that it has missed another one."""

@@ -52,7 +52,8 @@ def _check_rows_of_experts(bench: Bench) -> Iterator[Comparison]:
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
     for each in bench.model.mixtures():
         for tokens, norm_weight in ((1, weight), (3, None)):
-            chosen = experts.random_choice(bench.inputs, tokens, each.routing.slots, len(each.experts.down))
+            count, others = len(each.experts.down), each.experts.others
+            chosen = experts.random_choice(bench.inputs, tokens, each.routing.slots, count, others=others)
             yield from experts.check_feed_rows(bench.inputs, each.experts, chosen, norm_weight, eps)
 
 
@@ -107,7 +108,7 @@ def _check_slots(bench: Bench) -> Iterator[Comparison]:
         slices = slice_count(ROWS[1], product.weight)
         yield from rank_sums.check_add_slots(bench.inputs, slices, ROWS[1], size, product.bias)
     for each in bench.model.mixtures():
-        yield from rank_sums.check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size)
+        yield from rank_sums.check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size, some=True)
 
 
 def _check_gates(bench: Bench) -> Iterator[Comparison]:
