@@ -17,7 +17,8 @@ from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance import reading
-from nanoserve.domain.text.stream import find_stop, held_back
+from nanoserve.domain.text.dialects.reader import held_back
+from nanoserve.domain.text.stream import find_stop
 from nanoserve.entrypoints.app.orders import ServiceSettings
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
 from nanoserve.entrypoints.server.http.bodies import decode_body

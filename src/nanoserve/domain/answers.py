@@ -5,7 +5,7 @@ A turn passes here once per row, so a token without text takes the short way: it
 
 from __future__ import annotations
 
-from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import Progress
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
@@ -21,8 +21,8 @@ class Answers:
     `tokenizer=None` leaves every text empty.
     """
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None) -> None:
-        self._scheduler = scheduler
+    def __init__(self, table: SequenceTable, tokenizer: Tokenizer | None) -> None:
+        self._table = table
         self._tokenizer = tokenizer
         self._streams: dict[Sequence, OutputStream] = {}
 
@@ -36,24 +36,21 @@ class Answers:
                 self._report(sequence, token, score, events)
             except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises must not cost its neighbours theirs
                 self._streams.pop(sequence, None)
-                self._scheduler.conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+                self._table.conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def report_ends(self, events: list[EngineEvent]) -> None:
         """Append the last event of every sequence that has ended since the last time, and count the requests that have."""
         last: dict[str, FinishReason] = {}
-        for sequence in self._scheduler.ended:
+        for sequence in self._table.ended:
             stream = self._streams.pop(sequence, None)
             if sequence.pooled is not None:
                 events.append(PromptPooled(sequence.request.request_id, sequence.index, sequence.pooled))
             events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
-            if (
-                sequence.request.request_id not in self._scheduler.table.requests
-                and sequence.finish_reason is not None
-            ):
+            if sequence.request.request_id not in self._table.requests and sequence.finish_reason is not None:
                 last[sequence.request.request_id] = sequence.finish_reason
         for reason in last.values():
-            self._scheduler.counters.finished_requests[reason] += 1
-        self._scheduler.ended.clear()
+            self._table.counters.finished_requests[reason] += 1
+        self._table.ended.clear()
 
     def _report(
         self, sequence: Sequence, token: int, score: TokenLogprobs | None, events: list[EngineEvent]
@@ -64,15 +61,12 @@ class Answers:
         elif isinstance(stream, IdStream) and sequence.request.stream:
             events.append(_tokens_generated(sequence, (token,), "", () if score is None else (score,)))
         elif stop := stream.push(token, score):
-            self._stop_at(sequence, stop)
+            sequence.stop = stop
+            self._table.conclude(sequence, FinishReason.STOP)
         elif sequence.request.stream:
             token_ids, text, scores = stream.take()
             if token_ids or text:
                 events.append(_tokens_generated(sequence, token_ids, text, scores))
-
-    def _stop_at(self, sequence: Sequence, stop: str) -> None:
-        sequence.stop = stop
-        self._scheduler.conclude(sequence, FinishReason.STOP)
 
     def _open(self, sequence: Sequence, events: list[EngineEvent]) -> OutputStream:
         stream: OutputStream
@@ -95,7 +89,8 @@ class Answers:
         if stops and not sequence.request.sampling.include_stop_str_in_output:
             stream.push_unseen(token, score)
         elif stop := stream.push(token, score):
-            self._stop_at(sequence, stop)
+            sequence.stop = stop
+            self._table.conclude(sequence, FinishReason.STOP)
 
 
 def _prompt_scored(sequence: Sequence) -> PromptScored:
@@ -107,7 +102,11 @@ def _prompt_scored(sequence: Sequence) -> PromptScored:
 def _tokens_generated(
     sequence: Sequence, token_ids: tuple[int, ...], text: str, scores: tuple[TokenLogprobs, ...]
 ) -> TokensGenerated:
-    request, reason = sequence.request, sequence.finish_reason
+    request, reason, times = sequence.request, sequence.finish_reason, None
+    if reason is not None:
+        times = SequenceTimes(
+            sequence.arrived, sequence.first_scheduled, sequence.first_token, sequence.finished
+        )
     return TokensGenerated(
         request.request_id,
         sequence.index,
@@ -118,10 +117,6 @@ def _tokens_generated(
         sequence.stop,
         len(sequence.token_ids) - len(request.prompt_token_ids),
         sequence.num_cached_tokens,
-        None if reason is None else _times(sequence),
+        times,
         sequence.error,
     )
-
-
-def _times(sequence: Sequence) -> SequenceTimes:
-    return SequenceTimes(sequence.arrived, sequence.first_scheduled, sequence.first_token, sequence.finished)

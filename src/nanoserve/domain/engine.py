@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Generic
 
 from nanoserve.domain.answers import Answers
+from nanoserve.domain.failures import FailureNote
 from nanoserve.domain.invariants import audit, holders
-from nanoserve.domain.kv.allocator import BlockAllocator
+from nanoserve.domain.kv.allocator import PrefixStatistics
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.names import hash_root
-from nanoserve.domain.pipeline import FailureNote, Pipeline, TicketT
+from nanoserve.domain.pipeline import Pipeline, TicketT
 from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.counters import Counters
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
-from nanoserve.domain.scheduling.sequence_table import Counters
 from nanoserve.domain.sequence import Phase
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
@@ -71,9 +72,8 @@ class Engine(Generic[TicketT]):
             )
             if cache.tiers is not None:
                 cache.tiers.events = cache.events
-        self.scheduler = Scheduler(limits, cache, clock)
-        self.scheduler.constraints = constraints or Constraints()
-        self._answers = Answers(self.scheduler, tokenizer)
+        self.scheduler = Scheduler(limits, cache, clock, constraints)
+        self._answers = Answers(self.scheduler.table, tokenizer)
         self._pipeline = Pipeline(self.scheduler, runner, self._answers, depth=depth, on_failure=on_failure)
         self._has_text = tokenizer is not None
         self._runner = runner
@@ -91,7 +91,7 @@ class Engine(Generic[TicketT]):
     def has_work(self) -> bool:
         """True if a turn would compute, collect or report something."""
         table, tiers = self.scheduler.table, self.scheduler.cache.tiers
-        if self.scheduler.ended or self._pipeline:
+        if self.scheduler.table.ended or self._pipeline:
             return True
         if not self._stands and self._paused is None:
             return bool(table.requests or (tiers is not None and tiers.is_busy))
@@ -100,7 +100,7 @@ class Engine(Generic[TicketT]):
 
     @property
     def _stands(self) -> bool:
-        """Whether no step is planned at all."""
+        """True if no step is planned at all."""
         return self._paused is PauseMode.KEEP or bool(self._asleep)
 
     def add(self, request: Request) -> None:
@@ -113,7 +113,7 @@ class Engine(Generic[TicketT]):
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
-        self.scheduler.abort(request_id)
+        self.scheduler.table.abort(request_id)
 
     def request_ids(self) -> list[str]:
         """The requests that have not ended."""
@@ -124,12 +124,12 @@ class Engine(Generic[TicketT]):
         events = self._events
         if self._stands:
             for sequence in self.scheduler.table.deadlines.due(self._clock.now()):
-                self.scheduler.finish(sequence, FinishReason.TIMEOUT)
+                self.scheduler.table.finish(sequence, FinishReason.TIMEOUT)
         self._pipeline.advance(events, fills=not self._stands)
         if self._pipeline.recorder is not None:
             self._pipeline.recorder.note_turn()
-        events[:0] = self.scheduler.notices
-        self.scheduler.notices.clear()
+        events[:0] = self.scheduler.table.notices
+        self.scheduler.table.notices.clear()
         self._answers.report_ends(events)
         if self._paranoid:
             audit(self.scheduler)
@@ -249,10 +249,10 @@ class Engine(Generic[TicketT]):
     def start_counting(self) -> None:
         """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
         assert not self.scheduler.table.requests
-        leaked = self.scheduler.counters.leaked_blocks
         self.forget_prefixes(with_directory=False)
-        self.scheduler.counters = Counters(since=self._clock.now(), leaked_blocks=leaked)
-        self.scheduler.cache.start_counting()
+        leaked = self.scheduler.counters.leaked_blocks
+        self.scheduler.table.counters = Counters(since=self._clock.now(), leaked_blocks=leaked)
+        self.scheduler.cache.statistics = PrefixStatistics()
 
     def read_lora(self, folder: str) -> LoraFacts:
         """Read an adapter, in any thread; it has no name yet. Raises `BadValueError`."""
@@ -283,23 +283,15 @@ class Engine(Generic[TicketT]):
 
 def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> EngineState:
     """The counts at clock reading `at`. Blocks are those of the fullest cache group, scaled to the size of the largest."""
-    counters, prefixes = scheduler.counters, scheduler.cache.statistics
+    table, counters, prefixes = scheduler.table, scheduler.counters, scheduler.cache.statistics
     grammars = scheduler.constraints.counts()
-    fullest = min(scheduler.cache.allocators, key=_free_part)
+    fullest = min(scheduler.cache.allocators, key=lambda pool: pool.num_free / pool.num_blocks)
     largest = max(pool.num_blocks for pool in scheduler.cache.allocators)
-    running = len(scheduler.table.rows.running)
-    running_requests = len({each.request.request_id for each in scheduler.table.rows.running})
+    running = len(table.rows.running)
+    running_requests = len({each.request.request_id for each in table.rows.running})
     return EngineState(
         at=at,
-        last_step=max(scheduler.last_commit, counters.since),
         steps=counters.steps,
-        running=running,
-        waiting=counters.accepted - sum(counters.finished.values()) - running,
-        waiting_tokens=sum(
-            each.num_prompt_tokens for each in scheduler.table.alive if each.phase is not Phase.RUNNING
-        ),
-        running_requests=running_requests,
-        waiting_requests=len(scheduler.table.requests) - running_requests,
         accepted=counters.accepted,
         finished={reason.value: count for reason, count in counters.finished.items()},
         finished_requests={reason.value: count for reason, count in counters.finished_requests.items()},
@@ -309,22 +301,28 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
         wide_steps=counters.wide_steps,
         draft_tokens=counters.draft_tokens,
         accepted_tokens=counters.accepted_tokens,
+        leaked_blocks=counters.leaked_blocks,
+        late_masks=counters.late_masks,
+        last_step=max(scheduler.last_commit, counters.since),
+        running=running,
+        waiting=counters.accepted - sum(counters.finished.values()) - running,
+        waiting_tokens=sum(each.num_prompt_tokens for each in table.alive if each.phase is not Phase.RUNNING),
+        running_requests=running_requests,
+        waiting_requests=len(table.requests) - running_requests,
         prefix_queries=prefixes.queried_tokens,
         prefix_hits=prefixes.hit_tokens,
         prefix_lost=dict(prefixes.lost_tokens),
         free_blocks=fullest.num_free * largest // fullest.num_blocks,
         cached_blocks=fullest.num_kept * largest // fullest.num_blocks,
-        leaked_blocks=counters.leaked_blocks,
         grammar_compiles=grammars.compiles,
         grammar_compile_seconds=grammars.compile_seconds,
         mask_seconds=grammars.mask_seconds,
-        late_masks=counters.late_masks,
         late_compiles=counted.late_compiles,
         graph_steps=dict(counted.graph_steps),
         expert_tokens=dict(counted.expert_tokens),
         busiest_expert_tokens=counted.busiest_expert_tokens,
-        lora_requests=dict(scheduler.table.loras.requests),
-        paused=scheduler.table.waiting.is_closed,
+        lora_requests=dict(table.loras.requests),
+        paused=table.waiting.is_closed,
         device_wait_seconds=counted.device_wait_seconds or 0.0,
         tiers={} if scheduler.cache.tiers is None else scheduler.cache.tiers.counts(),
     )
@@ -334,7 +332,3 @@ def leaked_blocks(scheduler: Scheduler) -> int:
     """Blocks of all groups that are not free although no table holds them; costs a look at every table entry."""
     pools = enumerate(scheduler.cache.allocators)
     return sum(pool.num_blocks - pool.num_free - len(set(holders(scheduler, group))) for group, pool in pools)
-
-
-def _free_part(pool: BlockAllocator) -> float:
-    return pool.num_free / pool.num_blocks

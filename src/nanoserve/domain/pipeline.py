@@ -7,21 +7,19 @@ the device still computes, because planning needs to know only that a token exis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
+from nanoserve.domain.failures import FailureNote, Failures
+from nanoserve.domain.late_draws import LateDraws
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import ModelRunner
-from nanoserve.ports.errors import RunnerLostError, StepFailedError
+from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 
 TicketT = TypeVar("TicketT")
-FailureNote = Callable[[int, Exception, list[str]], None]
-"""Takes the number of a step that failed, why, and the ids of the requests that end for it."""
 
 
 class Pipeline(Generic[TicketT]):
@@ -44,9 +42,9 @@ class Pipeline(Generic[TicketT]):
         self._runner = runner
         self._answers = answers
         self._depth = depth
-        self._on_failure = on_failure or (lambda *_: None)
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
-        self._is_undrawn = False
+        self._failures = Failures(scheduler, on_failure)
+        self._late_draws = LateDraws(scheduler)
 
     def __len__(self) -> int:
         """How many steps are in flight."""
@@ -69,15 +67,15 @@ class Pipeline(Generic[TicketT]):
             elif tiers is not None:
                 tiers.rest()
         except BaseException:
-            self._in_flight.clear()
-            self._is_undrawn = False
+            self._forget_flights()
             self._scheduler.preempt_all()
             raise
 
     def _fill(self) -> None:
-        while (
-            not self._is_undrawn and len(self._in_flight) < self._depth and (plan := self._scheduler.plan())
-        ):
+        while len(self._in_flight) < self._depth and not self._late_draws.is_undrawn:
+            plan = self._scheduler.plan()
+            if plan is None:
+                return
             if self.recorder is not None:
                 self.recorder.note_planned(self._scheduler.flights[-1])
             try:
@@ -87,89 +85,64 @@ class Pipeline(Generic[TicketT]):
                 return
             self._in_flight.append((plan, ticket))
             if plan.masked:
-                self._is_undrawn = True
+                self._late_draws.is_undrawn = True
                 self._draw()
-
-    def _draw(self, *, begin: bool = False) -> None:
-        """A step with masked rows is drawn as soon as all before it is committed, and nothing is planned behind it.
-
-        Its masks may `begin` before. Other threads make them.
-        """
-        if not self._is_undrawn or len(self._in_flight) > 1:
-            return
-        self._is_undrawn = begin
-        plan, ticket = self._in_flight[0]
-        try:
-            if begin:
-                self._scheduler.constraints.begin(self._scheduler.flights[0])
-            else:
-                repeated = self._scheduler.draw(ticket)
-                if self.recorder is not None:
-                    self.recorder.note_repeated(repeated)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(plan, error)
 
     def _bring_home_oldest(self, events: list[EngineEvent]) -> None:
         plan, ticket = self._in_flight.popleft()
         try:
-            result = self._collect(plan, ticket)
+            result = self._runner.collect(ticket)
+            _check(plan, result)
+            if result.broken:
+                self._failures.end_broken(plan, result.broken)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
-        if result.broken:
-            taken = self._scheduler.cache.promises.first_taken(plan.step, result.broken)
-            rows = taken or result.broken
-            broken = StepFailedError(f"step {plan.step}: logits of rows {rows} are not finite", rows)
-            if taken:
-                self._fail(plan, broken)
-                return
-            self._end_broken(plan, broken)
         flight = self._scheduler.flights[0]
         gained = self._scheduler.commit(result)
         if self.recorder is not None:
-            self.recorder.note_surplus(flight.surplus(result))
-            self.recorder.note_committed(plan.step, gained)
+            self.recorder.note_committed(flight, result, gained)
         try:
             self._draw(begin=True)  # the device waits for it, and events can be made meanwhile
         finally:
             self._answers.report(gained, events)
         while gained := self._scheduler.commit_more():
             if self.recorder is not None:
-                self.recorder.note_committed(plan.step, gained)
+                self.recorder.note_gained(plan.step, gained)
             self._answers.report(gained, events)
         self._draw()
 
-    def _end_broken(self, plan: StepPlan, error: StepFailedError) -> None:
-        """Rows that have no token end, and cost the others of the step nothing: none of those computes with their numbers."""
-        by_row = self._scheduler.flights[0].by_row
-        ended = [by_row[row] for row in error.guilty_rows if by_row[row].finish_reason is None]
-        for sequence in ended:
-            self._scheduler.finish(sequence, FinishReason.ERROR, _reason(error))
-        self._on_failure(plan.step, error, [each.request.request_id for each in ended])
-
-    def _collect(self, plan: StepPlan, ticket: TicketT) -> StepResult:
-        result = self._runner.collect(ticket)
-        asked, yielded = len(plan.sampling_rows), len(result.token_ids)
-        counts = result.counts
-        if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > plan.width):
-            raise StepFailedError(f"{asked} rows were to yield up to {plan.width} tokens and {counts} came")
-        if not counts and asked != yielded:
-            raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
-        if {*plan.pooling_rows} != {*result.pooled}:
-            raise StepFailedError(
-                f"rows {plan.pooling_rows} were to yield vectors and {[*result.pooled]} did"
-            )
-        return result
+    def _draw(self, *, begin: bool = False) -> None:
+        """Draw a step with masked rows, or `begin` its masks, if all before it is committed."""
+        if not self._late_draws.is_undrawn or len(self._in_flight) > 1:
+            return
+        plan, ticket = self._in_flight[0]
+        try:
+            if begin:
+                self._scheduler.constraints.begin(self._scheduler.flights[0])
+                return
+            repeated = self._late_draws.draw(ticket)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(plan, error)
+            return
+        if self.recorder is not None:
+            self.recorder.note_repeated(repeated)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        if isinstance(error, RunnerLostError):
-            raise error
-        guilty = error.guilty_rows if isinstance(error, StepFailedError) else ()
+        self._forget_flights()
+        self._failures.blame(plan, error)
+
+    def _forget_flights(self) -> None:
         self._in_flight.clear()
-        self._is_undrawn = False
-        ended = self._scheduler.fail(plan, guilty, _reason(error))
-        self._on_failure(plan.step, error, [each.request.request_id for each in ended])
+        self._late_draws.is_undrawn = False
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _check(plan: StepPlan, result: StepResult) -> None:
+    """Raise `StepFailedError` unless each row has yielded what it was to yield."""
+    asked, yielded, counts = len(plan.sampling_rows), len(result.token_ids), result.counts
+    if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > plan.width):
+        raise StepFailedError(f"{asked} rows were to yield up to {plan.width} tokens and {counts} came")
+    if not counts and asked != yielded:
+        raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
+    if {*plan.pooling_rows} != {*result.pooled}:
+        raise StepFailedError(f"rows {plan.pooling_rows} were to yield vectors and {[*result.pooled]} did")

@@ -122,7 +122,7 @@ class Sequence:
 
     @property
     def computes_all(self) -> bool:
-        """Whether each of its prompt's positions must be computed, cached or not."""
+        """True if each of its prompt's positions must be computed, cached or not."""
         pooling = self.request.pooling
         return self.sampling.prompt_logprobs is not None or (pooling is not None and pooling.reads_all)
 

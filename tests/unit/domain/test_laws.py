@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from nanoserve.domain.kv.laws import Law, RecurrentLaw, Snapshots, law_of, pool_needs
+from nanoserve.domain.kv.kinds import RecurrentLaw, law_of, pool_needs
+from nanoserve.domain.kv.laws import Law, Snapshots
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import (
     CacheGroup,

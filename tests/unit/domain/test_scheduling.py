@@ -191,7 +191,7 @@ def test_a_sequence_finished_twice_is_finished_once() -> None:
     world.add("a", range(4))
     (sequence,) = world.scheduler.table.requests["a"]
     for _ in range(2):
-        world.scheduler.finish(sequence, FinishReason.ABORT)
+        world.scheduler.table.finish(sequence, FinishReason.ABORT)
     assert world.scheduler.counters.finished[FinishReason.ABORT] == 1
     assert sequence.phase is Phase.FINISHED
     with pytest.raises(AssertionError):

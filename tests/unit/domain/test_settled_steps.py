@@ -19,7 +19,8 @@ class Unsettling(RecordingRunner):
 
     def submit(self, plan: StepPlan, /) -> StepPlan:
         if self.scheduler is not None:
-            self.scheduler.is_settled, self.scheduler.cut_short_at = False, 10**9
+            table = self.scheduler.table
+            table.is_settled, table.cut_short_at = False, 10**9
         return super().submit(plan)
 
 

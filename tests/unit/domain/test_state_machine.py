@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nanoserve.domain.invariants import audit
-from nanoserve.domain.kv.laws import law_of
+from nanoserve.domain.kv.kinds import law_of
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stream import find_stop
 from nanoserve.domain.tracing.recorder import read_snapshot

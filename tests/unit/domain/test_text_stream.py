@@ -9,7 +9,8 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoserve.domain.text.stream import IdStream, StopMatch, TextStream, find_stop, held_back
+from nanoserve.domain.text.dialects.reader import held_back
+from nanoserve.domain.text.stream import IdStream, StopMatch, TextStream, find_stop
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import TokenLogprobs

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from nanoserve.domain.invariants import audit
-from nanoserve.domain.scheduling.steps import DecodeSet
+from nanoserve.domain.scheduling.wide_steps import WideDecodeSet
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
@@ -188,7 +188,7 @@ def test_a_wide_step_costs_its_plan_the_same_for_few_rows_and_many() -> None:
 
 
 def test_a_row_is_looked_at_when_its_dates_come_and_set_right() -> None:
-    members = DecodeSet(block_size=4)
+    members = WideDecodeSet(block_size=4)
     assert members.is_exact
     world, _ = drafting_world(0.0, 8)
     world.add("a", range(5), max_tokens=40)

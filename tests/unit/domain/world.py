@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from nanoserve.domain.engine import Engine
-from nanoserve.domain.pipeline import FailureNote
+from nanoserve.domain.failures import FailureNote
 from nanoserve.domain.scheduling.admission import derive_seed
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits, RequestClass

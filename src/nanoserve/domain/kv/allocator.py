@@ -20,7 +20,7 @@ class OutOfBlocksError(Exception):
 
 @attrs.define
 class PrefixStatistics:
-    """Counts since the start, in tokens except for `evicted_blocks`; a sequence counts once, when first admitted.
+    """Counts since the start, in tokens; a sequence counts once, when first admitted.
 
     `lost_tokens` could have been reused, had the groups of one kind kept theirs, by the name of that kind.
     """
@@ -28,7 +28,6 @@ class PrefixStatistics:
     queried_tokens: int = 0
     hit_tokens: int = 0
     lost_tokens: Counter[str] = attrs.field(factory=Counter)
-    evicted_blocks: int = 0
 
 
 class BlockAllocator:
@@ -105,7 +104,7 @@ class BlockAllocator:
         return self._block_of.get(content)
 
     def is_named(self, block: int) -> bool:
-        """Whether a block can be found by its content, or will be."""
+        """True if a block can be found by its content, or will be."""
         return block in self._hash_of
 
     def register(self, block: int, content: BlockHash, step: int | None = None) -> int:

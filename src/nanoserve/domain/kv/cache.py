@@ -30,7 +30,8 @@ from collections.abc import Collection, Iterable
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
-from nanoserve.domain.kv.laws import Law, Snapshots, law_of
+from nanoserve.domain.kv.kinds import law_of
+from nanoserve.domain.kv.laws import Law, Snapshots
 from nanoserve.domain.kv.names import Promises, fast_hash, strong_hash
 from nanoserve.domain.kv.states import PlannedCopy, States
 from nanoserve.domain.kv.tiers import Tiers
@@ -45,7 +46,9 @@ from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 class KVCache:
     """One `BlockAllocator` per cache group, of `num_blocks` pages each or of as many as its entry says.
 
-    While `journal` is a list, every change is appended to it; its owner empties it.
+    Attributes:
+        exchanged: by row, the next plan's word of blocks that `share` has exchanged for equal ones.
+        journal: while it is a list, every change is appended to it; its owner empties it.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class KVCache:
             elif not law.keeps_nothing:
                 self._paged.append((group, law, pool))
         self._hash = strong_hash if isolated else fast_hash
-        self._statistics = PrefixStatistics()
+        self.statistics = PrefixStatistics()
+        self.exchanged: dict[int, list[TableUpdate]] = {}
         self.journal: list[trace.KVChange] | None = None
         self.events: EventLog | None = None
         pools = {group: pool for group, _, pool in self._paged}
@@ -94,16 +98,6 @@ class KVCache:
             directory=directory,
             note=self._note,
         )
-
-    @property
-    def statistics(self) -> PrefixStatistics:
-        """Prefix-cache counts since the start."""
-        self._statistics.evicted_blocks = sum(allocator.num_evicted for allocator in self.allocators)
-        return self._statistics
-
-    def start_counting(self) -> None:
-        """Start the prefix-cache counts anew; evictions count on."""
-        self._statistics = PrefixStatistics()
 
     def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
         """True if a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
@@ -176,9 +170,9 @@ class KVCache:
         sequence.block_tables = tuple(tables)
         sequence.num_shared_blocks = shared
         if sequence.first_scheduled is None:
-            self._statistics.queried_tokens += len(sequence.token_ids)
-            self._statistics.hit_tokens += shared * self.block_size
-            self._statistics.lost_tokens.update(sequence.lost_tokens)
+            self.statistics.queried_tokens += len(sequence.token_ids)
+            self.statistics.hit_tokens += shared * self.block_size
+            self.statistics.lost_tokens.update(sequence.lost_tokens)
         if self.journal is not None:
             self.journal.append(trace.TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
             self.states.note_admitted(sequence, copies)
@@ -234,14 +228,19 @@ class KVCache:
             pool.is_named(sequence.block_tables[group][index]) for group, _, pool in self._paged
         )
 
-    def share(self, sequence: Sequence, num_computed: int) -> list[TableUpdate]:
+    def take_exchanged(self) -> list[TableUpdate]:
+        """Give out and forget `exchanged`."""
+        exchanged, self.exchanged = self.exchanged, {}
+        return [update for updates in exchanged.values() for update in updates]
+
+    def share(self, sequence: Sequence, num_computed: int) -> None:
         """Register the full blocks among the first `num_computed` tokens, whose keys and values are now written.
 
         Where an equal block is known already, the table is changed to it and the duplicate freed.
         """
         full = num_computed // self.block_size
         if sequence.hash_root is None or full <= sequence.num_shared_blocks:
-            return []
+            return
         hashes = self.hashes(sequence, full)
         updates, named = [], []
         for index in range(sequence.num_shared_blocks, full):
@@ -267,7 +266,8 @@ class KVCache:
         if self.journal is not None:
             swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
             self.journal.append(trace.BlocksShared(sequence.key, full, swapped))
-        return updates
+        if updates:
+            self.exchanged.setdefault(updates[0].row, []).extend(updates)
 
     def release(self, sequence: Sequence) -> None:
         """Give all blocks and states back, the tail of a table first, so that a prefix outlives what follows it."""
@@ -280,8 +280,10 @@ class KVCache:
         sequence.block_tables = ()
         sequence.snapshots.clear()
         sequence.num_shared_blocks = 0
-        if self.journal is not None:
-            self.journal.append(trace.TablesReturned(sequence.key))
+        assert sequence.row is not None
+        # Another sequence may have the row in the next plan, and these are for the tables of this one.
+        self.exchanged.pop(sequence.row, None)
+        self._note(trace.TablesReturned(sequence.key))
 
     def traced_tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
         """Its tables as the step log has them, which reports states apart from blocks."""
@@ -301,8 +303,7 @@ class KVCache:
             pool.forget()
         if self.tiers is not None:
             self.tiers.forget(with_directory=with_directory)
-        if self.journal is not None:
-            self.journal.append(trace.PrefixesForgotten())
+        self._note(trace.PrefixesForgotten())
 
     def _note(self, change: trace.KVChange) -> None:
         if self.journal is not None:

@@ -1,18 +1,19 @@
 """The laws of cache groups: what a kind of group still reads, what can be reused, and how many pages that takes.
 
 A *page* is what a pool hands out: a block of `block_size` tokens, or the state of a recurrent group. `KVCache` asks
-these questions and knows no kind; a new kind is a value in `ports/model_spec.py` and a law here. Lengths that can be
+these questions and knows no kind; a new kind is a value in `ports/model_spec.py` and a law here, or in `kinds.py`. Lengths that can be
 reused are counted in blocks, because a prefix goes by the hashes of its blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import attrs
 
 from nanoserve.ports.kv import BlockHash
-from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Uncached, Window
+from nanoserve.ports.model_spec import PoolNeed
 
 Find = Callable[[BlockHash], int | None]
 """The page that holds a content; None where none does."""
@@ -50,24 +51,18 @@ class Snapshots:
 
 @attrs.frozen
 class Law:
-    """The control plane's questions to one cache group; as it stands, the law of groups whose tokens read all earlier ones."""
+    """The control plane's questions to one cache group; as it stands, the law of groups whose tokens read all earlier ones.
+
+    Attributes:
+        snapshots: where to keep copies of a page that every step overwrites; None where blocks are written once and shared.
+        forgets: True if blocks fall behind what is read while a sequence runs.
+        keeps_nothing: True if a sequence has no pages, and is computed whole: what one step does not read no later one can.
+    """
 
     block_size: int
-
-    @property
-    def snapshots(self) -> Snapshots | None:
-        """Where to keep copies of a page that every step overwrites; None where blocks are written once and shared."""
-        return None
-
-    @property
-    def forgets(self) -> bool:
-        """True if blocks fall behind what is read while a sequence runs."""
-        return False
-
-    @property
-    def keeps_nothing(self) -> bool:
-        """True if a sequence has no pages, and is computed whole: what one step does not read no later one can."""
-        return False
+    snapshots: Snapshots | None = None
+    forgets: ClassVar[bool] = False
+    keeps_nothing: ClassVar[bool] = False
 
     def first_read(self, start: int) -> int:  # noqa: ARG002 - the same for every start
         """The first block that computing tokens from `start` on reads; what is before it may go."""
@@ -99,16 +94,12 @@ class Law:
         return PoolNeed(least=every, per_row=every, usual=usual)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class WindowLaw(Law):
     """A token reads the last `window` ones, its own included; a prefix is reused where those before its end are there."""
 
     window: int
-
-    @property
-    def forgets(self) -> bool:
-        """True: blocks fall behind the window while a sequence runs."""
-        return True
+    forgets = True
 
     def first_read(self, start: int) -> int:
         """The block of the oldest token that the token at `start` sees."""
@@ -142,87 +133,3 @@ class WindowLaw(Law):
             per_row=min(held + held // 2, every),
             fixed=-(-max_chunk // self.block_size) + 1,
         )
-
-
-@attrs.frozen
-class RecurrentLaw(Law):
-    """One state per row, overwritten by every step; it can be reused only where a snapshot of it was kept."""
-
-    points: Snapshots
-
-    @property
-    def snapshots(self) -> Snapshots:
-        """At the reuse points."""
-        return self.points
-
-    def first_read(self, start: int) -> int:
-        """The block at whose end the state is that the token at `start` goes on from."""
-        return max(0, start // self.block_size - 1)
-
-    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
-        """Where there is a snapshot, and the beginning, at which there is no state yet."""
-        return {0} | {length for length, content in enumerate(hashes, start=1) if find(content) is not None}
-
-    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always one
-        """The live state; snapshots are taken where there is room for them."""
-        return 1
-
-    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always one
-        """The page that it cannot do without: the live state."""
-        return 1
-
-    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - never more
-        """For every row the live state and its newest snapshot, and some that are on their way."""
-        return PoolNeed(least=1, per_row=2, fixed=2)
-
-
-@attrs.frozen
-class UncachedLaw(Law):
-    """Tokens read one another within a step, and leave nothing behind: no page is taken, and no prefix reused."""
-
-    @property
-    def keeps_nothing(self) -> bool:
-        """True."""
-        return True
-
-    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:  # noqa: ARG002 - nothing is kept
-        """The beginning alone."""
-        return {0}
-
-    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always none
-        """None."""
-        return 0
-
-    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always none
-        """None."""
-        return 0
-
-    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always one
-        """One page that nobody takes: a pool has one at least, and here it has no bytes."""
-        return PoolNeed(least=1, per_row=0)
-
-
-def law_of(group: CacheGroup, block_size: int) -> Law:
-    """The law of a cache group."""
-    match group.kind:
-        case Full() | Latent():
-            return Law(block_size)
-        case Window(tokens):
-            return WindowLaw(block_size, tokens)
-        case Recurrent(prompt, decode):
-            intervals = [-(-each // block_size) * block_size for each in (prompt, decode)]
-            return RecurrentLaw(block_size, Snapshots(block_size, *intervals))
-        case Uncached():
-            return UncachedLaw(block_size)
-
-
-def pool_needs(
-    groups: Sequence[CacheGroup], *, block_size: int, max_model_len: int, max_num_batched_tokens: int
-) -> tuple[PoolNeed, ...]:
-    """How large the pool of each group should be.
-
-    Windows are modest beside a group that is not bounded; where there is none, they share all there is.
-    """
-    laws = [law_of(group, block_size) for group in groups]
-    alone = all(law.forgets or law.snapshots is not None for law in laws)
-    return tuple(law.pool_need(max_model_len, max_num_batched_tokens, alone=alone) for law in laws)

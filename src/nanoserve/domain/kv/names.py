@@ -57,12 +57,9 @@ def hash_root(
     `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start. Where caching is off, the sequences of one request still share blocks, and with
     no other request.
     """
-    if prefix_caching and weights:
-        return chain_root("weights", weights, lora.hex(), request.cache_salt, isolated=isolated)
-    if prefix_caching and lora:
-        return chain_root("lora", lora.hex(), request.cache_salt, isolated=isolated)
     if prefix_caching:
-        return chain_root("salt", request.cache_salt, isolated=isolated)
+        kept = ("weights", weights, lora.hex()) if weights else ("lora", lora.hex()) if lora else ("salt",)
+        return chain_root(*kept, request.cache_salt, isolated=isolated)
     if request.sampling.n > 1:
         return chain_root("request", request.request_id, isolated=isolated)
     return None

@@ -34,7 +34,10 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
     _check_vocabulary(request, limits.vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         check_logprobs(name, getattr(request.sampling, name), limits.max_logprobs)
-    _check_times(request)
+    check_integer("priority", request.priority)
+    for name, time in (("deadline", request.deadline), ("queue_timeout", request.queue_timeout)):
+        if time is not None:
+            check_number(name, time, 0.0, 1e12)
     _check_room(request, limits, cache)
 
 
@@ -114,14 +117,6 @@ def _check_whole(request: Request, limits: Limits) -> None:
     if length > most:
         message = f"the prompt has {length} tokens, is computed whole, and a step has room for {most}"
         raise errors.PromptTooLongError(f"{message}; shorten the prompt or raise max_num_batched_tokens")
-
-
-def _check_times(request: Request) -> None:
-    check_integer("priority", request.priority)
-    for name in ("deadline", "queue_timeout"):
-        value = getattr(request, name)
-        if value is not None:
-            check_number(name, value, 0.0, 1e12)
 
 
 def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:

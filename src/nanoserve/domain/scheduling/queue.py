@@ -1,4 +1,4 @@
-"""The waiting sequences by request class, which comes next, and which have run out of time."""
+"""The waiting sequences by request class, which comes next, the rows that they wait for, and which have run out of time."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from nanoserve.domain.scheduling.limits import RequestClass
+from nanoserve.domain.scheduling.limits import Limits, RequestClass
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.errors import QueueFullError
-from nanoserve.ports.request import Request
+from nanoserve.ports.request import DEFERRED_CLASS, Request
 
 ItemT = TypeVar("ItemT")
 
@@ -134,6 +134,64 @@ class WaitingQueue:
         self._lengths[name] -= 1
 
 
+class RowPool:
+    """Rows 0 to max_num_seqs - 1; the lowest free one is taken first.
+
+    Attributes:
+        running: the sequences that hold a row, in the order in which they took it.
+        free: the rows that no sequence holds, as a heap.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.running: dict[Sequence, None] = {}
+        self._num_rows = limits.max_num_seqs
+        self._bounds = {each.name: each.max_running for each in limits.classes}
+        self._taken_by_class = dict.fromkeys(self._bounds, 0)
+        self.free = list(range(limits.max_num_seqs))
+        self._released: list[int] = []
+
+    def open_to(self, class_name: str) -> bool:
+        """True if the class may have one more row."""
+        bound = self._bounds[class_name]
+        return bound is None or self._taken_by_class[class_name] < bound
+
+    @property
+    def has_deferred(self) -> bool:
+        """True if a deferred sequence, which then is the last in order, holds a row."""
+        return self._taken_by_class.get(DEFERRED_CLASS, 0) > 0
+
+    def take(self, sequence: Sequence) -> int:
+        """Give the sequence a row."""
+        row = heapq.heappop(self.free)
+        sequence.row = row
+        self.running[sequence] = None
+        self._taken_by_class[sequence.request.request_class] += 1
+        return row
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take the sequence's row back; the next plan tells the runner."""
+        row = sequence.row
+        assert row is not None
+        sequence.row = None
+        del self.running[sequence]
+        self._taken_by_class[sequence.request.request_class] -= 1
+        heapq.heappush(self.free, row)
+        self._released.append(row)
+
+    def released(self) -> list[int]:
+        """The rows given back since the last time this was asked."""
+        released, self._released = self._released, []
+        return released
+
+    def release_all(self) -> None:
+        """The runner may have missed releases: the next plan releases every row."""
+        self._released = list(range(self._num_rows))
+
+    def youngest(self) -> Sequence:
+        """The running sequence that comes last in order, the first to be preempted."""
+        return max(self.running, key=lambda each: each.order)
+
+
 @attrs.frozen(eq=False)
 class _Alarm:
     sequence: Sequence
@@ -168,7 +226,7 @@ class Deadlines:
                 self._alarms.note_death()
 
     def is_due(self, now: float) -> bool:
-        """Whether there are any."""
+        """True if there are any."""
         entry = self._alarms.peek()
         return entry is not None and entry[0] <= now
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 import bisect
 from typing import Final
 
-from nanoserve.domain.scheduling.sequence_table import Population
-from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep
+from nanoserve.domain.kv.cache import KVCache
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.sequence_table import SequenceTable
+from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress, Stopped, stopped_by
+from nanoserve.domain.scheduling.wide_steps import WideDecodeSet, rounds, surplus
+from nanoserve.domain.sequence import Phase
 from nanoserve.ports.step import StepResult
 
 LEARNING_RATE: Final = 0.25
@@ -27,27 +31,28 @@ PROBE_AFTER: Final = 64
 class Speculation:
     """Drafts for the rows of one scheduler. They take nothing from anybody: where blocks or a step's budget are short, it is narrow."""
 
-    def __init__(self, population: Population) -> None:
-        self._population = population
-        self._costs = sorted(population.limits.step_seconds)
-        most = population.limits.max_width
+    def __init__(self, limits: Limits, cache: KVCache, table: SequenceTable) -> None:
+        assert isinstance(table.decoding, WideDecodeSet)
+        self._limits, self._cache, self._table, self._members = limits, cache, table, table.decoding
+        self._costs = sorted(limits.step_seconds)
+        most = limits.max_width
         self._widths = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
         self._rows: DecodingRows | None = None
         self._best = most
         self._narrow_steps = self._wide_steps = 0
+        self._rounds: list[list[Progress]] = []
 
     def choose_width(self) -> int:
         """Tokens that decoding rows compute in the next step; 0 where it must wait for steps in flight.
 
         A narrow step has no limits of rows on the device, so it waits until it is known that no row has come to its end.
         """
-        population = self._population
-        members, cache, limits = population.table.decoding, population.cache, population.limits
-        if not members or cache.has_states or population.constraints.matchers or population.suspects:
+        members, cache, table = self._members, self._cache, self._table
+        if not members or cache.has_states or table.constraints.matchers or table.suspects:
             width = 1
         else:
             width = self._best_width(members.snapshot())
-        blocks = -(-width // limits.block_size)
+        blocks = -(-width // self._limits.block_size)
         if width > 1 and cache.has_room(blocks * len(members.needing_blocks(width))):
             return width
         members.tighten()
@@ -69,7 +74,7 @@ class Speculation:
         return self._widest(rows)
 
     def _widest(self, rows: DecodingRows) -> int:
-        budget = self._population.limits.max_num_batched_tokens
+        budget = self._limits.max_num_batched_tokens
         return max((width for width in self._widths if width * len(rows.rows) <= budget), default=1)
 
     def _most_tokens_per_second(self, rows: DecodingRows) -> int:
@@ -94,17 +99,44 @@ class Speculation:
         (low, fast), (high, slow) = self._costs[right - 1 : right + 1]
         return max(fast + (num_tokens - low) * (slow - fast) / (high - low), 1e-9)
 
-    def note(self, flight: InFlightStep, result: StepResult) -> None:
-        """A step is about to land: see how many of each row's drafts were right."""
-        population, width = self._population, flight.plan.width
-        population.counters.draft_tokens += result.num_drafts
-        population.counters.accepted_tokens += len(result.token_ids) - len(flight.sampling)
-        for sequence, lacks in flight.surplus(result):
-            if sequence not in population.table.decoding:  # the set finds out by itself
+    def come_home(self, flight: InFlightStep) -> None:
+        """The oldest step in flight is committed."""
+        self._members.land(flight.plan.width)
+
+    def forget_flights(self) -> None:
+        """No step in flight counts any more, and nothing decodes."""
+        self._members.forget_flights()
+        self._rounds.clear()
+
+    def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
+        """As `InFlightStep.land`, of each row's first token; `land_more` has the others."""
+        self._note(flight, result)
+        self._rounds = rounds(flight, result, self._table.constraints.missed)
+        progress, stopped = self.land_more()
+        return progress, stopped + flight.land_vectors(result)
+
+    def land_more(self) -> tuple[list[Progress], list[Stopped]]:
+        """Append one more token of the step to each sequence that has one and lives; nothing when all of it is home."""
+        entries = self._rounds.pop(0) if self._rounds else []
+        progress = [each for each in entries if each[0].finish_reason is None]
+        for sequence, token, _ in progress:
+            # As in `Scheduler.commit`: its last token is computed now, and was known before.
+            if sequence.phase is Phase.RUNNING and not len(sequence.token_ids) % self._limits.block_size:
+                self._cache.share(sequence, len(sequence.token_ids))
+            sequence.token_ids.append(token)
+        return progress, stopped_by([each[0] for each in progress])
+
+    def _note(self, flight: InFlightStep, result: StepResult) -> None:
+        """See how many of each row's drafts were right."""
+        counters, width = self._table.counters, flight.plan.width
+        counters.draft_tokens += result.num_drafts
+        counters.accepted_tokens += len(result.token_ids) - len(flight.sampling)
+        for sequence, lacks in surplus(flight, result):
+            if sequence not in self._members:  # the set finds out by itself
                 sequence.num_scheduled_tokens -= lacks
         if width == 1:
             return
-        population.counters.wide_steps += result.num_drafts > 0
+        counters.wide_steps += result.num_drafts > 0
         self._narrow_steps = 0
         self._wide_steps += 1
         if self._best == 1 or self._wide_steps % RECONSIDER == 0:

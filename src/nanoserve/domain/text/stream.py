@@ -8,10 +8,11 @@ A token whose text does not depend on its neighbours is looked up instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import attrs
 
+from nanoserve.domain.text.dialects.reader import held_back
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import Request
 from nanoserve.ports.step import TokenLogprobs
@@ -45,22 +46,6 @@ class Released(NamedTuple):
 NOTHING = Released((), "", ())
 
 
-class OutputStream(Protocol):
-    """Takes the tokens of one sequence in and gives out what can be shown."""
-
-    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> str | None:
-        """Take a token in; returns the stop string that it completes, if any."""
-
-    def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Take in a token that ends the sequence and is counted but not printed."""
-
-    def take(self) -> Released:
-        """Return the text that can be shown now and was not shown before."""
-
-    def close(self) -> Released:
-        """The last output, after the sequence has ended."""
-
-
 class IdStream:
     """Output without text: every token can be shown at once."""
 
@@ -72,9 +57,7 @@ class IdStream:
         self._held.append((token_id, logprobs))
         return None
 
-    def push_unseen(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """Take a token in."""
-        self._held.append((token_id, logprobs))
+    push_unseen = push
 
     def take(self) -> Released:
         """Everything since the last time."""
@@ -220,6 +203,10 @@ class TextStream:
         return Released(tuple([token.token_id for token in out]), text, tuple(scores))
 
 
+OutputStream = TextStream | IdStream | SilentStream
+"""Takes the tokens of one sequence in and gives out what can be shown."""
+
+
 @attrs.frozen
 class StopMatch:
     """A stop string found at text[start:end]."""
@@ -242,22 +229,12 @@ def find_stop(text: str, stops: Sequence[str], begin: int) -> StopMatch | None:
     return min(matches, key=lambda match: (match.end, match.start)) if matches else None
 
 
-def held_back(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of the text may be the beginning of a stop string."""
-    longest = 0
-    for stop in stops:
-        start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-        while start >= 0 and not stop.startswith(text[start:]):
-            start = text.find(stop[0], start + 1)
-        if start >= 0:
-            longest = max(longest, len(text) - start)
-    return longest
-
-
 class Detokenizer:
     """The text of one sequence's output, as a continuation of its prompt.
 
     A prompt that ends in the middle of a character gives its bytes to the first character of the output.
+
+    `is_mid_character`: the newest tokens are held back because they may be the beginning of a character.
     """
 
     def __init__(
@@ -269,12 +246,7 @@ class Detokenizer:
         self._prompt_text = self._decode(self._window)
         self._num_fresh = self._unsettled_prompt_tokens()
         self._shown = self._settled_prompt()
-        self._mid_character = False
-
-    @property
-    def is_mid_character(self) -> bool:
-        """True if the newest tokens are held back because they may be the beginning of a character."""
-        return self._mid_character
+        self.is_mid_character = False
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character is incomplete."""
@@ -286,13 +258,13 @@ class Detokenizer:
         text = self._decode(self._window)
         if not text.startswith(self._shown):
             if text.endswith(_REPLACEMENT) and self._num_fresh <= _LONGEST_INCOMPLETE:
-                self._mid_character = True
+                self.is_mid_character = True
                 return ""
             text = self._drop_context()
         settled = self._settled(text)
-        self._mid_character = len(settled) < len(text)
+        self.is_mid_character = len(settled) < len(text)
         new = self._show(settled)
-        if not self._mid_character:
+        if not self.is_mid_character:
             self._restart(new)
         elif len(self._window) > _LONGEST_WINDOW:
             self._shorten(text)
@@ -303,7 +275,7 @@ class Detokenizer:
         text = self._decode(self._window)
         if not text.startswith(self._shown):
             text = self._drop_context()
-        self._mid_character = False
+        self.is_mid_character = False
         return self._show(text)
 
     def _show(self, text: str) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress
+from nanoserve.domain.scheduling.wide_steps import surplus
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports import trace
 from nanoserve.ports.driven import Clock, Tokenizer
 from nanoserve.ports.events import SequenceAdmitted
+from nanoserve.ports.step import StepResult
 
 
 class Recorder:
@@ -39,7 +41,7 @@ class Recorder:
         self._turns: list[trace.Turn] = []
         self._arrived: list[trace.Arrival] = []
         self._happened: list[trace.Happening] = []
-        self._num_notices, self._num_ended = len(scheduler.notices), len(scheduler.ended)
+        self._num_notices, self._num_ended = len(scheduler.table.notices), len(scheduler.table.ended)
         self._decoding: DecodingRows | None = None
         self._committed: int | None = None
         self._num_generated = 0
@@ -92,13 +94,15 @@ class Recorder:
         """The newest step was drawn without these."""
         self._happened.extend(trace.Repetition(each.key) for each in sequences)
 
-    def note_surplus(self, surplus: Iterable[tuple[Sequence, int]]) -> None:
-        """A step came home that has given these fewer tokens than it was planned for."""
+    def note_committed(self, flight: InFlightStep, result: StepResult, gained: list[Progress]) -> None:
+        """A step came home; where it was wide, it may have given fewer tokens than it was planned for."""
         self._note_moves()
-        self._happened.extend(trace.Repetition(sequence.key, lacks) for sequence, lacks in surplus)
+        lacks = surplus(flight, result)
+        self._happened.extend(trace.Repetition(sequence.key, count) for sequence, count in lacks)
+        self.note_gained(flight.plan.step, gained)
 
-    def note_committed(self, step: int, gained: list[Progress]) -> None:
-        """A step came home, or more of it."""
+    def note_gained(self, step: int, gained: list[Progress]) -> None:
+        """Sequences have gained these tokens by a step."""
         self._committed = step
         self._num_generated += len(gained)
         if self._tokenizer is not None:
@@ -110,7 +114,7 @@ class Recorder:
         self._num_notices = self._num_ended = 0
 
     def _note_moves(self) -> None:
-        notices = self._scheduler.notices
+        notices = self._scheduler.table.notices
         for notice in notices[self._num_notices :]:
             key = self._keys[notice.request_id, notice.index]
             self._happened.append(
@@ -121,8 +125,8 @@ class Recorder:
         self._num_notices = len(notices)
 
     def _note_endings(self) -> list[trace.Ending]:
-        fresh = self._scheduler.ended[self._num_ended :]
-        self._num_ended = len(self._scheduler.ended)
+        fresh = self._scheduler.table.ended[self._num_ended :]
+        self._num_ended = len(self._scheduler.table.ended)
         for sequence in fresh:
             del self._keys[sequence.request.request_id, sequence.index]
         return [_ending(sequence) for sequence in fresh]

@@ -44,7 +44,7 @@ from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
 from nanoserve.adapters.system.process import SystemClock, keep_freed_memory
 from nanoserve.domain.engine import Engine
-from nanoserve.domain.kv.laws import pool_needs
+from nanoserve.domain.kv.kinds import pool_needs
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.entrypoints.compose import choices

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nanoserve.adapters.pytorch import memory
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, plan_memory
-from nanoserve.domain.kv.laws import pool_needs
+from nanoserve.domain.kv.kinds import pool_needs
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import OutOfMemoryError
 from nanoserve.ports.model_spec import CacheGroup, CacheKind, Full, ModelSpec, Recurrent, Window

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.text.dialects.dialect import EarlierArguments
 from nanoserve.domain.text.dialects.families import DIALECTS, FAMILIES
 from nanoserve.domain.text.dialects.parser import split
 from nanoserve.domain.text.dialects.tokenized import TokenizedDialect, choose_dialect
@@ -97,9 +96,7 @@ def test_reasoning_may_have_been_opened_by_the_prompt() -> None:
 def test_earlier_arguments_are_an_object_or_a_text_as_the_template_reads_them(
     name: str, given: Any, wanted: Any
 ) -> None:
-    assert DIALECTS[name].earlier_arguments is (
-        EarlierArguments.TEXT if name == "deepseek-v3" else EarlierArguments.OBJECT
-    )
+    assert DIALECTS[name].earlier_arguments is ("text" if name == "deepseek-v3" else "object")
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": given}}
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},

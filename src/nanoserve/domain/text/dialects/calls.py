@@ -124,23 +124,20 @@ def _other_value(reader: Reader, closers: tuple[str, ...]) -> Reading[str | None
     return "".join(parts).strip() or None
 
 
-_LONGEST_NAME: Final = 256
-
-
 def read_named(
     form: NamedCall, reader: Reader, output: Output, closers: tuple[str, ...]
 ) -> Reading[tuple[bool, str]]:
     """Name and arguments; whether they are whole, and the mark that ended them, where one did."""
     if form.before:
-        _, mark = yield from reader.collect((form.before, *closers), _LONGEST_NAME)
+        _, mark = yield from reader.collect((form.before, *closers), _LONGEST_KEY)
         if mark != form.before:
             return False, mark
     xml = form.arguments if isinstance(form.arguments, XmlArguments) else None
     stops = tuple(filter(None, (form.after, form.id_mark, "" if xml else "{", xml.key_open if xml else "")))
-    written, mark = yield from reader.collect((*stops, *closers), _LONGEST_NAME)
+    written, mark = yield from reader.collect((*stops, *closers), _LONGEST_KEY)
     call_id = ""
     if form.id_mark and mark == form.id_mark:
-        call_id, mark = yield from reader.collect((form.after, "{", *closers), _LONGEST_NAME)
+        call_id, mark = yield from reader.collect((form.after, "{", *closers), _LONGEST_KEY)
     if mark == "{":
         reader.put_back(mark)
     name = written.partition("`")[0].strip()
@@ -176,7 +173,7 @@ def read_pythonic(reader: Reader, output: Output) -> Reading[bool]:
     reader.take()
     while True:
         yield from reader.skip()
-        name = yield from _word(reader, _LONGEST_NAME, ".-")
+        name = yield from _word(reader, _LONGEST_KEY, ".-")
         if name not in output.tools or (yield from reader.skip()) != "(":
             return False
         reader.take()
@@ -202,7 +199,7 @@ def _keywords(reader: Reader, output: Output) -> Reading[bool]:
             reader.take()
             output.arguments(", ")
             continue
-        name = yield from _word(reader, _LONGEST_NAME, "")
+        name = yield from _word(reader, _LONGEST_KEY, "")
         if not name or (yield from reader.skip()) != "=":
             return False
         reader.take()

@@ -6,7 +6,7 @@ token: the same letters typed one by one are plain text. Names of attributes fol
 
 from __future__ import annotations
 
-import enum
+from typing import Literal
 
 import attrs
 
@@ -124,19 +124,8 @@ class Channels:
     ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>")
 
 
-class EarlierArguments(enum.Enum):
-    """As what the chat template reads the arguments of earlier calls."""
-
-    OBJECT = "object"
-    TEXT = "text"
-
-
-class CallIds(enum.Enum):
-    """The shape of ids that the chat template takes: any text, nine letters and digits, `functions.NAME:INDEX`."""
-
-    ANY = "any"
-    NINE = "nine"
-    QUALIFIED = "qualified"
+CallIds = Literal["any", "nine", "qualified"]
+"""The shape of ids that the chat template takes: any text, nine letters and digits, `functions.NAME:INDEX`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -148,14 +137,15 @@ class Dialect:
         reasoning: None where the family has none that is marked.
         calls: None where the family has no calls that are known.
         channels: for families whose answers are messages of channels; the other two are None then.
+        earlier_arguments: as what the chat template reads the arguments of earlier calls.
     """
 
     name: str
     reasoning: Region | None = None
     calls: Calls | None = None
     channels: Channels | None = None
-    earlier_arguments: EarlierArguments = EarlierArguments.OBJECT
-    call_ids: CallIds = CallIds.ANY
+    earlier_arguments: Literal["object", "text"] = "object"
+    call_ids: CallIds = "any"
 
     @property
     def marks(self) -> frozenset[str]:

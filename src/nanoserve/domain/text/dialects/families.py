@@ -14,11 +14,9 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.domain.text.dialects.dialect import (
-    CallIds,
     Calls,
     Channels,
     Dialect,
-    EarlierArguments,
     JsonArguments,
     KeyedCall,
     NamedCall,
@@ -116,15 +114,15 @@ FAMILIES: Final = (
             open="<|tool_call_begin|>",
             close="<|tool_call_end|>",
         ),
-        earlier_arguments=EarlierArguments.TEXT,
-        call_ids=CallIds.QUALIFIED,
+        earlier_arguments="text",
+        call_ids="qualified",
     ),
     _family(
         "deepseek-v3",
         ("<｜tool▁call▁begin｜>", "```json"),
         reasoning=THINK,
         calls=_DEEPSEEK,
-        earlier_arguments=EarlierArguments.TEXT,
+        earlier_arguments="text",
     ),
     _family(
         "deepseek-v3.1",
@@ -132,20 +130,20 @@ FAMILIES: Final = (
         "deepseek_v3",
         reasoning=THINK,
         calls=attrs.evolve(_DEEPSEEK, form=NamedCall("<｜tool▁sep｜>"), between=""),
-        earlier_arguments=EarlierArguments.TEXT,
+        earlier_arguments="text",
     ),
     _family(
         "mistral-v11",
         ("[TOOL_CALLS]", "[ARGS]"),
         reasoning=Region("[THINK]", "[/THINK]"),
         calls=Calls(form=NamedCall("[ARGS]", id_mark="[CALL_ID]"), open="[TOOL_CALLS]"),
-        call_ids=CallIds.NINE,
+        call_ids="nine",
     ),
     _family(
         "mistral",
         ("[TOOL_CALLS]",),
         calls=Calls(form=KeyedCall(listed=True), open="[TOOL_CALLS]", between=", "),
-        call_ids=CallIds.NINE,
+        call_ids="nine",
     ),
     _family(
         "granite",

@@ -26,6 +26,7 @@ from nanoserve.domain.text.dialects.schema import (
     NO_ARGUMENTS,
     closed,
     held,
+    properties_of,
     types_of_argument,
     without_parameters,
 )
@@ -197,7 +198,7 @@ class _Lark:
 
     def _elements(self, form: XmlArguments, tool: Tool, schema: Mapping[str, Any]) -> str:
         """One element for each property, in the schema's order; without any, whatever the model writes."""
-        properties = _properties(tool.parameters)
+        properties = properties_of(tool.parameters)
         required = schema.get("required", ())
         found = []
         for key in properties:
@@ -215,7 +216,7 @@ class _Lark:
         self, form: XmlArguments, schema: Mapping[str, Any], key: str, *, is_lenient: bool
     ) -> str:
         types = types_of_argument(schema, key)
-        described = _properties(schema).get(key)
+        described = properties_of(schema).get(key)
         values = described.get("enum") if isinstance(described, Mapping) else None
         closing = f"{literal(form.pad)} {self.mark(form.value_close)}"
         if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
@@ -253,7 +254,7 @@ class _Lark:
     def _keywords(self, tool: Tool, schema: Mapping[str, Any]) -> str:
         """Keyword arguments in the schema's order, with commas between those that are there."""
         root = closed(tool.parameters) if tool.strict else tool.parameters
-        properties = _properties(root)
+        properties = properties_of(root)
         required = schema.get("required", ())
         first = later = ""
         for key, described in reversed(properties.items()):
@@ -367,11 +368,6 @@ def _lean(schema: Any) -> Any:
         elif key not in _VALUES:
             lean[key] = _lean(value)
     return lean
-
-
-def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found = schema.get("properties")
-    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _rooted(described: Any, root: Mapping[str, Any]) -> dict[str, Any]:

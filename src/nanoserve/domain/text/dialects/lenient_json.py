@@ -16,17 +16,9 @@ as_json: Final = json.JSONEncoder(ensure_ascii=False).encode
 """A value as JSON, its letters as they are. `json.dumps` would make an encoder for each piece of an answer."""
 _CLOSING: Final = {"{": "}", "[": "]"}
 _CONSTANTS: Final = {
-    "true": "true",
-    "false": "false",
-    "null": "null",
-    "True": "true",
-    "False": "false",
-    "None": "null",
-    "NaN": "null",
-    "nan": "null",
-    "inf": "null",
-    "Infinity": "null",
-    "undefined": "null",
+    **dict.fromkeys(("true", "True"), "true"),
+    **dict.fromkeys(("false", "False"), "false"),
+    **dict.fromkeys(("null", "None", "NaN", "nan", "inf", "Infinity", "undefined"), "null"),
 }
 _PLAIN: Final = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]+") for quote in "\"'"}
 _WORD: Final = re.compile(r"[^,:{}\[\]\"'\n]+")

@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from nanoserve.domain.text.dialects.dialect import CallIds
 from nanoserve.domain.text.dialects.lenient_json import LenientJson
 from nanoserve.ports import tool_calls
 
-_HEAD: Final = '{"input":"'
-_BLANK_BEFORE: Final = frozenset({0, 1, 8, 9})
-"""Places in the head in front of which there may be white space."""
-_BLANK: Final = " \t\r\n"
+_WHITE: Final = r"[ \t\r\n]*"
+_HEAD_PARTS: Final = (_WHITE, r"\{", _WHITE, *'"input"', _WHITE, ":", _WHITE, '"')
+_HEAD: Final = re.compile("".join(_HEAD_PARTS))
+_MAYBE_HEAD: Final = re.compile(
+    functools.reduce(lambda rest, part: f"(?:{part}{rest})?", _HEAD_PARTS[::-1], "")
+)
+"""Texts that may become a head."""
 
 
 class InputText:
-    """One call's arguments on their way; those of any other form pass unchanged."""
+    """One call's arguments on their way, as the text in their only member; those of any other form pass unchanged."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._num_matched = 0
-        self._is_raw = self._has_ended = False
+        self._state: Literal["head", "string", "raw", "ended"] = "head"
 
     def push(self, text: str) -> str:
         """More of the arguments; returns what they add to the text."""
-        if self._num_matched < len(_HEAD) and not self._is_raw:
-            text = self._behind_head(text)
-        if self._is_raw or self._has_ended:
-            return text if self._is_raw else ""
-        return self._string(text) if self._num_matched == len(_HEAD) else ""
+        text = self.close() + text
+        if self._state == "head":
+            if head := _HEAD.match(text):
+                self._state, text = "string", text[head.end() :]
+            elif _MAYBE_HEAD.fullmatch(text):
+                self._held = text
+            else:
+                self._state = "raw"
+        if self._state == "string":
+            return self._string(text)
+        return text if self._state == "raw" else ""
 
     def close(self) -> str:
         """Return the text that was held back of arguments that have ended."""
         held, self._held = self._held, ""
         return held
 
-    def _behind_head(self, text: str) -> str:
-        """Return the text behind the head, which is held back; all of it, where it is no such head."""
-        for place, character in enumerate(text):
-            if self._num_matched == len(_HEAD):
-                self._held = ""
-                return text[place:]
-            if character == _HEAD[self._num_matched]:
-                self._num_matched += 1
-            elif character not in _BLANK or self._num_matched not in _BLANK_BEFORE:
-                self._is_raw = True
-                return self.close() + text[place:]
-            self._held += character
-        if self._num_matched == len(_HEAD):
-            self._held = ""
-        return ""
-
     def _string(self, text: str) -> str:
         """The characters of a JSON string, up to its end or to an escape that is cut."""
-        text = self.close() + text
         place = 0
         while True:
             quote, escape = text.find('"', place), text.find("\\", place)
             if quote >= 0 and not 0 <= escape < quote:
-                self._has_ended = True
+                self._state = "ended"
                 return _decoded(text[:quote])
             if escape < 0:
                 return _decoded(text)
@@ -179,8 +172,6 @@ class Output:
 
     def _new_id(self, name: str) -> str:
         digest = hashlib.sha256(f"{self._id_seed}:{self.num_calls}".encode()).hexdigest()
-        if self._ids is CallIds.NINE:
+        if self._ids == "nine":
             return digest[:9]
-        return (
-            f"functions.{name}:{self.num_calls}" if self._ids is CallIds.QUALIFIED else f"call_{digest[:24]}"
-        )
+        return f"functions.{name}:{self.num_calls}" if self._ids == "qualified" else f"call_{digest[:24]}"

@@ -21,7 +21,7 @@ from nanoserve.domain.text.dialects.dialect import (
     Region,
 )
 from nanoserve.domain.text.dialects.output import Output
-from nanoserve.domain.text.dialects.reader import END, Reader, Reading
+from nanoserve.domain.text.dialects.reader import END, Reader, Reading, drop
 from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
 
 _BREAKS: Final = 2
@@ -48,44 +48,31 @@ class Parser:
         prompt_tail: str = "",
         id_seed: str = "",
     ) -> None:
-        self._output = Output(tools, dialect.call_ids, id_seed)
-        self._reader = Reader(tokens)
-        self._reading = self._start(dialect, tokens, prompt_tail)
+        self.output = Output(tools, dialect.call_ids, id_seed)
+        self.reader = Reader(tokens)
+        if dialect.channels is not None:
+            self._reading = read_channels(dialect.channels, self.reader, self.output, prompt_tail)
+        else:
+            self._reading = _Regions(dialect, self.reader, self.output, tokens).answer(prompt_tail)
         next(self._reading, None)
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that have begun."""
-        return self._output.num_calls
-
-    @property
-    def reasons(self) -> bool:
-        """True while a region of reasoning is open."""
-        return self._output.reasons
-
-    @property
-    def num_held(self) -> int:
-        """Characters that have come and are neither shown nor dropped yet."""
-        return self._reader.num_held
 
     def feed(self, text: str, *, is_token: bool = False) -> list[AnswerEvent]:
         """More of the answer: plain text, or one control token by its text."""
-        self._reader.run(self._reading, text, is_token=is_token)
-        return self._output.pop()
+        self.reader.run(self._reading, text, is_token=is_token)
+        return self.output.pop()
 
     def close(self) -> list[AnswerEvent]:
         """The last events; calls that are open end here."""
-        self._reader.end(self._reading)
-        return self._output.pop()
-
-    def _start(self, dialect: Dialect, tokens: frozenset[str], prompt_tail: str) -> Reading[None]:
-        if dialect.channels is not None:
-            return read_channels(dialect.channels, self._reader, self._output, prompt_tail)
-        return _Regions(dialect, self._reader, self._output, tokens).answer(prompt_tail)
+        self.reader.end(self._reading)
+        return self.output.pop()
 
 
 class AnswerParser:
-    """Takes the pieces of one answer and gives its events out."""
+    """Takes the pieces of one answer and gives its events out.
+
+    Attributes:
+        num_reasoning_tokens: so far, those of marks left out; a token that is partly a mark counts as what it begins with.
+    """
 
     def __init__(
         self,
@@ -100,19 +87,14 @@ class AnswerParser:
         self._control_tokens = control_tokens
         self._reasoning = reasoning
         self._reasons = reasons
-        self._num_reasoning_tokens = 0
+        self.num_reasoning_tokens = 0
         self._token_text = token_text
         self._num_unsure = 0
 
     @property
-    def num_reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far, its marks left out; a token that is partly a mark counts as what it begins with."""
-        return self._num_reasoning_tokens
-
-    @property
     def num_calls(self) -> int:
         """Calls that have begun."""
-        return self._parser.num_calls
+        return self._parser.output.num_calls
 
     def push(self, text: str, token_ids: Sequence[int]) -> list[AnswerEvent]:
         """The next piece: its text, and the tokens that it came from."""
@@ -132,7 +114,7 @@ class AnswerParser:
         if events:
             self._reasons = type(events[-1]) is ReasoningDelta
         if self._reasons:
-            self._num_reasoning_tokens += len(token_ids)
+            self.num_reasoning_tokens += len(token_ids)
         return events
 
     def _spelt(self, text: str, token_ids: Sequence[int], token_text: TokenText) -> list[AnswerEvent]:
@@ -146,17 +128,17 @@ class AnswerParser:
 
     def _counted(self, text: str) -> list[AnswerEvent]:
         """The text of one token. Where it may be of a mark, it counts once it turns out to be none."""
-        reasoned = self._parser.reasons
+        reasoned = self._parser.output.reasons
         events = self._parser.feed(text)
         if events and type(events[0]) is ReasoningDelta:
-            self._num_reasoning_tokens += self._num_unsure + 1
+            self.num_reasoning_tokens += self._num_unsure + 1
             self._num_unsure = 0
-        elif not self._parser.reasons:
+        elif not self._parser.output.reasons:
             self._num_unsure = 0
-        elif reasoned and text.strip("\n") and self._parser.num_held:
+        elif reasoned and text.strip("\n") and self._parser.reader.num_held:
             self._num_unsure += 1
         elif reasoned:
-            self._num_reasoning_tokens += 1
+            self.num_reasoning_tokens += 1
         return events
 
     def _passed(self, mark: str) -> list[AnswerEvent]:
@@ -166,7 +148,7 @@ class AnswerParser:
 
     def close(self) -> list[AnswerEvent]:
         """The last events, after the last piece."""
-        self._num_reasoning_tokens += self._num_unsure
+        self.num_reasoning_tokens += self._num_unsure
         self._num_unsure = 0
         return self._parser.close()
 
@@ -275,7 +257,7 @@ class _Regions:
             whole, mark = yield from read_named(form, reader, output, closers)
         output.text(reader.forget())
         if mark == END and (calls.close or not whole):
-            rest = _drop if whole else output.arguments if output.is_open else output.text
+            rest = drop if whole else output.arguments if output.is_open else output.text
             mark = yield from reader.until(closers, rest, keep_tokens=not whole, trims=_BREAKS)
         output.end_call()
         return END if mark == calls.close else mark
@@ -303,7 +285,3 @@ class _Regions:
             mark = yield from reader.until(calls.opens, output.arguments)
         output.end_call()
         return mark
-
-
-def _drop(_text: str) -> None:
-    """Skip the text between the arguments and the end of a call, which means nothing."""

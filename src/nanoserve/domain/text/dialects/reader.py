@@ -37,7 +37,7 @@ class Reader:
     """
 
     def __init__(self, tokens: frozenset[str]) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._text = ""
         self._token: str | None = None
         self._has_ended = False
@@ -63,10 +63,6 @@ class Reader:
         """Characters that have come and are not read yet."""
         return len(self._text)
 
-    def is_token(self, mark: str) -> bool:
-        """True if the mark is a control token."""
-        return mark in self._tokens
-
     def remember(self) -> None:
         """From here on keep the text that is read, marks left out, for the case that it turns out to be no call."""
         self._taken = []
@@ -85,13 +81,13 @@ class Reader:
         `END` then, too. Control tokens other than the marks are dropped, or are text where `keep_tokens` is set. `trims`
         leaves out up to so many line breaks before a mark.
         """
-        letters = [mark for mark in marks if mark not in self._tokens]
+        letters = [mark for mark in marks if mark not in self.tokens]
         while True:
             text = self._text
             start, found = _first(text, letters)
             if not found and self._token is not None:
                 token, self._token = self._token, None
-                if token in marks and token in self._tokens:
+                if token in marks and token in self.tokens:
                     start, found = len(text), token
                 elif keep_tokens:
                     self._text += token
@@ -108,7 +104,7 @@ class Reader:
             if self._has_ended:
                 self._pass(len(text), sink)
                 return END
-            held = _possible_start(text, letters)
+            held = held_back(text, letters)
             breaks = _breaks_before(text, len(text) - held, trims if marks else 0)
             if self._pass(len(text) - held - breaks, sink):
                 return END
@@ -204,6 +200,10 @@ class Reader:
         return taken
 
 
+def drop(_text: str) -> None:
+    """Take in text that means nothing, as between the arguments and the end of a call."""
+
+
 def _first(text: str, marks: Sequence[str]) -> tuple[int, str]:
     """Where the mark that begins first does, and which it is; of two the longer one."""
     best, found = len(text), ""
@@ -214,16 +214,15 @@ def _first(text: str, marks: Sequence[str]) -> tuple[int, str]:
     return best, found
 
 
-def _possible_start(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end of text may be the beginning of a mark."""
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end of the text may be the beginning of a mark."""
     longest = 0
     for mark in marks:
-        start = text.find(mark[0], max(len(text) - len(mark) + 1, 0), len(text) - longest)
-        while start >= 0:
-            if mark.startswith(text[start:]):
-                longest = len(text) - start
-                break
-            start = text.find(mark[0], start + 1, len(text) - longest)
+        start = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+        while start >= 0 and not mark.startswith(text[start:]):
+            start = text.find(mark[0], start + 1)
+        if start >= 0:
+            longest = max(longest, len(text) - start)
     return longest
 
 

@@ -35,11 +35,13 @@ _NAMES: Final = {
 
 def types_of_argument(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """The JSON types that an argument may have; a string where the schema does not say."""
-    properties = schema.get("properties")
-    found = (
-        _types(properties.get(name), schema, _MOST_REFERENCES) if isinstance(properties, Mapping) else None
-    )
-    return frozenset(found or _STRING)
+    return frozenset(_types(properties_of(schema).get(name), schema, _MOST_REFERENCES) or _STRING)
+
+
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas of an object's members."""
+    found = schema.get("properties")
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,9 +116,8 @@ def held(tool: Tool) -> Mapping[str, Any]:
 
 def outline(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The names and the types of the arguments alone."""
-    properties = schema.get("properties")
     found = {}
-    for name in properties if isinstance(properties, Mapping) else ():
+    for name in properties_of(schema):
         types = sorted(types_of_argument(schema, name) & _TYPES)
         found[name] = {"type": types} if types else {}
     return {"type": "object", "properties": found}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.domain.text.dialects.dialect import CallIds, Dialect, EarlierArguments
+from nanoserve.domain.text.dialects.dialect import CallIds, Dialect
 from nanoserve.domain.text.dialects.families import DIALECTS, dialect_of
 from nanoserve.domain.text.dialects.grammar import answer_grammar
 from nanoserve.domain.text.dialects.parser import AnswerParser, Parser, TokenText
@@ -172,8 +172,13 @@ class TokenizedDialect:
         return {text: token_id for token_id, text in self.control_tokens.items()}
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation whose earlier calls have their arguments and ids as the family's template reads them."""
-        return earlier_turns(self.dialect, messages)
+        """A conversation whose earlier calls have their arguments and ids as the family's template reads them.
+
+        What cannot be changed stays as it is. An id of another shape is replaced wherever it stands, so that results still belong to
+        their calls: clients may have it from another server, or have made it up.
+        """
+        ids: dict[str, str] = {}
+        return [_turn(message, self.dialect, ids) for message in messages]
 
 
 def json_schema_of(constraint: Constraint) -> Mapping[str, Any] | None:
@@ -218,16 +223,6 @@ def _found(facts: DialectFacts) -> Dialect | None:
     return dialect_of(facts.chat_template, facts.model_type)
 
 
-def earlier_turns(dialect: Dialect, messages: Sequence[Message]) -> list[Message]:
-    """The messages with their calls changed to what the template reads; what cannot be changed stays as it is.
-
-    An id of another shape is replaced wherever it stands, so that results still belong to their calls. Clients may have
-    it from another server, or have made it up.
-    """
-    ids: dict[str, str] = {}
-    return [_turn(message, dialect, ids) for message in messages]
-
-
 def _turn(message: Message, dialect: Dialect, ids: dict[str, str]) -> Message:
     calls = message.get("tool_calls")
     if isinstance(calls, (list, tuple)):
@@ -249,10 +244,10 @@ def _call(call: Any, dialect: Dialect, ids: dict[str, str]) -> Any:
     return changed
 
 
-def _arguments(arguments: Any, wanted: EarlierArguments) -> Any:
-    if wanted is EarlierArguments.TEXT and isinstance(arguments, Mapping):
+def _arguments(arguments: Any, wanted: str) -> Any:
+    if wanted == "text" and isinstance(arguments, Mapping):
         return json.dumps(arguments, ensure_ascii=False)
-    if wanted is EarlierArguments.OBJECT and isinstance(arguments, str):
+    if wanted == "object" and isinstance(arguments, str):
         try:
             read = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
@@ -262,8 +257,8 @@ def _arguments(arguments: Any, wanted: EarlierArguments) -> Any:
 
 
 def _shaped(call_id: str, shape: CallIds, name: str, index: int) -> str:
-    if shape is CallIds.NINE and not (len(call_id) == _NINE and call_id.isascii() and call_id.isalnum()):
+    if shape == "nine" and not (len(call_id) == _NINE and call_id.isascii() and call_id.isalnum()):
         return hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:_NINE]
-    if shape is CallIds.QUALIFIED and not call_id.startswith("functions."):
+    if shape == "qualified" and not call_id.startswith("functions."):
         return f"functions.{name}:{index}"
     return call_id

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nanoserve.domain.text.dialects.dialect import XmlArguments
 from nanoserve.domain.text.dialects.lenient_json import LenientJson, as_json, literal_json
-from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink
+from nanoserve.domain.text.dialects.reader import END, Reader, Reading, Sink, drop
 from nanoserve.domain.text.dialects.schema import types_of_argument
 
 _LONGEST_KEY: Final = 256
@@ -37,14 +37,14 @@ def read_elements(
     opening = "{"
     while mark not in closers:
         if mark != form.key_open:
-            mark = yield from reader.until((form.key_open, *closers), _drop)
+            mark = yield from reader.until((form.key_open, *closers), drop)
         if mark == END:
             return False, END
         if mark != form.key_open:
             continue
         key, mark = yield from reader.collect((form.key_close, *closers), _LONGEST_KEY)
         if mark == form.key_close and form.value_open:
-            mark = yield from reader.until((form.value_open, *closers), _drop)
+            mark = yield from reader.until((form.value_open, *closers), drop)
         if mark != (form.value_open or form.key_close):
             return False, mark
         sink(f"{opening}{as_json(key.strip())}: ")
@@ -65,7 +65,7 @@ def _value(
         reader.take()
     following = [form.key_open, *closers]
     tokens = [
-        mark for mark in following if reader.is_token(mark) or (form.value_open and mark == form.key_open)
+        mark for mark in following if mark in reader.tokens or (form.value_open and mark == form.key_open)
     ]
     lines = {f"\n{mark}": mark for mark in following if form.between and mark not in tokens}
     typed = _TypedValue(sink, types)
@@ -125,7 +125,3 @@ def typed_json(text: str, types: frozenset[str]) -> str:
     if kind == "number" and "integer" in types and value.is_integer():
         return str(int(value))
     return as_json(text)
-
-
-def _drop(_text: str) -> None:
-    """Skip the text between elements, which means nothing."""

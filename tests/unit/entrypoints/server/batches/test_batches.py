@@ -397,9 +397,9 @@ def recorded(table: SequenceTable) -> Iterator[list[str]]:
     seated: list[str] = []
     seat = table.seat
 
-    def note(sequence: Sequence) -> int:
+    def note(sequence: Sequence, now: float) -> int:
         seated.append(sequence.request.request_class)
-        return seat(sequence)
+        return seat(sequence, now)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(table, "seat", note)

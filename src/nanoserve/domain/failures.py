@@ -1,0 +1,56 @@
+"""Steps that fail: the guilty end with an error, and all others are computed again.
+
+Where a runner names no row, the sequences of the step become suspects (`scheduling/isolation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.ports.errors import RunnerLostError, StepFailedError
+from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import StepPlan
+
+FailureNote = Callable[[int, Exception, list[str]], None]
+"""Takes the number of a step that failed, why, and the ids of the requests that end for it."""
+
+
+class Failures:
+    """The failed steps of one scheduler; `note` is called for each."""
+
+    def __init__(self, scheduler: Scheduler, note: FailureNote | None) -> None:
+        self._scheduler = scheduler
+        self._note = note or (lambda *_: None)
+
+    def blame(self, plan: StepPlan, error: Exception) -> None:
+        """A step in flight has failed. Nothing stays in flight. Raises `RunnerLostError` where the runner cannot compute any more."""
+        if isinstance(error, RunnerLostError):
+            raise error
+        scheduler = self._scheduler
+        rows = error.guilty_rows if isinstance(error, StepFailedError) else ()
+        number = next(number for number, each in enumerate(scheduler.flights) if each.plan is plan)
+        guilty = scheduler.suspects.blame(scheduler.flights[number], scheduler.flights[:number], rows)
+        for sequence in guilty:
+            scheduler.table.finish(sequence, FinishReason.ERROR, _reason(error))
+        scheduler.preempt_all()
+        self._note(plan.step, error, [each.request.request_id for each in guilty])
+
+    def end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
+        """Rows that have no token end, and cost the others of the step nothing, if none of those has computed with their numbers.
+
+        Raises `StepFailedError` if one has.
+        """
+        taken = self._scheduler.cache.promises.first_taken(plan.step, rows)
+        by_row, named = self._scheduler.flights[0].by_row, taken or rows
+        error = StepFailedError(f"step {plan.step}: logits of rows {named} are not finite", named)
+        if taken:
+            raise error
+        ended = [by_row[row] for row in rows if by_row[row].finish_reason is None]
+        for sequence in ended:
+            self._scheduler.table.finish(sequence, FinishReason.ERROR, _reason(error))
+        self._note(plan.step, error, [each.request.request_id for each in ended])
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,85 @@
+"""The law of each kind of cache group: those of recurrent states and of what is kept nowhere are here, the others in `laws.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from nanoserve.domain.kv.laws import Find, Law, Snapshots, WindowLaw
+from nanoserve.ports.kv import BlockHash
+from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Uncached, Window
+
+
+@attrs.frozen
+class RecurrentLaw(Law):
+    """One state per row, overwritten by every step; it can be reused only where a snapshot of it was kept."""
+
+    def first_read(self, start: int) -> int:
+        """The block at whose end the state is that the token at `start` goes on from."""
+        return max(0, start // self.block_size - 1)
+
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
+        """Where there is a snapshot, and the beginning, at which there is no state yet."""
+        return {0} | {length for length, content in enumerate(hashes, start=1) if find(content) is not None}
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always one
+        """The live state; snapshots are taken where there is room for them."""
+        return 1
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always one
+        """The page that it cannot do without: the live state."""
+        return 1
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - never more
+        """For every row the live state and its newest snapshot, and some that are on their way."""
+        return PoolNeed(least=1, per_row=2, fixed=2)
+
+
+@attrs.frozen
+class UncachedLaw(Law):
+    """Tokens read one another within a step, and leave nothing behind: no page is taken, and no prefix reused."""
+
+    keeps_nothing = True
+
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:  # noqa: ARG002 - nothing is kept
+        """The beginning alone."""
+        return {0}
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - always none
+        """None."""
+        return 0
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:  # noqa: ARG002 - always none
+        """None."""
+        return 0
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always one
+        """One page that nobody takes: a pool has one at least, and here it has no bytes."""
+        return PoolNeed(least=1, per_row=0)
+
+
+def law_of(group: CacheGroup, block_size: int) -> Law:
+    """The law of a cache group."""
+    match group.kind:
+        case Full() | Latent():
+            return Law(block_size)
+        case Window(tokens):
+            return WindowLaw(block_size, window=tokens)
+        case Recurrent(prompt, decode):
+            intervals = [-(-each // block_size) * block_size for each in (prompt, decode)]
+            return RecurrentLaw(block_size, Snapshots(block_size, *intervals))
+        case Uncached():
+            return UncachedLaw(block_size)
+
+
+def pool_needs(
+    groups: Sequence[CacheGroup], *, block_size: int, max_model_len: int, max_num_batched_tokens: int
+) -> tuple[PoolNeed, ...]:
+    """How large the pool of each group should be.
+
+    Windows are modest beside a group that is not bounded; where there is none, they share all there is.
+    """
+    laws = [law_of(group, block_size) for group in groups]
+    alone = all(law.forgets or law.snapshots is not None for law in laws)
+    return tuple(law.pool_need(max_model_len, max_num_batched_tokens, alone=alone) for law in laws)

@@ -1,0 +1,41 @@
+"""Steps with rows that follow a grammar: drawn once their masks are made (`scheduling/constraints.py`).
+
+The mask of a row depends on the value of its last token, its forward pass does not. So such a step is submitted like any other, and drawn
+as soon as all before it is committed. Nothing is planned behind it meanwhile.
+"""
+
+from __future__ import annotations
+
+from nanoserve.domain.scheduling.scheduler import Scheduler
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.grammar import AT_FAULT
+from nanoserve.ports.request import FinishReason
+
+
+class LateDraws:
+    """The step with masked rows that is in flight, if there is one.
+
+    Attributes:
+        is_undrawn: whether there is one that is not drawn yet; it is the newest in flight.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.is_undrawn = False
+
+    def draw(self, ticket: object) -> list[Sequence]:
+        """Draw it; returns who compute their newest token again, as their masks are late."""
+        self.is_undrawn = False
+        constraints, table = self._scheduler.constraints, self._scheduler.table
+        missed_before = constraints.missed
+        drawn = constraints.draw(self._scheduler.flights[0], ticket)
+        for sequence in drawn.stuck:
+            table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
+        table.counters.late_masks += len(drawn.late)
+        late = [each for each in drawn.late if each.phase is Phase.RUNNING]
+        again = [each for each in late if self._scheduler.cache.may_compute_again(each)]
+        for sequence in again:
+            table.repeat(sequence, sits_out=sequence in missed_before)
+        for sequence in [each for each in late if each not in again]:
+            table.preempt(sequence)
+        return again

@@ -1,0 +1,145 @@
+"""Steps with drafts: a step of width w adds w to the reach, and a row yields as many tokens as were right.
+
+Then the row's true position is lower than its dates say, by as much as only `commit` learns. Dates that are too early do no harm, so
+nothing is done about them until one comes: then the row is looked at, and its offset is set right (`_correct`). What steps in flight
+compute of it counts at its most, so that a block is there wherever it may come to.
+
+A wide step lands as that many narrow ones would: first every row's first token, then the second of those that have one and still live.
+So what ends a sequence, its text included, ends it at the same token as without drafts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container
+
+from nanoserve.domain.scheduling.steps import DecodeSet, InFlightStep, Progress
+from nanoserve.domain.sequence import Sequence
+from nanoserve.ports.step import StepResult
+
+
+class WideDecodeSet(DecodeSet):
+    """A `DecodeSet` whose steps may have drafts.
+
+    Attributes:
+        landed: tokens per row of the steps that are committed.
+        is_exact: whether no offset can be too low: all steps since the offsets were set right are narrow.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.landed = 0
+        self._in_flight = 0
+        self._late: dict[Sequence, None] = {}
+
+    @property
+    def slack(self) -> int:
+        """By how much positions may be lower than the steps in flight have been planned for."""
+        return self.reach - self.landed - self._in_flight
+
+    def leave(self, sequence: Sequence, last_step: int) -> None:
+        """See `DecodeSet`."""
+        self._late.pop(sequence, None)
+        super().leave(sequence, last_step)
+
+    def advance(self, width: int) -> None:
+        """See `DecodeSet`."""
+        super().advance(width)
+        self._in_flight += 1
+        if width > 1:
+            self.is_exact = False
+
+    def land(self, width: int) -> None:
+        """The oldest step in flight, of that width, has come home with its tokens."""
+        self.landed += width
+        self._in_flight -= 1
+
+    def forget_flights(self) -> None:
+        """No step in flight counts any more, and nothing decodes."""
+        assert not self._members
+        self.landed, self._in_flight, self.is_exact = self.reach, 0, True
+
+    def tighten(self) -> None:
+        """Set all offsets right, if that is known."""
+        if not self.is_exact and not self.slack:
+            for sequence in self._members:
+                self._correct(sequence)
+            self.is_exact = True
+
+    def may_overrun(self) -> bool:
+        """True if steps in flight may have brought a member to its end, so that a further one would compute too much."""
+        for sequence in self._late:
+            self._correct(sequence)
+        return any(self._last(sequence) <= self.reach for sequence in self._late)
+
+    def needing_blocks(self, width: int) -> list[Sequence]:
+        """The members that may come to the first position of a block in the next step."""
+        residues = {(self.reach + ahead) % self._block_size for ahead in range(1, width + 1)}
+        found = [each for residue in residues for each in self._by_residue.get(residue, ())]
+        if not self.is_exact:
+            for sequence in found:
+                self._correct(sequence)
+        return found
+
+    def span(self, sequence: Sequence, width: int) -> tuple[int, int]:
+        """The positions, first and end, that the next step may compute of a member."""
+        assert sequence.decode_offset is not None
+        newest = self.reach + width - sequence.decode_offset
+        return newest - self.slack - width + 1, min(newest + 1, sequence.max_total_tokens - 1)
+
+    def ends(self, width: int) -> tuple[list[Sequence], list[Sequence]]:
+        """See `DecodeSet`."""
+        reached = range(self.reach - width + 1, self.reach + 1)
+        due = {each: None for last in reached for each in self._by_last.get(last, ())}
+        if self.is_exact:
+            return list(due), list(due)
+        due.update(self._late)
+        for sequence in due:
+            self._correct(sequence)
+        near = [each for each in due if self._last(each) <= self.reach]
+        self._late = dict.fromkeys(near)
+        return near, [each for each in near if self._last(each) + self.slack <= self.reach]
+
+    def has_date(self, width: int) -> bool:
+        """True if in the next step a member needs a block, fills one or may compute its last."""
+        if width == 1 and self.is_exact:
+            return super().has_date(1)
+        residues, size, reach = self._by_residue, self._block_size, self.reach
+        ahead = range(reach + 1, reach + width + 1)
+        return bool(self._late) or any(at % size in residues or at in self._by_last for at in ahead)
+
+    def _offset(self, sequence: Sequence) -> int:
+        # As long as its first step is in flight it stands where it joined; then its newest token says where it is.
+        assert sequence.decode_offset is not None
+        return max(sequence.decode_offset, self.landed + 2 - len(sequence.token_ids))
+
+    def _correct(self, sequence: Sequence) -> None:
+        if (exact := self._offset(sequence)) != sequence.decode_offset:
+            self._move(sequence, exact)
+
+    def _last(self, sequence: Sequence) -> int:
+        """The reach at which its last token but one is computed."""
+        assert sequence.decode_offset is not None
+        return sequence.decode_offset + sequence.max_total_tokens - 2
+
+
+def rounds(flight: InFlightStep, result: StepResult, missed: Container[Sequence]) -> list[list[Progress]]:
+    """What the rows yield first, what those that yield more do second, and so on; those that have `missed` their draw do nothing."""
+    rows, token_ids = flight.plan.sampling_rows, iter(result.token_ids)
+    counts = result.counts or (1,) * len(rows)
+    found: list[list[Progress]] = [[] for _ in range(max(counts, default=0))]
+    for sequence, row, count in zip(flight.sampling, rows, counts, strict=True):
+        scores = result.logprobs.get(row, ()) if result.logprobs else ()
+        gained = itertools.zip_longest(itertools.islice(token_ids, count), scores)
+        for entries, (token, score) in zip(found, gained, strict=False):
+            if not flight.plan.masked or sequence not in missed:
+                entries.append((sequence, token, score))
+    return found
+
+
+def surplus(flight: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
+    """By how much decoding rows that still run have yielded fewer tokens than a wide step's width, where they have."""
+    counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
+    lacks = zip(flight.decoding.sequences, counts, strict=bool(counts))
+    width = flight.plan.width
+    return [(each, width - count) for each, count in lacks if count < width and each.row is not None]
