@@ -17,9 +17,9 @@ ROOMS = {
     "domain": 8410,
     "kernels": 12600,
     "adapters/pytorch": 12930,
-    "adapters": 10915,
-    "entrypoints/server": 10995,
-    "entrypoints": 11735,
+    "adapters": 10837,
+    "entrypoints/server": 10864,
+    "entrypoints": 11561,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 

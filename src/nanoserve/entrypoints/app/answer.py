@@ -104,10 +104,8 @@ class Choice:
 
     Attributes:
         index: among all choices of the answer: those of the first prompt come first.
-        generation: of its prompt.
         last: its latest piece, which says how many tokens there are, and why it ended.
         is_shown: whether a piece of it has been written into a stream.
-        pieces: those that are kept.
         parser: what reads reasoning and calls out of its text; None where its text is all there is.
         events: what the latest piece says; `said` are the events that are kept.
     """
@@ -147,7 +145,6 @@ class Answer:
     """Everything that one request gets, while it is generated.
 
     Args:
-        generations: one per prompt.
         keep: whether choices keep their pieces, as a whole answer needs them; a stream's memory need not grow.
     """
 
@@ -240,7 +237,6 @@ class Writer(Protocol):
 
     Attributes:
         keeps_pieces: whether a stream's later frames repeat what earlier ones have said.
-        media_type: of a stream.
         ping: what a stream sends when it has been silent for long.
     """
 

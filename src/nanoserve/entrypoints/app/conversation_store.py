@@ -18,7 +18,6 @@ class Record:
     """One answer and the conversation before it.
 
     Attributes:
-        record_id: the name by which a client continues it.
         task: what computes it in the background, until that has ended.
         owner: the name of its client; `counted` is its size and `kept_at` when it was kept, all as the store has noted them.
     """

@@ -50,7 +50,6 @@ class Reading:
     """How the answers to one prompt are read.
 
     Attributes:
-        tools: those that may be called.
         prompt_tail: the end of the prompt's text, which may have begun the reasoning.
         token_text: the text of a token, where reasoning is counted by text.
     """
@@ -90,9 +89,6 @@ class Generation:
     """The growing output for one order; it is read to its end, or cancelled.
 
     Attributes:
-        request_id: the engine's key.
-        num_sequences: how many answers the prompt gets.
-        prompt_token_ids: what the engine was given.
         num_cached_tokens: prompt tokens found in the prefix cache; known from the first piece on.
         prompt_logprobs: one entry per prompt token, the first None, where asked for; known from the first piece on.
         pooled: the vector of the prompt, where asked for; known with the only piece.

@@ -49,11 +49,7 @@ class LiveFeed:
     """Everything happens in one event loop.
 
     Args:
-        engine: what is watched.
         clock: the one that the engine reads too.
-        trace_format: how records of our own are written.
-        model: its name in the log's header.
-        with_words: whether the log tells what is asked and answered.
 
     Attributes:
         closed: set at the end; viewers should leave then.

@@ -64,7 +64,6 @@ class RecentValues:
     """The values that a histogram got of late, as long as `mark` is called again and again.
 
     Args:
-        whole: the histogram.
         span: seconds that count; up to `period` more where marks are seldom.
         period: seconds between two marks that are kept.
     """
@@ -136,7 +135,6 @@ class Tallies:
     Attributes:
         timings: how long requests took, by the names of `TIMINGS`.
         accepted: sequences handed to the engine, by request class; `living` those that have not ended.
-        rejected: requests turned away at the door, by reason.
         exchanges: HTTP requests that are being `served`, and clients that hung up before their answer was complete
             (`disconnected`).
         processes: the number (`pid`) of each HTTP process but the main one, and how many were started in the place of

@@ -31,7 +31,6 @@ class ServiceSettings:
         model_aliases: patterns of further names, which answers repeat.
         defaults: values of `SamplingParams` that stand in where a request gives none; `defaults_origin` is the file
             they come from.
-        tokenizer_facts: what the model's files say of its tokenizer.
         template_variables: what the chat template reads besides the conversation, such as `enable_thinking`.
         max_waiting_requests: the most requests that may wait for the engine beside those it is serving.
         max_waiting_tokens: the most prompt tokens that may wait together; a request that would wait alone is let in.
@@ -39,7 +38,6 @@ class ServiceSettings:
         queue_timeout: seconds a request may wait for its first step; None is unbounded.
         request_timeout: seconds a request may take altogether; None is unbounded.
         max_prompt_chars_factor: prompts with more characters than so many times the context are refused unread.
-        max_messages: the most messages of one conversation.
         max_output_tokens: the most tokens that all sequences of one request may generate together.
         whitespace: what stands between the parts of JSON where a request does not say it, as in `Constraint`.
         ping_interval: seconds of silence after which a stream says that it is alive.
@@ -84,7 +82,6 @@ class Client:
         identity: tells clients apart: the key's digest, or the address of one without a key.
         cache_salt: prompts share cached prefixes only with clients of the same salt.
         owner: whose what is kept for later is, for as long as the key is the same; empty for all without a key.
-        request_class: how the client's requests are queued.
         priority: added to each request's own.
     """
 
@@ -152,17 +149,13 @@ class Order:
     Attributes:
         model: the name that the client gave the model; an adapter where it has that name.
         sampling: checked parameters; `max_tokens` None means up to the context's end.
-        client: whose order it is.
-        stream: whether the answer is wanted piece by piece, as it is generated.
         add_special_tokens: whether a text prompt gets the tokenizer's own (ids and conversations never do).
         truncate_prompt_tokens: keep at most so many tokens, the last ones, of what is pooled the first ones; None refuses over-long prompts.
         cache_salt: separates the prompt's cached prefixes further than the client's salt does.
         priority: lower runs first, where the engine's policy is priority.
-        prompt_name: what the client calls the prompt.
         max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
         is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
         format: what its text must be; None for any.
-        budget: of its reasoning; None for any.
         pooling: what is made of the prompt in place of an answer; None for an answer.
         calls: whether the conversation's tools are called, and which of them may be.
     """
@@ -200,7 +193,6 @@ class RequestFacts:
     Attributes:
         engine_ids: the names of what became of it in the engine, as step logs give them.
         generated_tokens: those the server has seen; None where it sees none before the end, and has not seen that.
-        finish: reasons for which its sequences ended.
         is_endless: nothing but the client's leaving ends it, which is then nothing to count.
         queue, first_token: seconds from its acceptance to its first step, and to its first token.
     """

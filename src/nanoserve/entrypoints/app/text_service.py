@@ -49,10 +49,7 @@ class TextService:
     by its `owner`.
 
     Attributes:
-        settings: the names, defaults and bounds that it was built with.
-        reservations: what is accepted, waits and runs.
         tokenizing: the tokenizer, unbounded; `encode`, `render` and `decode` here are bounded like the queue.
-        measurements: what is counted of its requests.
         dialect: how the model writes reasoning and calls; None where that is not known.
 
     Args:
@@ -214,13 +211,14 @@ class TextService:
             reservation.count_bytes(max(len(constraint.text) - asked, 0))
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
             await self.tokenizing.learn_token_texts()
+        salt = order.client.cache_salt  # first, and without a NUL: no client can name another's
         request = self._builder.build(
             ids,
             sampling,
             bad_words,
             priority=order.client.priority + order.priority,
             request_class=order.client.request_class,
-            cache_salt=_joined_salt(order),
+            cache_salt=f"{salt}\0{order.cache_salt}" if order.cache_salt else salt,
             deadline=None if timeout is None else self._clock.now() + timeout,
             queue_timeout=None if deferred else self.settings.queue_timeout,
             stream=order.stream,
@@ -270,11 +268,6 @@ class TextService:
         if isinstance(prompt, Conversation):
             return await self.tokenizing.render(prompt, check), pooling
         return prompt, pooling
-
-
-def _joined_salt(order: Order) -> str:
-    """No client can name another's salt: the client's own part comes first and holds no NUL."""
-    return f"{order.client.cache_salt}\0{order.cache_salt}" if order.cache_salt else order.client.cache_salt
 
 
 def encode_bad_words(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

@@ -136,7 +136,6 @@ class BenchRun:
     """Observations of one load.
 
     Attributes:
-        began: the clock when the first request was handed over.
         marks: one before the first turn, one after each.
         ends: the last event of each sequence, as they ended.
         counts_waits: whether the waits in the marks mean anything.

@@ -10,18 +10,8 @@ from typing import Any, Final, TextIO
 import attrs
 import rich_click as click
 
+from nanoserve.entrypoints.cli import options
 from nanoserve.entrypoints.cli.failures import FAILED
-from nanoserve.entrypoints.cli.options import (
-    API_KEY,
-    ENGINE,
-    LOADING,
-    MODEL,
-    Command,
-    command,
-    named,
-    option,
-    switch,
-)
 from nanoserve.entrypoints.compose.config import serve_settings
 from nanoserve.entrypoints.compose.config.command_settings import (
     AnswerSettings,
@@ -44,11 +34,11 @@ _PIPE_WIDTH: Final = 160
 """Columns where standard output is no terminal."""
 _CHAT_SAMPLING: Final = sampling_settings(Door.CHAT)
 _CHAT_MODEL: Final = attrs.evolve(
-    MODEL,
+    options.MODEL,
     kind=or_none(text("ID_OR_FOLDER"), "built-in"),
     summary="A model folder, a GGUF file or the name of a model on the Hugging Face hub; with --url, the served model's name.",
 )
-(_SYSTEM,) = named(settings_of(GenerateSettings), "system")
+(_SYSTEM,) = options.named(settings_of(GenerateSettings), "system")
 
 
 def _with_local_defaults(configuration: Configuration) -> Configuration:
@@ -62,25 +52,25 @@ def _with_local_defaults(configuration: Configuration) -> Configuration:
     return configuration
 
 
-@command(
+@options.command(
     "nanoserve generate",
     {
-        "Model": (MODEL, *LOADING),
+        "Model": (options.MODEL, *options.LOADING),
         "Prompt and output": (
-            option(
+            options.option(
                 "--file",
                 type=click.Path(allow_dash=True),
                 help="Prompts: one per line, or JSON objects (.jsonl) with `prompt` or `messages`.",
             ),
-            option(
+            options.option(
                 "--json-schema",
                 type=click.File(encoding="utf-8"),
                 help="Every answer is JSON of the schema in this file.",
             ),
-            option(
+            options.option(
                 "--regex", metavar="PATTERN", help="Every answer matches this regular expression as a whole."
             ),
-            option(
+            options.option(
                 "--choice",
                 metavar="TEXT",
                 multiple=True,
@@ -90,7 +80,7 @@ def _with_local_defaults(configuration: Configuration) -> Configuration:
             *settings_of(TraceSettings),
         ),
         "Sampling": SAMPLING_SETTINGS,
-        "Engine": ENGINE,
+        "Engine": options.ENGINE,
     },
     argument="prompt",
     shown=_with_local_defaults,
@@ -120,29 +110,29 @@ def generate(
     run_generation(configuration, sources, constraint)
 
 
-@command(
+@options.command(
     "nanoserve embed",
     {
-        "Model": (MODEL, *LOADING),
+        "Model": (options.MODEL, *options.LOADING),
         "Texts and output": (
-            option(
+            options.option(
                 "--file",
                 type=click.Path(allow_dash=True),
                 help="Texts: one per line, or JSON objects (.jsonl) with `prompt`.",
             ),
-            option(
+            options.option(
                 "--prompt-name",
                 metavar="NAME",
                 help="What the texts are, such as query: the model may have something to put before those.",
             ),
-            option(
+            options.option(
                 "--dimensions",
                 metavar="NUMBER",
                 type=int,
                 help="The first so many numbers of each vector alone, for models whose vectors can be cut.",
             ),
         ),
-        "Engine": ENGINE,
+        "Engine": options.ENGINE,
     },
     argument="prompt",
 )
@@ -166,18 +156,18 @@ def embed(
     run_embedding(configuration, sources, prompt_name, dimensions)
 
 
-@command(
+@options.command(
     "nanoserve chat",
     {
         "Who answers": (
             _CHAT_MODEL,
             *settings_of(ClientSettings),
-            API_KEY,
+            options.API_KEY,
             attrs.evolve(_SYSTEM, summary="The system message that opens the conversation."),
         ),
-        "Model": (*LOADING, *settings_of(AnswerSettings)),
+        "Model": (*options.LOADING, *settings_of(AnswerSettings)),
         "Sampling": _CHAT_SAMPLING,
-        "Engine": ENGINE,
+        "Engine": options.ENGINE,
     },
     defaults={"max_tokens": None},
     argument="model",
@@ -193,16 +183,16 @@ def chat(configuration: Configuration, *, api_key: str | None) -> None:
     run_chat(configuration, key=api_key, sampling=_CHAT_SAMPLING)
 
 
-@command(
+@options.command(
     "nanoserve serve",
     {
-        "Model": (MODEL, *LOADING, *settings_of(AnswerSettings)),
+        "Model": (options.MODEL, *options.LOADING, *settings_of(AnswerSettings)),
         "Listening": settings_of(serve_settings.ListenSettings),
         "Access": settings_of(serve_settings.AccessSettings),
         "Bounds": settings_of(serve_settings.BoundSettings),
         "Work that can wait": settings_of(serve_settings.BatchSettings),
         "Watching the engine": (*settings_of(TraceSettings), *settings_of(serve_settings.WatchSettings)),
-        "Engine": ENGINE,
+        "Engine": options.ENGINE,
     },
     argument="model",
     sample=True,
@@ -249,9 +239,13 @@ def _announce(started: Any, *, as_record: bool) -> None:
         structlog.get_logger().warning(warning)
 
 
-@command(
+@options.command(
     "nanoserve verify",
-    {"Model": (MODEL, *LOADING), "Comparison": settings_of(VerifySettings), "Engine": ENGINE},
+    {
+        "Model": (options.MODEL, *options.LOADING),
+        "Comparison": settings_of(VerifySettings),
+        "Engine": options.ENGINE,
+    },
     argument="model",
 )
 def verify(configuration: Configuration) -> None:
@@ -269,13 +263,13 @@ def verify(configuration: Configuration) -> None:
         sys.exit(FAILED)
 
 
-@command(
+@options.command(
     "nanoserve top",
     {
         "Server": (
             *settings_of(ClientSettings),
-            API_KEY,
-            switch("--once", help="Show the numbers of about a second, and exit."),
+            options.API_KEY,
+            options.switch("--once", help="Show the numbers of about a second, and exit."),
         )
     },
     argument="url",
@@ -298,7 +292,7 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
 _debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
 
-@click.command(cls=Command)
+@click.command(cls=options.Command)
 @click.argument("file", metavar="STEP_LOG", type=click.Path())
 @click.option(
     "--report", metavar="OUT.html", help="Write the page with the trace into one file that needs no server."
@@ -321,14 +315,14 @@ _debug = click.option("--debug", is_flag=True, expose_value=False, help="Show th
     help="The port of the page on 127.0.0.1; a free one if not given.",
 )
 @_debug
-def inspect(*, file: str, **options: Any) -> None:
+def inspect(*, file: str, **wanted: Any) -> None:
     """Show the run in STEP_LOG, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
     from nanoserve.entrypoints.page.inspect.command import run_inspect  # noqa: PLC0415 - not needed for --help
 
-    run_inspect(file, **options)
+    run_inspect(file, **wanted)
 
 
-@click.command(cls=Command)
+@click.command(cls=options.Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_debug
 def env(*, as_json: bool) -> None:
@@ -356,7 +350,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield prefix + name, "not installed" if value is None else str(value)
 
 
-@click.command(cls=Command)
+@click.command(cls=options.Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @_debug
 def models(*, as_json: bool) -> None:

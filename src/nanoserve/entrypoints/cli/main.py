@@ -12,19 +12,9 @@ from typing import Any, Final
 
 import rich_click as click
 
+from nanoserve.entrypoints.cli import commands
 from nanoserve.entrypoints.cli.batch import run_batch
 from nanoserve.entrypoints.cli.bench import bench
-from nanoserve.entrypoints.cli.commands import (
-    chat,
-    embed,
-    env,
-    generate,
-    inspect,
-    models,
-    serve,
-    top,
-    verify,
-)
 from nanoserve.entrypoints.cli.failures import Reporting, report, warn
 from nanoserve.entrypoints.cli.options import Command, CommandGroup
 from nanoserve.entrypoints.compose.config.setting import LEFT_OUT, load_extensions
@@ -100,10 +90,10 @@ def completion(*, shell: str) -> None:
 
 
 _TASKS: Final = {
-    "Get text": (generate, chat, serve, run_batch),
-    "Get vectors": (embed,),
-    "Watch the engine": (top, inspect),
-    "Check and measure": (models, verify, bench, env),
+    "Get text": (commands.generate, commands.chat, commands.serve, run_batch),
+    "Get vectors": (commands.embed,),
+    "Watch the engine": (commands.top, commands.inspect),
+    "Check and measure": (commands.models, commands.verify, bench, commands.env),
     "Set up": (completion,),
 }
 EXTENSIONS: Final = "nanoserve.commands"

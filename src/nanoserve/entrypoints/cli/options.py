@@ -126,24 +126,16 @@ def as_toml(configuration: Configuration, settings: Sequence[Setting]) -> Iterat
         for each in members:
             sourced = configuration.values[each.name]
             yield from ("", *_comment(each.summary))
-            is_kept = sourced.origin == "default" or any(
-                isinstance(one, Secret) for one in _items(sourced.value)
-            )
+            items = sourced.value if isinstance(sourced.value, tuple) else (sourced.value,)
+            is_kept = sourced.origin == "default" or any(isinstance(one, Secret) for one in items)
             value = each.default if is_kept else sourced.value
-            yield f"{'# ' if is_kept else ''}{each.name} = {_toml(each.kind, value)}"
+            shown = each.kind.none_word if value is None else value
+            # JSON's texts, numbers, switches and lists are TOML's too.
+            yield f"{'# ' if is_kept else ''}{each.name} = {json.dumps(shown, ensure_ascii=False)}"
 
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _items(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _toml(kind: ValueKind, value: Any) -> str:
-    """JSON's texts, numbers, switches and lists are TOML's too."""
-    return json.dumps(kind.none_word if value is None else value, ensure_ascii=False)
 
 
 Panels = Mapping[str, Sequence[Setting | click.Option]]

@@ -28,9 +28,7 @@ class Source:
         place: where it was written, for error messages; empty for the argument.
         id: what the caller calls it; its number where they do not.
         prompt: text, or token ids; None where there are messages.
-        sampling: sampling fields that hold for this one alone.
         priority: under the priority policy the lowest runs first.
-        constraint: what this answer must be.
     """
 
     place: str = ""
@@ -105,13 +103,16 @@ def _read_entry(entry: Any, index: int, place: str) -> Source:
     prompts = [entry[name] for name in ("prompt", "prompt_token_ids") if name in entry]
     if len(prompts) + ("messages" in entry) != 1:
         raise BadValueError("file", f"{place} needs one of `prompt`, `prompt_token_ids` and `messages`")
+    priority = entry.get("priority", 0)
+    if type(priority) is not int:
+        raise BadValueError("file", f"{place}: priority must be an integer, got {priority!r}")
     return Source(
         place=place,
         id=_read_id(entry.get("id", index), place),
         prompt=prompts[0] if prompts else None,
         messages=entry.get("messages"),
         sampling={name: value for name, value in entry.items() if name in PARAMETERS},
-        priority=_read_priority(entry.get("priority", 0), place),
+        priority=priority,
         constraint=_read_constraint(entry, place),
     )
 
@@ -130,12 +131,6 @@ def _read_id(value: Any, place: str) -> Any:
     except ValueError:
         message = f"{place}: id must be valid Unicode without NaN and infinities, got {value!r:.80}"
         raise BadValueError("file", message) from None
-    return value
-
-
-def _read_priority(value: Any, place: str) -> int:
-    if type(value) is not int:
-        raise BadValueError("file", f"{place}: priority must be an integer, got {value!r}")
     return value
 
 

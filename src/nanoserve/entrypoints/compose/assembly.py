@@ -23,7 +23,6 @@ class Assembly:
     """One model, ready to generate.
 
     Attributes:
-        folder: where its files are.
         pooler: what the model makes of texts; None where it writes text.
         dialect_facts: what they say of how it writes reasoning and calls.
     """
@@ -45,9 +44,7 @@ class TextParts:
 
     Attributes:
         template_variables: what the template reads besides the conversation.
-        eos_token_ids: the model's own.
         dialect: how the model writes reasoning and calls; None where that is not known or not wanted.
-        pooler: as in `Assembly`.
     """
 
     tokenizer: driven.Tokenizer

@@ -21,12 +21,7 @@ _LIVING: Final = ("reservations", "connections", "living")
 
 @attrs.frozen(kw_only=True, eq=False)
 class Counting:
-    """The counts of one process, or its share of those of all.
-
-    Attributes:
-        ledger: sequences, as the engine's client counts them.
-        buckets: of the keys' rate limits.
-    """
+    """The counts of one process, or its share of those of all."""
 
     tallies: measurements.Tallies = attrs.field(factory=measurements.Tallies)
     ledger: Counts = attrs.field(factory=Counts)
@@ -40,7 +35,6 @@ class SharedCounting:
 
     Args:
         classes: names of request classes; reasons: why requests are turned away; keys: digests of API keys.
-        processes: how many there are.
         descriptor: of the table; None makes a new one.
     """
 
@@ -81,9 +75,13 @@ class SharedCounting:
 
     def of(self, process: int) -> Counting:
         """Where this process counts."""
+        table = self._table
 
         def histogram(name: str, bounds: Sequence[float]) -> measurements.Histogram:
-            own, *others = self._distributions(name, self._own_first(process))
+            own, *others = (
+                Distribution(table.cells(each, name), table.reals(each, name + _SUM))
+                for each in self._own_first(process)
+            )
             return measurements.Histogram(bounds, own, others)
 
         tallies = measurements.Tallies(
@@ -113,10 +111,6 @@ class SharedCounting:
             group: [self._table.row(each, group) for each in self._own_first(process)] for group in groups
         }
         return {group: Counts(own, others, self._table.lock) for group, (own, *others) in rows.items()}
-
-    def _distributions(self, name: str, processes: Iterable[int]) -> list[Distribution]:
-        table = self._table
-        return [Distribution(table.cells(each, name), table.reals(each, name + _SUM)) for each in processes]
 
 
 class SharedBuckets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -13,7 +13,7 @@ from nanoserve.adapters.engine_process import launching
 from nanoserve.adapters.engine_process.client import sharing
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.sharing import Membership
-from nanoserve.adapters.engine_process.client.supervisor import REACTION_TIMEOUT, STALL_TIMEOUT, Supervisor
+from nanoserve.adapters.engine_process.client.supervisor import STALL_TIMEOUT, Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
 from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.entrypoints.compose.bootstrap import assemble
@@ -34,23 +34,13 @@ def remote_engine(
     settings: EngineSettings,
     *,
     log: LogSettings | None = None,
-    stall_timeout: float = STALL_TIMEOUT,
-    start_timeout: float | None = None,
-    spare: bool = False,
-    reaction_timeout: float = REACTION_TIMEOUT,
     command: Sequence[str] = HOST_COMMAND,
     counts: Counts | None = None,
+    **options: Any,
 ) -> KeptEngine[Supervisor]:
-    """An engine in a process of its own; the options are those of `Supervisor`."""
-    keeper = Supervisor(
-        Start(attrs.asdict(settings), attrs.asdict(log or LogSettings())),
-        stall_timeout=stall_timeout,
-        start_timeout=start_timeout,
-        spare=spare,
-        reaction_timeout=reaction_timeout,
-        command=command,
-    )
-    return KeptEngine(keeper, counts)
+    """An engine in a process of its own; further options are those of `Supervisor`."""
+    start = Start(attrs.asdict(settings), attrs.asdict(log or LogSettings()))
+    return KeptEngine(Supervisor(start, command=command, **options), counts)
 
 
 def joined_engine(connection: socket.socket, counts: Counts | None = None) -> JoinedEngine:

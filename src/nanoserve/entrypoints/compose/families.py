@@ -33,9 +33,7 @@ class ModelFamily:
         model_type: what `model_type` says.
         cache, reuse: what is kept of a sequence, and where a prefix is found again.
         feed: `dense`, `experts`, or both.
-        devices: where it is computed.
         quantized: which quantized forms of its checkpoints and weights there are.
-        shapes: its published shapes that benchmarks know.
     """
 
     name: str
@@ -56,7 +54,8 @@ def families() -> tuple[ModelFamily, ...]:
 def _family(architecture: Architecture) -> ModelFamily:
     shapes = {name: spec for name, spec in SHAPES.items() if spec.architecture == architecture.key}
     specs = [spec_of({"model_type": architecture.key, **architecture.published}), *shapes.values()]
-    kinds = [kind for kind in CACHES if any(_has(spec, kind) for spec in specs)]
+    kept = {type(group.kind) for spec in specs for group in spec.cache_groups}
+    kinds = [kind for kind in CACHES if kind in kept]
     return ModelFamily(
         name=architecture.name,
         model_type=architecture.key,
@@ -67,10 +66,6 @@ def _family(architecture: Architecture) -> ModelFamily:
         quantized=", ".join(_quantized(architecture, specs)),
         shapes=tuple(shapes),
     )
-
-
-def _has(spec: ModelSpec, kind: type[CacheKind]) -> bool:
-    return any(isinstance(group.kind, kind) for group in spec.cache_groups)
 
 
 def _feeds(specs: list[ModelSpec]) -> list[str]:

@@ -18,10 +18,13 @@ from nanoserve.ports.errors import StepFailedError
 
 def configure_log(settings: LogSettings) -> None:
     """Write records of the level and above, as text or as one JSON object per line."""
+    console = structlog.dev.ConsoleRenderer(  # its tracebacks show no values, which may be prompts or keys
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
     renderers: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if settings.log_json
-        else [escape_controls, _console()]
+        else [escape_controls, console]
     )
     structlog.configure(
         processors=[
@@ -32,13 +35,6 @@ def configure_log(settings: LogSettings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
-    )
-
-
-def _console() -> structlog.dev.ConsoleRenderer:
-    """For people; its tracebacks show no values of variables, which may be prompts or keys."""
-    return structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
 
 

@@ -42,7 +42,7 @@ class LLM:
         lora: folders of adapters, in PEFT's form, by the names that `generate` and `chat` know them by.
         trace: write the engine's step log into this file until `shutdown`, for `nanoserve inspect`; `trace_words`:
             with what is asked and answered.
-        settings: any other field of `EngineSettings`, such as `kv_memory="2GiB"`.
+        settings: any other field of `EngineSettings`, such as `dtype="float32"`, `max_model_len=4096` or `kv_memory="2GiB"`.
 
     None leaves a setting at its default. Raises `BadValueError`, `ModelLoadError` or `OutOfMemoryError`.
     """
@@ -51,33 +51,17 @@ class LLM:
         self,
         model: str | os.PathLike[str] | None = None,
         *,
-        dtype: str | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        num_kv_blocks: int | None = None,
-        device: str | None = None,
-        quantization: str | None = None,
-        enable_prefix_caching: bool | None = None,
         lora: Mapping[str, str | os.PathLike[str]] | None = None,
         seed: int | None = None,
         trace: str | os.PathLike[str] | None = None,
         trace_words: bool = False,
         **settings: Any,
     ) -> None:
-        named = {
-            "model": None if model is None else os.fspath(model),
-            "dtype": dtype,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "num_kv_blocks": num_kv_blocks,
-            "device": device,
-            "quantization": quantization,
-            "enable_prefix_caching": enable_prefix_caching,
-            "lora": _written(lora) if lora else None,
-        }
-        engine = argument_settings(named | settings)
+        settings["model"] = None if model is None else os.fspath(model)
+        settings["lora"] = (
+            ",".join(f"{name}={os.fspath(folder)}" for name, folder in (lora or {}).items()) or None
+        )
+        engine = argument_settings(settings)
         log = TraceSettings(trace=None if trace is None else os.fspath(trace), trace_words=trace_words)
         if log.trace is not None:
             check_trace_path(log.trace)
@@ -354,10 +338,6 @@ class LLM:
         for _ in session.run(jobs, progress=use_tqdm):
             pass
         return [job.output() for job in jobs]
-
-
-def _written(lora: Mapping[str, str | os.PathLike[str]]) -> str:
-    return ",".join(f"{name}={os.fspath(folder)}" for name, folder in lora.items())
 
 
 def _constraints(structured_outputs: StructuredOutputs, count: int) -> list[Constraint | None]:

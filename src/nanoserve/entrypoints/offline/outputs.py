@@ -109,7 +109,6 @@ class CompletionOutput:
     """One generated sequence.
 
     Attributes:
-        index: which of the request's `n` sequences it is.
         logprobs: one entry per token, where asked for.
         cumulative_logprob: the sum of the tokens' own log-probabilities, where asked for.
         finish_reason: `stop`, `length` or `abort`; None while it grows.

@@ -26,7 +26,9 @@ from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
+from nanoserve.entrypoints.server.http.sse import context_of
 from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_ROUTES, ROUTES, is_for_member
+from nanoserve.entrypoints.server.protocols.responses.routes import stored_response
 from nanoserve.entrypoints.server.watch import about, health, live, metrics, openapi, page
 from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import Live
@@ -47,10 +49,8 @@ class Server:
     Attributes:
         feed: the engine's steps, for viewers; `redaction` takes the words out of them, if it is not None.
         host_names: names that clients may call the server by, besides this machine's own; None allows all.
-        counting: where it counts.
         phases: seconds that each part of the server's start took.
         service: None until the model is loaded.
-        conversations: those that clients may continue.
         lora_folders: what clients may load; None where they may load nothing.
         batches: files and batches; None where none are kept, or another process keeps them.
     """
@@ -81,7 +81,7 @@ class Server:
         bounds = self.settings.bounds
         spans = None if self.tracing is None else self.tracing.write_spans
         self.steering_keys = security.read_steering_keys(self.settings.access, self.keys)
-        self.transfer = steering.WeightTransfer(self.settings.access.weight_dir, self.clock.now)
+        self.transfer = steering.WeightTransfer(self.engine, self.settings.access.weight_dir, self.clock.now)
         folder = self.settings.access.lora_dir
         self.lora_folders = None if folder is None else loras.LoraFolders(folder)
         self.conversations = ConversationStore(lifetime=bounds.conversation_lifetime, now=self.clock.now)
@@ -97,13 +97,7 @@ class Server:
             redaction=self.redaction,
         )
         self.metrics = Metrics(
-            engine=self.engine,
-            measurements=self.measurements,
-            health=self.health,
-            model_name=self.model_name,
-            phases=self.phases,
-            live=self.live,
-            batches=self.batches,
+            live=self.live, model_name=self.model_name, phases=self.phases, batches=self.batches
         )
 
     def open(self, service: TextService) -> None:
@@ -126,10 +120,13 @@ class Server:
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(security.client_of, sync_to_thread=False),
+            "context": Provide(context_of, sync_to_thread=False),
             "conversations": _provide(lambda: self.conversations, ConversationStore),
+            "record": Provide(stored_response, sync_to_thread=False),
             "batches": _provide(lambda: self.batches, Batches),
             "loras": _provide(lambda: self.lora_folders, loras.LoraFolders),
             "transfer": _provide(lambda: self.transfer, steering.WeightTransfer),
+            "asked": Provide(steering.transfer_body),
             "engine": _provide(lambda: self.engine, EngineClient),
             "health": _provide(lambda: self.health, Health),
             "metrics": _provide(lambda: self.metrics, Metrics),

@@ -19,9 +19,7 @@ class Started:
 
     Attributes:
         phases: seconds that each part of the server's own start took; the engine's run beside them.
-        num_keys: how many API keys it knows.
         http_workers: how many processes answer HTTP; `engine_processes` is how many compute, and `spare` one more to replace them.
-        ui: whether there is a page.
     """
 
     service: TextService

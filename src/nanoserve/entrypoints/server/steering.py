@@ -31,22 +31,10 @@ from nanoserve.ports.steering import PARTS, PauseMode
 _MODES: Final = ", ".join(each.value for each in PauseMode)
 
 
-class Status(msgspec.Struct):
-    """The state after an order."""
-
-    status: str
-
-
-class IsPaused(msgspec.Struct):
-    """Whether the engine is paused, or told to be."""
-
-    is_paused: bool
-
-
 @post("/pause", status_code=200, include_in_schema=False, guards=[only_query("mode", "clear_cache")])
 async def pause(
     engine: NamedDependency[EngineClient], mode: FromQuery[str] = "abort", clear_cache: FromQuery[bool] = True
-) -> Status:
+) -> dict[str, str]:
     """Answers once nothing runs any more; requests that come now wait. Blocks that are kept stay, whatever `clear_cache` says."""
     try:
         wanted = PauseMode(mode)
@@ -56,21 +44,21 @@ async def pause(
     if not found.paused:
         raise ConflictError("another client resumed the engine before the pause was complete; pause it again")
     structlog.get_logger().info("the engine was paused", mode=mode)
-    return Status("paused")
+    return {"status": "paused"}
 
 
 @post("/resume", status_code=200, include_in_schema=False, guards=[only_query()])
-async def resume(engine: NamedDependency[EngineClient]) -> Status:
+async def resume(engine: NamedDependency[EngineClient]) -> dict[str, str]:
     """Requests that waited are computed."""
     await engine.steer(Resume())
     structlog.get_logger().info("the engine was resumed")
-    return Status("resumed")
+    return {"status": "resumed"}
 
 
 @get("/is_paused", include_in_schema=False)
-async def is_paused(engine: NamedDependency[EngineClient]) -> IsPaused:
+async def is_paused(engine: NamedDependency[EngineClient]) -> dict[str, bool]:
     """True from the moment at which a pause is asked for."""
-    return IsPaused(engine.steering.paused)
+    return {"is_paused": engine.steering.paused}
 
 
 ABANDONED: Final = 60.0
@@ -89,50 +77,60 @@ def check_access(access: AccessSettings, *, max_loras: int) -> None:
 
 
 class WeightTransfer:
-    """The update that is open, if there is one, from folders below `allowed`."""
+    """The update of an engine's weights that is open, if there is one, from folders below `allowed`."""
 
-    def __init__(self, allowed: str | None, now: Callable[[], float]) -> None:
+    def __init__(self, engine: EngineClient, allowed: str | None, now: Callable[[], float]) -> None:
         self.lock = asyncio.Lock()
+        self._engine = engine
         self._allowed = None if allowed is None else pathlib.Path(allowed).resolve()
         self._now = now
         self._last: float | None = None
         self._next = ReadWeights("")
 
-    def check(self, engine: EngineClient) -> None:
+    def check(self) -> None:
         """Raise `BadValueError` where weights can never be updated."""
         if self._allowed is None:
             raise BadValueError(
                 "weight_dir", "no folder is allowed; start the server with --weight-dir FOLDER"
             )
-        if engine.facts is not None and engine.facts.fixed_weights:
-            raise BadValueError("weights", engine.facts.fixed_weights)
+        facts = self._engine.facts
+        if facts is not None and facts.fixed_weights:
+            raise BadValueError("weights", facts.fixed_weights)
 
-    def start(self, engine: EngineClient, *, partial: bool) -> None:
+    def start(self, *, partial: bool) -> None:
         """Open an update. Raises `ConflictError` while another one goes on, and what `check` does."""
-        self.check(engine)
+        self.check()
         if self.lock.locked() or (self._last is not None and self._now() - self._last < ABANDONED):
             raise ConflictError(
                 "another update is open; finish it, or wait until it is given up after a minute"
             )
         self._last, self._next = self._now(), ReadWeights("", partial=partial)
 
-    async def read(self, engine: EngineClient, path: str) -> None:
+    async def read(self, path: str) -> None:
         """Read one more folder; what is wrong with it ends the update."""
         async with self.lock:
             order = self._take()
             assert self._allowed is not None
             order = attrs.evolve(order, folder=str(folder_below(self._allowed, path, "weight_dir")))
-            await engine.steer(order)
+            await self._engine.steer(order)
             self._last, self._next = self._now(), attrs.evolve(order, anew=False)
 
-    async def finish(self, engine: EngineClient, label: str) -> None:
-        """Let the engine have what was read."""
+    async def finish(self, body: TransferBody) -> None:
+        """Let the engine have what was read, under the name that the body gives it."""
         async with self.lock:
             if self._last is not None and self._next.anew:
                 raise ConflictError("nothing was read yet; POST /update_weights first, the update stays open")
             self._take()
-            await engine.steer(WriteWeights(label))
-        structlog.get_logger().info("the weights were updated", weights=engine.steering.weights.label)
+            await self._engine.steer(WriteWeights(body.weight_version or body.weight_label or ""))
+        label = self._engine.steering.weights.label
+        structlog.get_logger().info("the weights were updated", weights=label)
+
+    @property
+    def info(self) -> WeightInfo:
+        """The engine's weights as they are now."""
+        found = self._engine.steering
+        weights = found.weights
+        return WeightInfo(weights.label, weights.version, weights.digest, found.lost or None)
 
     def _take(self) -> ReadWeights:
         if self._last is None:
@@ -153,12 +151,6 @@ class TransferBody(msgspec.Struct, kw_only=True):
     weight_label: str | None = None
 
 
-class Message(msgspec.Struct):
-    """A word on success."""
-
-    message: str
-
-
 class WeightInfo(msgspec.Struct):
     """Which weights requests are computed with; `lost` says why those before cannot be, after the death of an engine."""
 
@@ -168,78 +160,59 @@ class WeightInfo(msgspec.Struct):
     lost: str | None = None
 
 
-async def _body(request: Request[Any, Any, Any]) -> TransferBody:
+Asked = NamedDependency[TransferBody]
+Transfer = NamedDependency[WeightTransfer]
+
+
+async def transfer_body(request: Request[Any, Any, Any]) -> TransferBody:
+    """The body of a request, which may have none; for injection into handlers."""
     return await read_body(request, TransferBody) if await request.body() else TransferBody()
 
 
 @post("/init_weight_transfer_engine", status_code=200, include_in_schema=False)
-async def init_weight_transfer_engine(
-    request: Request[Any, Any, Any],
-    engine: NamedDependency[EngineClient],
-    transfer: NamedDependency[WeightTransfer],
-) -> Message:
+async def init_weight_transfer_engine(asked: Asked, transfer: Transfer) -> dict[str, str]:
     """Nothing is needed for folders; what only NCCL or IPC needs is refused."""
-    _refuse_others("init_info", (await _body(request)).init_info, ())
-    transfer.check(engine)
-    return Message("Weight transfer initialized")
+    _refuse_others("init_info", asked.init_info, ())
+    transfer.check()
+    return {"message": "Weight transfer initialized"}
 
 
 @post("/start_weight_update", status_code=200, include_in_schema=False)
-async def start_weight_update(
-    request: Request[Any, Any, Any],
-    engine: NamedDependency[EngineClient],
-    transfer: NamedDependency[WeightTransfer],
-) -> Message:
+async def start_weight_update(asked: Asked, transfer: Transfer) -> dict[str, str]:
     """Open an update of all weights, or with `partial` of those that are sent."""
-    body = await _body(request)
-    if not body.is_checkpoint_format:
+    if not asked.is_checkpoint_format:
         raise BadValueError("is_checkpoint_format", "must be true: tensors have their names in a checkpoint")
-    transfer.start(engine, partial=body.partial)
-    return Message("Weight update started")
+    transfer.start(partial=asked.partial)
+    return {"message": "Weight update started"}
 
 
 @post("/update_weights", status_code=200, include_in_schema=False)
-async def update_weights(
-    request: Request[Any, Any, Any],
-    engine: NamedDependency[EngineClient],
-    transfer: NamedDependency[WeightTransfer],
-) -> Message:
+async def update_weights(asked: Asked, transfer: Transfer) -> dict[str, str]:
     """Read a folder and check it; `weight_dir` outside of `update_info` is a whole update in one call."""
-    body = await _body(request)
-    if body.weight_dir is not None:
-        transfer.start(engine, partial=body.partial)
-        await transfer.read(engine, body.weight_dir)
-        await transfer.finish(engine, body.weight_version or body.weight_label or "")
-        return Message("Weights updated")
-    _refuse_others("update_info", body.update_info, ("weight_dir",))
-    folder = body.update_info.get("weight_dir")
+    if asked.weight_dir is not None:
+        transfer.start(partial=asked.partial)
+        await transfer.read(asked.weight_dir)
+        await transfer.finish(asked)
+        return {"message": "Weights updated"}
+    _refuse_others("update_info", asked.update_info, ("weight_dir",))
+    folder = asked.update_info.get("weight_dir")
     if not isinstance(folder, str):
         raise BadValueError("update_info.weight_dir", "must name a folder of safetensors files")
-    await transfer.read(engine, folder)
-    return Message("Weights updated")
+    await transfer.read(folder)
+    return {"message": "Weights updated"}
 
 
 @post("/finish_weight_update", status_code=200, include_in_schema=False)
-async def finish_weight_update(
-    request: Request[Any, Any, Any],
-    engine: NamedDependency[EngineClient],
-    transfer: NamedDependency[WeightTransfer],
-) -> WeightInfo:
+async def finish_weight_update(asked: Asked, transfer: Transfer) -> WeightInfo:
     """Compute with what was read from now on, all of it or, with an error, nothing."""
-    body = await _body(request)
-    await transfer.finish(engine, body.weight_version or body.weight_label or "")
-    return _info(engine)
+    await transfer.finish(asked)
+    return transfer.info
 
 
 @get("/weight_info", include_in_schema=False)
-async def weight_info(engine: NamedDependency[EngineClient]) -> WeightInfo:
+async def weight_info(transfer: Transfer) -> WeightInfo:
     """Version 0 is what the engine was started with."""
-    return _info(engine)
-
-
-def _info(engine: EngineClient) -> WeightInfo:
-    found = engine.steering
-    return WeightInfo(found.weights.label, found.weights.version, found.weights.digest, found.lost or None)
+    return transfer.info
 
 
 def _refuse_others(field: str, info: Mapping[str, Any], known: Collection[str]) -> None:
@@ -249,36 +222,30 @@ def _refuse_others(field: str, info: Mapping[str, Any], known: Collection[str]) 
         raise BadValueError(f"{field}.{others[0][:64]}", message)
 
 
-class IsSleeping(msgspec.Struct):
-    """Whether the engine has no memory for its weights or its KV cache."""
-
-    is_sleeping: bool
-
-
 @post("/sleep", status_code=200, include_in_schema=False, guards=[only_query("level")])
-async def sleep(engine: NamedDependency[EngineClient], level: FromQuery[int] = 1) -> IsSleeping:
+async def sleep(engine: NamedDependency[EngineClient], level: FromQuery[int] = 1) -> dict[str, bool]:
     """Free memory once the steps in flight are home; requests wait, and are computed again from where they were asked."""
     await engine.steer(Sleep(level))
     structlog.get_logger().info("the engine sleeps", level=level)
-    return IsSleeping(is_sleeping=True)
+    return {"is_sleeping": True}
 
 
 @post("/wake_up", status_code=200, include_in_schema=False, guards=[only_query("tags")])
 async def wake_up(
     engine: NamedDependency[EngineClient], tags: FromQuery[list[str] | None] = None
-) -> IsSleeping:
+) -> dict[str, bool]:
     """Have memory again, for all or for the parts that are named; requests are computed once all are awake."""
     if unknown := sorted({*(tags or ())} - {*PARTS}):
         raise BadValueError("tags", f"must be of {', '.join(PARTS)}, got {unknown[0][:64]!r}")
     found = await engine.steer(WakeUp(tuple(tags or PARTS)))
     structlog.get_logger().info("the engine woke up", asleep=found.asleep)
-    return IsSleeping(is_sleeping=bool(found.asleep))
+    return {"is_sleeping": bool(found.asleep)}
 
 
 @get("/is_sleeping", include_in_schema=False)
-async def is_sleeping(engine: NamedDependency[EngineClient]) -> IsSleeping:
+async def is_sleeping(engine: NamedDependency[EngineClient]) -> dict[str, bool]:
     """True until all parts are awake."""
-    return IsSleeping(is_sleeping=bool(engine.steering.asleep))
+    return {"is_sleeping": bool(engine.steering.asleep)}
 
 
 SHARED: Final = frozenset(server_info.paths | get_world_size.paths)

@@ -46,10 +46,8 @@ class LiveTraceWriter:
     """Writes from `start` on, until the feed is closed.
 
     Args:
-        feed: what is written down.
         path: of the file; one that ends in `.gz` is compressed.
         limit: bytes on disk; a file that has grown so large becomes `FILE.1`, and a new one begins.
-        trace_format: reads the headers.
     """
 
     def __init__(self, feed: LiveFeed, path: str, limit: int, trace_format: TraceFormat) -> None:

@@ -14,17 +14,10 @@ import structlog
 
 from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
 from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests, reported_error
-from nanoserve.ports import engine_link
+from nanoserve.ports import engine_link, errors
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
-from nanoserve.ports.errors import (
-    ConflictError,
-    DrainingError,
-    EngineDiedError,
-    EngineLoadingError,
-    NanoserveError,
-)
 from nanoserve.ports.request import Request
 from nanoserve.ports.steering import PARTS, PauseMode, Steering, WeightsFacts
 
@@ -63,13 +56,10 @@ class KeptEngine(Generic[KeeperT]):
     """What a server holds, wherever its engine runs. Everything happens in the event loop that called `start`.
 
     Args:
-        counts: of the ledger.
         stall_timeout: seconds of silence after which a ready engine counts as stalled without its keeper's saying so.
 
     Attributes:
-        facts: of the running engine, or of the last one.
         last_report: the monotonic clock at the last report.
-        on_move: called after each change of the status.
     """
 
     def __init__(
@@ -85,7 +75,7 @@ class KeptEngine(Generic[KeeperT]):
         self._status = EngineStatus.STARTING
         self._stall_timeout = stall_timeout
         self._settled = asyncio.Event()
-        self._why_closed: Exception = EngineDiedError("the server has stopped")
+        self._why_closed: Exception = errors.EngineDiedError("the server has stopped")
         self._watched: tuple[engine_link.Watch, WatchListener] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._folders: dict[str, str] = {}
@@ -147,9 +137,9 @@ class KeptEngine(Generic[KeeperT]):
     def submit(self, request: Request) -> PendingReply:
         """Hand a request over, to the next engine if need be; one that cannot be sent at all ends with `BadValueError`."""
         if self._status is EngineStatus.STARTING:
-            raise EngineLoadingError("the engine is starting")
+            raise errors.EngineLoadingError("the engine is starting")
         if self._status in {EngineStatus.FAILED, EngineStatus.STOPPED}:
-            raise EngineLoadingError("the engine has ended and is not started again", retry_after=30)
+            raise errors.EngineLoadingError("the engine has ended and is not started again", retry_after=30)
         return self.requests.open(request)
 
     def forget_prefixes(self) -> None:
@@ -182,7 +172,7 @@ class KeptEngine(Generic[KeeperT]):
             case engine_link.Pause():
                 self._pause = order
             case engine_link.Resume() if self._lost or self._steering.asleep:
-                raise ConflictError(self._lost or "the engine is asleep: wake it up first")
+                raise errors.ConflictError(self._lost or "the engine is asleep: wake it up first")
             case engine_link.Resume():
                 self._pause = None
         numbered = attrs.evolve(order, number=next(self._numbers))
@@ -250,7 +240,7 @@ class KeptEngine(Generic[KeeperT]):
 
     def _check_ready(self) -> None:
         if self._status is not EngineStatus.READY:
-            raise EngineLoadingError("the engine is starting; try again later")
+            raise errors.EngineLoadingError("the engine is starting; try again later")
 
     def watch(self, asked: engine_link.Watch, listener: WatchListener) -> None:
         """Have this engine and those that follow keep a step log."""
@@ -303,14 +293,16 @@ class KeptEngine(Generic[KeeperT]):
             for answer in self._asked.values():
                 if not answer.done():
                     answer.set_exception(
-                        EngineDiedError("the engine ended before it had done this; ask for it again")
+                        errors.EngineDiedError("the engine ended before it had done this; ask for it again")
                     )
         self._tell(status)
         self._settled.set()
         self._resume_watch()
         self.on_move()
 
-    def close(self, status: EngineStatus, error: NanoserveError, *, why: Exception | None = None) -> None:
+    def close(
+        self, status: EngineStatus, error: errors.NanoserveError, *, why: Exception | None = None
+    ) -> None:
         """Come to an end, with `error` for every request, and `why` for who waits for the engine to become ready."""
         self._why_closed = why or error
         self.move(status)
@@ -319,8 +311,10 @@ class KeptEngine(Generic[KeeperT]):
     def leave(self) -> None:
         """The engine stops, or is no longer ours to use."""
         if self._status is not EngineStatus.STOPPED:
-            why = EngineDiedError("the server has stopped")
-            self.close(EngineStatus.STOPPED, DrainingError("the server is stopping", retry_after=5), why=why)
+            why = errors.EngineDiedError("the server has stopped")
+            self.close(
+                EngineStatus.STOPPED, errors.DrainingError("the server is stopping", retry_after=5), why=why
+            )
 
     def _answer(self, report: engine_link.Obeyed) -> None:
         self._restoring.discard(report.number)

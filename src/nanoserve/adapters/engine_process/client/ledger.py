@@ -14,10 +14,10 @@ from nanoserve.ports.request import FinishReason
 REFUSED: Final = "refused"
 """The end of sequences that were turned away at the engine's door, beside the values of `FinishReason`."""
 
-_ACCEPTED: Final = "accepted"
-_RUNNING: Final = "running"
+ACCEPTED: Final = "accepted"
+RUNNING: Final = "running"
 _REASONS: Final = (*(reason.value for reason in FinishReason), REFUSED)
-LEDGER_NAMES: Final = (_ACCEPTED, _RUNNING, *_REASONS)
+LEDGER_NAMES: Final = (ACCEPTED, RUNNING, *_REASONS)
 """What a ledger counts."""
 _COUNTERS: Final = (
     "steps",
@@ -72,21 +72,13 @@ class Ledger:
     def books(self) -> Books:
         """All of it, as of one moment."""
         counts = self.counts.read(LEDGER_NAMES)
-        accepted, running = counts.pop(_ACCEPTED), counts.pop(_RUNNING)
+        accepted, running = counts.pop(ACCEPTED), counts.pop(RUNNING)
         finished = {reason: count for reason, count in counts.items() if count or reason != REFUSED}
         return Books(accepted, running, finished)
 
-    def note_accepted(self, count: int) -> None:
-        """So many sequences were submitted."""
-        self.counts.add(_ACCEPTED, count)
-
-    def note_running(self, change: int) -> None:
-        """So many more sequences hold a device row, or fewer."""
-        self.counts.add(_RUNNING, change)
-
-    def note_end(self, reason: str, count: int = 1) -> None:
-        """So many sequences have ended."""
-        self.counts.add(reason, count)
+    def add(self, name: str, number: int = 1) -> None:
+        """So many more sequences were `ACCEPTED`, hold a device row (`RUNNING`), or have ended for a reason."""
+        self.counts.add(name, number)
 
     @property
     def answers(self) -> int:
@@ -97,8 +89,8 @@ class Ledger:
     def end_all(self) -> int:
         """The process that kept these counts has ended, and its sequences with it; returns how many those were."""
         books = self.books()
-        self.note_running(-books.running)
-        self.note_end(FinishReason.ABORT.value, books.living)
+        self.add(RUNNING, -books.running)
+        self.add(FinishReason.ABORT.value, books.living)
         return books.living
 
 

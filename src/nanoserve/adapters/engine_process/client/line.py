@@ -20,10 +20,6 @@ class Line(asyncio.Protocol):
         take: called with each body; raises `WireError` for one that no correct peer sends.
         peer: the name of the other end in the log.
         most_unread: bytes that may wait for the peer to read them.
-        on_lost: called once the connection is lost.
-
-    Attributes:
-        gone: set once the connection is lost.
     """
 
     def __init__(

@@ -38,8 +38,6 @@ class EngineProcess:
     engine stands on the command line.
 
     Attributes:
-        gone: set once the connection is lost.
-        on_report: called with each report.
         on_foreign: called with the owner and the frame of what is for another process; None where there is none.
         is_prepared: whether it has said that it waits for `Start` with everything imported.
     """
@@ -167,10 +165,7 @@ class EngineLife:
     """What is known of one engine while it lives.
 
     Args:
-        process: where it runs; a fresh one or a prepared one.
-        was_spare: whether it is a prepared one.
         stall_timeout: seconds without progress after which it counts as stuck.
-        on_report: called with each report.
         is_idle: whether no request waits for an answer; silence is no stall then, if the engine says it is there.
 
     Attributes:

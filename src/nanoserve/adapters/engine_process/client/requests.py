@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from nanoserve.adapters.engine_process.client.ledger import REFUSED, Ledger
+from nanoserve.adapters.engine_process.client.ledger import ACCEPTED, REFUSED, RUNNING, Ledger
 from nanoserve.ports import errors
 from nanoserve.ports.engine_link import Abort, Add, Command, Refused
 from nanoserve.ports.errors import BadValueError, DuplicateRequestError, EngineDiedError, NanoserveError
@@ -57,7 +57,6 @@ class PendingReply:
 
     Attributes:
         num_engines: how many engines it was handed to; `engine_has_it` whether the living one is among them.
-        is_over: whether nothing more will come.
         cancelled: whether its reader has left; `has_been_read` whether it has been given output.
     """
 
@@ -77,7 +76,7 @@ class PendingReply:
         self.has_been_read = False
         self._error: NanoserveError | None = None
         self._reader: asyncio.Future[None] | None = None
-        ledger.note_accepted(request.sampling.n)
+        ledger.add(ACCEPTED, request.sampling.n)
 
     @property
     def can_start_anew(self) -> bool:
@@ -141,7 +140,7 @@ class PendingReply:
         self.engine_has_it = False
         self._notes.clear()
         self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}
-        self._ledger.note_running(-len(self._running))
+        self._ledger.add(RUNNING, -len(self._running))
         self._running.clear()
 
     def _pile_up(self, event: TokensGenerated) -> None:
@@ -157,7 +156,9 @@ class PendingReply:
     def _take(self) -> list[EngineEvent]:
         batch = list(self._notes.values())
         batch += [each.joined() if isinstance(each, _Pile) else each for each in self._piles.values()]
-        self.has_been_read = self.has_been_read or any(_shows_output(event) for event in batch)
+        self.has_been_read = self.has_been_read or any(
+            not isinstance(event, (SequenceAdmitted, SequencePreempted)) for event in batch
+        )
         self._notes.clear()
         self._piles.clear()
         return batch
@@ -168,21 +169,17 @@ class PendingReply:
             self._running.add(index)
         else:
             self._running.discard(index)
-        self._ledger.note_running(len(self._running) - before)
+        self._ledger.add(RUNNING, len(self._running) - before)
 
     def _note_end(self, index: int, reason: str) -> None:
         self._ended.add(index)
         self.is_over = len(self._ended) == self.request.sampling.n
         self._set_running(index, False)
-        self._ledger.note_end(reason)
+        self._ledger.add(reason)
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-
-def _shows_output(event: EngineEvent) -> bool:
-    return not isinstance(event, (SequenceAdmitted, SequencePreempted))
 
 
 _KNOWN: Final = {
@@ -205,7 +202,6 @@ class Requests:
 
     Attributes:
         engine: takes commands to the engine; None while there is none.
-        ledger: counts the sequences.
     """
 
     def __init__(self, ledger: Ledger | None = None) -> None:

@@ -24,7 +24,6 @@ class Member:
     """Another process that uses the engine.
 
     Attributes:
-        line: the connection to it.
         opened: set once it takes requests of clients; gone: set once the connection is lost.
         engine: the number of the engine that its commands are for.
     """
@@ -52,9 +51,6 @@ class Sharing:
 
     Members are told what becomes of the engine, and keep their own requests through it. The engine tells whose its
     events are by the requests' ids.
-
-    Attributes:
-        engine: what is shared; one that a `Supervisor` keeps.
     """
 
     def __init__(self, engine: EngineClient) -> None:
@@ -103,7 +99,6 @@ class Membership:
     """A member's end. It supervises nothing: it is told what has become of the engine.
 
     Attributes:
-        restarts: how often the engine had to be started again.
         gone: set once the engine has stopped for good, or the process that kept it alive has ended.
     """
 

@@ -24,12 +24,7 @@ _log = structlog.get_logger()
 
 
 class Spare:
-    """Keeps one prepared process. Its death is no engine's death: another takes its place after a while.
-
-    Args:
-        launch: starts the process; raises `OSError`.
-        wanted: whether there is a spare at all.
-    """
+    """Keeps one prepared process. Its death is no engine's death: another takes its place after a while."""
 
     def __init__(self, launch: Callable[[], Awaitable[EngineProcess]], *, wanted: bool) -> None:
         self._launch = launch
@@ -56,9 +51,7 @@ class Spare:
 
     async def stop(self) -> None:
         """End the process and keep none."""
-        await self._stop_keeping()
-        process, self._process = self._process, None
-        if process is not None:
+        if (process := await self.take()) is not None:
             await process.kill()
 
     async def _stop_keeping(self) -> None:
@@ -127,11 +120,9 @@ class Supervisor:
         command: the program to start; it is given one argument, the file descriptor of its connection.
         stall_timeout: seconds without progress after which it counts as stuck and is replaced.
         start_timeout: seconds that a restart may take; None allows five times what the first start took and a minute.
-        spare: whether another process waits to be the next engine.
         reaction_timeout: seconds after which a prepared spare that does not begin is given up for a new process.
 
     Attributes:
-        spare: the process that waits, if there is one.
         on_foreign: called with the owner and the frame of what the engine has for another process.
     """
 

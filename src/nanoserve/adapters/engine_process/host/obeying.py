@@ -8,18 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
+from nanoserve.ports import engine_link
 from nanoserve.ports.driving import EngineHandle
-from nanoserve.ports.engine_link import (
-    Obeyed,
-    Order,
-    Pause,
-    ReadWeights,
-    Report,
-    Resume,
-    Sleep,
-    WakeUp,
-    WriteWeights,
-)
 from nanoserve.ports.errors import ConflictError, NanoserveError
 from nanoserve.ports.steering import PauseMode, WeightsFacts
 
@@ -32,17 +22,17 @@ class Obeying:
         reading: the order that the thread is at; one that changes the weights stays until it has.
     """
 
-    def __init__(self, engine: EngineHandle, send: Callable[[Report], None]) -> None:
+    def __init__(self, engine: EngineHandle, send: Callable[[engine_link.Report], None]) -> None:
         self._engine = engine
         self._send = send
-        self.pauses: list[tuple[Pause | Sleep, bool]] = []
-        self.reading: ReadWeights | WriteWeights | WakeUp | None = None
-        self._waiting: list[Order] = []
+        self.pauses: list[tuple[engine_link.Pause | engine_link.Sleep, bool]] = []
+        self.reading: engine_link.ReadWeights | engine_link.WriteWeights | engine_link.WakeUp | None = None
+        self._waiting: list[engine_link.Order] = []
         self._read: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: engine_link.Order) -> None:
         """Carry an order out, or begin to; behind a thread's work and a sleep that has not come yet, each in its turn."""
-        if self.reading is not None or any(isinstance(each, Sleep) for each, _ in self.pauses):
+        if self.reading is not None or any(isinstance(each, engine_link.Sleep) for each, _ in self.pauses):
             self._waiting.append(order)
             return
         try:
@@ -57,7 +47,7 @@ class Obeying:
             if goes_on:
                 self._engine.resume()
             try:
-                if isinstance(each, Sleep):
+                if isinstance(each, engine_link.Sleep):
                     self._engine.sleep(each.level)
                 elif each.forgets:
                     self._engine.forget_prefixes()
@@ -85,37 +75,37 @@ class Obeying:
         for each in waiting:
             self.obey(each)
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: engine_link.Order) -> None:
         match order:
-            case Pause(mode):
+            case engine_link.Pause(mode):
                 self._engine.pause(mode)
                 self.pauses.append((order, False))
                 return
-            case Sleep():
+            case engine_link.Sleep():
                 self.pauses.append((order, not self._engine.steering.paused))
                 self._engine.pause(PauseMode.KEEP)
                 return
-            case Resume():
+            case engine_link.Resume():
                 self._engine.resume()
                 for each, _ in self.pauses:
                     self._answer(each)
                 self.pauses.clear()
-            case ReadWeights() | WriteWeights() | WakeUp():
+            case engine_link.ReadWeights() | engine_link.WriteWeights() | engine_link.WakeUp():
                 self._begin(order)
                 return
         self._answer(order)
 
-    def _begin(self, order: ReadWeights | WriteWeights | WakeUp) -> None:
+    def _begin(self, order: engine_link.ReadWeights | engine_link.WriteWeights | engine_link.WakeUp) -> None:
         store = self._engine.weight_store
         stands = self._engine.steering.paused or self._engine.steering.asleep
-        if isinstance(order, WriteWeights) and self._engine.request_ids() and not stands:
+        if isinstance(order, engine_link.WriteWeights) and self._engine.request_ids() and not stands:
             raise ConflictError("requests are running: pause the engine before its weights are changed")
 
         def work() -> None:
             try:
-                if isinstance(order, WriteWeights):
+                if isinstance(order, engine_link.WriteWeights):
                     self._read.put(store.complete())
-                elif isinstance(order, WakeUp):
+                elif isinstance(order, engine_link.WakeUp):
                     for part in order.parts:
                         store.wake(part)
                     self._read.put("")
@@ -128,28 +118,30 @@ class Obeying:
         self.reading = order
         threading.Thread(target=work, name="weights", daemon=True).start()
 
-    def _write(self, order: ReadWeights | WriteWeights | WakeUp, digest: str) -> None:
+    def _write(
+        self, order: engine_link.ReadWeights | engine_link.WriteWeights | engine_link.WakeUp, digest: str
+    ) -> None:
         try:
-            if isinstance(order, WakeUp):
+            if isinstance(order, engine_link.WakeUp):
                 self._engine.note_awake(order.parts)
-            if isinstance(order, WriteWeights):
+            if isinstance(order, engine_link.WriteWeights):
                 self._engine.write_weights(_facts(order, digest, self._engine.steering.weights.version))
         except NanoserveError as error:
             self._refuse(order, error)
         else:
             self._answer(order)
 
-    def _answer(self, order: Order) -> None:
-        self._send(Obeyed(order.number, steering=self._engine.steering))
+    def _answer(self, order: engine_link.Order) -> None:
+        self._send(engine_link.Obeyed(order.number, steering=self._engine.steering))
 
-    def _refuse(self, order: Order, error: Exception) -> None:
+    def _refuse(self, order: engine_link.Order, error: Exception) -> None:
         if not isinstance(error, NanoserveError):
             structlog.get_logger().error("an order could not be carried out", error=repr(error))
             error = ConflictError(f"this could not be done: {error!r}")
-        self._send(Obeyed(order.number, type(error).__name__, str(error), self._engine.steering))
+        self._send(engine_link.Obeyed(order.number, type(error).__name__, str(error), self._engine.steering))
 
 
-def _facts(order: WriteWeights, digest: str, version: int) -> WeightsFacts:
+def _facts(order: engine_link.WriteWeights, digest: str, version: int) -> WeightsFacts:
     before = order.as_before
     if before is None:
         return WeightsFacts(version=version + 1, digest=digest, label=order.label or str(version + 1))

@@ -14,7 +14,7 @@ import structlog
 from nanoserve.ports.driven import Tokenizer, TraceFormat
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError, StepLog
 from nanoserve.ports.engine_link import Logged, Watch
-from nanoserve.ports.trace import TraceHeader, Turn
+from nanoserve.ports.trace import TraceHeader
 
 BATCH_PERIOD: Final = 0.1
 """Seconds between two parts of the log; the first one after a rest is sent at once."""
@@ -27,10 +27,7 @@ class Watching:
 
     Args:
         engine: between two of its turns whenever a method is called.
-        link: where the log is reported.
-        tokenizer: decodes the tokens for a log with words.
         header: describes the engine; the watcher's part is filled in here.
-        trace_format: how records are written.
 
     Attributes:
         recorder: the step log; None while none is kept.
@@ -113,12 +110,8 @@ class Watching:
     def _send_turns(self) -> None:
         assert self.recorder is not None
         if turns := self.recorder.take():
-            self._link.send(Logged(self._written(turns)))
+            self._link.send(Logged(b"\n".join([self._format.encode(turn) for turn in turns])))
             self._next = time.monotonic() + BATCH_PERIOD
-
-    def _written(self, turns: list[Turn]) -> bytes:
-        encode = self._format.encode
-        return b"\n".join([encode(turn) for turn in turns])
 
     def _leave_out(self) -> None:
         if self.recorder is not None:

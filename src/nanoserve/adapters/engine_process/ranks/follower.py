@@ -9,36 +9,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from nanoserve.adapters.engine_process.wire import plans
 from nanoserve.adapters.engine_process.wire.codec import WireError, bodies_from
-from nanoserve.adapters.engine_process.wire.plans import (
-    Build,
-    Draw,
-    Drawn,
-    Join,
-    Loaded,
-    Loras,
-    RankWire,
-    Unable,
-)
 from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan
 
-MakeRunner = Callable[[Build], Any]
+MakeRunner = Callable[[plans.Build], Any]
 """A runner that can draw late, once all ranks have met."""
-Load = Callable[[Join], tuple[int, MakeRunner]]
+Load = Callable[[plans.Join], tuple[int, MakeRunner]]
 """Loads a part; the bytes that are free beside it, and what makes its runner."""
 
 
-def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[Join], bool]) -> int:
+def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[plans.Join], bool]) -> int:
     """Serve the first rank at the other end; returns the exit code."""
-    wire = RankWire()
+    wire = plans.RankWire()
     try:
         _follow(connection, wire, load, is_watchful)
     except ConnectionError:  # the first rank has closed the connection, or ended
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the first rank must know
         with contextlib.suppress(OSError):
-            connection.sendall(wire.encode(Unable(f"{type(error).__name__}: {error}")))
+            connection.sendall(wire.encode(plans.Unable(f"{type(error).__name__}: {error}")))
             return 1
         traceback.print_exc()
         return 1
@@ -46,27 +37,27 @@ def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[Join
 
 
 def _follow(
-    connection: socket.socket, wire: RankWire, load: Load, is_watchful: Callable[[Join], bool]
+    connection: socket.socket, wire: plans.RankWire, load: Load, is_watchful: Callable[[plans.Join], bool]
 ) -> None:
     messages: Iterator[Any] = map(wire.decode, bodies_from(connection))
-    join = _expect(Join, next(messages, None))
+    join = _expect(plans.Join, next(messages, None))
     available, make_runner = load(join)
-    connection.sendall(wire.encode(Loaded(available)))
-    runner = make_runner(_expect(Build, next(messages, None)))
+    connection.sendall(wire.encode(plans.Loaded(available)))
+    runner = make_runner(_expect(plans.Build, next(messages, None)))
     tells = is_watchful(join)
     undrawn: deque[tuple[int, Any]] = deque()
 
     def tell(step: int, ticket: Any) -> None:
         if tells:
-            connection.sendall(wire.encode(Drawn(step, runner.collect(ticket).token_ids)))
+            connection.sendall(wire.encode(plans.Drawn(step, runner.collect(ticket).token_ids)))
 
     for message in messages:
-        if isinstance(message, Draw):
+        if isinstance(message, plans.Draw):
             step, ticket = undrawn.popleft()
             runner.draw(ticket, _lent(runner, message.masks))
             tell(step, ticket)
             continue
-        if isinstance(message, Loras):
+        if isinstance(message, plans.Loras):
             runner.loras.take_parts(message.parts)
             continue
         plan = _expect(StepPlan, message)

@@ -43,12 +43,13 @@ _KINDS: Final[tuple[type, ...]] = typing.get_args(EngineEvent)
 """Events are sent for every token, as arrays without field names: each class has a struct with its fields in their order."""
 
 
-def _event_frame(kind: type, tag: int) -> type[msgspec.Struct]:
-    fields = list(typing.get_type_hints(kind).items())
+def array_form(kind: type, tag: int, **changed: Any) -> type[msgspec.Struct]:
+    """The form in which a class's values travel: an array of its fields in their order, of which some have `changed` types."""
+    fields = [(name, changed.get(name, hint)) for name, hint in typing.get_type_hints(kind).items()]
     return msgspec.defstruct(f"{kind.__name__}Frame", fields, tag=tag, array_like=True, gc=False)
 
 
-_EVENT_FRAMES: Final = tuple([_event_frame(kind, tag) for tag, kind in enumerate(_KINDS)])
+_EVENT_FRAMES: Final = tuple([array_form(kind, tag) for tag, kind in enumerate(_KINDS)])
 _KIND_OF: Final = dict(zip(_EVENT_FRAMES, _KINDS, strict=True))
 _FRAME_OF: Final = {
     kind: (frame, operator.attrgetter(*frame.__struct_fields__)) for frame, kind in _KIND_OF.items()

@@ -6,26 +6,19 @@ machine, which both ends share.
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 import msgspec
 
-from nanoserve.adapters.engine_process.wire.codec import WireError, framed
+from nanoserve.adapters.engine_process.wire.codec import WireError, array_form, framed
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.lora import LoraPart
-from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.step import (
     AdmittedRow,
-    BlockCopy,
-    Chunk,
-    LoraLoad,
-    RowSampling,
-    SlotCopy,
     StepPlan,
-    TableUpdate,
 )
 
 
@@ -50,36 +43,11 @@ class Draw(msgspec.Struct, array_like=True, tag=2):
     masks: dict[int, bytearray]
 
 
-class Row(msgspec.Struct, array_like=True):
-    """An `AdmittedRow`; tokens are int32."""
-
-    row: int
-    token_ids: bytes
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    block_tables: tuple[tuple[int, ...], ...]
-    sampling: RowSampling
-    max_length: int
-    lora_slot: int
-    pooling: Pooling | None
-
-
-class Plan(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """A `StepPlan`; `decoding` is None where it is that of the plan before."""
-
-    step: int
-    released: tuple[int, ...]
-    admitted: tuple[Row, ...]
-    table_updates: tuple[TableUpdate, ...]
-    chunks: tuple[Chunk, ...]
-    decoding: tuple[int, ...] | None
-    width: int
-    copies: tuple[BlockCopy, ...]
-    masked: tuple[int, ...]
-    stores: tuple[SlotCopy, ...]
-    loads: tuple[SlotCopy, ...]
-    lora_loads: tuple[LoraLoad, ...]
-    starts_anew: bool
+Row: Final[Any] = array_form(AdmittedRow, 0, token_ids=bytes)
+"""Tokens are int32."""
+Plan: Final[Any] = array_form(StepPlan, 3, admitted=tuple[Row, ...], decoding=tuple[int, ...] | None)
+"""`decoding` is None where it is that of the plan before."""
+_fields_of = operator.attrgetter(*Plan.__struct_fields__)
 
 
 class Loaded(msgspec.Struct, array_like=True, tag=4):
@@ -107,7 +75,7 @@ class Loras(msgspec.Struct, array_like=True, tag=7):
     parts: dict[bytes, LoraPart]
 
 
-ToRank = Join | Build | Draw | Plan | Loras
+ToRank = Join | Build | Draw | Loras
 FromRank = Loaded | Unable | Drawn
 
 
@@ -116,7 +84,7 @@ class RankWire:
 
     def __init__(self) -> None:
         self._encoder: Final = msgspec.msgpack.Encoder()
-        self._decoder: Final = msgspec.msgpack.Decoder(ToRank | FromRank)
+        self._decoder: Final = msgspec.msgpack.Decoder(ToRank | FromRank | Plan)
         self._decoding: tuple[int, ...] = ()
 
     def encode(self, message: ToRank | FromRank) -> bytes:
@@ -125,23 +93,10 @@ class RankWire:
 
     def encode_plan(self, plan: StepPlan) -> bytes:
         """A whole frame. Every plan of a connection passes here, in order."""
-        decoding = None if plan.decoding is self._decoding else plan.decoding
+        message = Plan(*_fields_of(plan))
+        message.decoding = None if plan.decoding is self._decoding else plan.decoding
+        message.admitted = tuple([_packed(each) for each in plan.admitted])
         self._decoding = plan.decoding
-        message = Plan(
-            plan.step,
-            plan.released,
-            tuple([_packed(each) for each in plan.admitted]) if plan.admitted else (),
-            plan.table_updates,
-            plan.chunks,
-            decoding,
-            plan.width,
-            plan.copies,
-            plan.masked,
-            plan.stores,
-            plan.loads,
-            plan.lora_loads,
-            plan.starts_anew,
-        )
         return framed(self._encoder.encode(message))
 
     def decode(self, body: bytes) -> Join | Build | Draw | Loras | StepPlan | FromRank:
@@ -152,31 +107,21 @@ class RankWire:
         except (msgspec.MsgspecError, ValueError, struct.error) as error:
             raise WireError(f"a frame between ranks does not follow the schema: {error}") from error
 
-    def _unpacked(self, message: Plan) -> StepPlan:
+    def _unpacked(self, message: Any) -> StepPlan:
         if message.decoding is not None:
             self._decoding = message.decoding
-        return StepPlan(
-            step=message.step,
-            released=message.released,
-            admitted=tuple([_admitted(each) for each in message.admitted]),
-            table_updates=message.table_updates,
-            chunks=message.chunks,
-            decoding=self._decoding,
-            width=message.width,
-            copies=message.copies,
-            masked=message.masked,
-            stores=message.stores,
-            loads=message.loads,
-            lora_loads=message.lora_loads,
-            starts_anew=message.starts_anew,
-        )
+        changed = {
+            "decoding": self._decoding,
+            "admitted": tuple([_admitted(each) for each in message.admitted]),
+        }
+        return StepPlan(**{**msgspec.structs.asdict(message), **changed})
 
 
-def _packed(admitted: AdmittedRow) -> Row:
-    fields: Mapping[str, Any] = attrs.asdict(admitted, recurse=False)
+def _packed(admitted: AdmittedRow) -> Any:
+    fields = attrs.asdict(admitted, recurse=False)
     return Row(**{**fields, "token_ids": struct.pack(f"{len(admitted.token_ids)}i", *admitted.token_ids)})
 
 
-def _admitted(row: Row) -> AdmittedRow:
-    fields: Mapping[str, Any] = msgspec.structs.asdict(row)
+def _admitted(row: Any) -> AdmittedRow:
+    fields = msgspec.structs.asdict(row)
     return AdmittedRow(**{**fields, "token_ids": struct.unpack(f"{len(row.token_ids) // 4}i", row.token_ids)})

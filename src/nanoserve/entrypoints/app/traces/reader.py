@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,7 +30,6 @@ class TraceFile:
     a few megabytes of it are in memory at a time.
 
     Attributes:
-        header: the first line.
         cut_short: whether the newest reading found the end cut off.
     """
 
@@ -81,24 +82,13 @@ class TraceFile:
             with Path(self.path).open("rb") as file:
                 is_compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
                 file.seek(0)
-                pieces = iter(lambda: file.read(_PIECE), b"")
-                yield from _decompressed(pieces) if is_compressed else pieces
+                content = gzip.GzipFile(fileobj=file) if is_compressed else file
+                with contextlib.suppress(EOFError):  # of compressed data that is cut off
+                    yield from iter(lambda: content.read1(_PIECE), b"")
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise BadValueError(self.path, f"its compressed data is broken: {error}") from None
         except OSError as error:
             raise BadValueError(self.path, f"cannot be read: {error.strerror or error}") from None
-        except zlib.error as error:
-            raise BadValueError(self.path, f"its compressed data is broken: {error}") from None
-
-
-def _decompressed(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of gzip members, one after the other; the last one may be cut off."""
-    member = zlib.decompressobj(wbits=31)
-    for piece in pieces:
-        rest = piece
-        while rest:
-            if member.eof:
-                member = zlib.decompressobj(wbits=31)
-            yield member.decompress(rest, _PIECE)
-            rest = member.unconsumed_tail or member.unused_data
 
 
 def _short(error: TraceError) -> str:

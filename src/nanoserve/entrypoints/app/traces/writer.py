@@ -48,7 +48,7 @@ class TraceWriter:
 
     def __init__(self, path: str, header: TraceHeader, trace_format: TraceFormat) -> None:
         self._format = trace_format
-        opener = _open_privately if header.has_words else None
+        opener = (lambda name, flags: os.open(name, flags, 0o600)) if header.has_words else None
         self._file: BinaryIO = open(path, "wb", opener=opener)  # noqa: SIM115 - closed by `close`
         self._lines: BinaryIO | gzip.GzipFile = (
             gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
@@ -90,10 +90,6 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _open_privately(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class Recording:

@@ -39,10 +39,7 @@ class Outcome:
     Latencies count from the moment that the schedule gave, not from the sending.
 
     Attributes:
-        scheduled: when it was to be sent.
         started: when the client got round to it; what is between is the client's fault.
-        arrivals: when each piece of text came.
-        ended: when the answer was complete, or failed.
         result: `ok`, the HTTP status of a refusal, or `timeout`, `connection`, `broken off`, `in-band error`, `protocol`.
         message: what the server, or the system, said of a failure.
         prompt_tokens, output_tokens: as the server counts them; output falls back on the pieces.
@@ -249,7 +246,6 @@ class RequestShape:
 
     Attributes:
         vocab_size: prompts of ids are drawn below this; None draws words, for servers that take no ids.
-        fields: sampling parameters, sent as they are.
     """
 
     address: server.Address

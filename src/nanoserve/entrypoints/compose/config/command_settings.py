@@ -14,11 +14,10 @@ from nanoserve.entrypoints.compose.config.kinds import (
     number,
     numbers,
     one_of,
-    or_none,
     pairs,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting
 
 
 @attrs.frozen(kw_only=True)
@@ -36,10 +35,10 @@ class LogSettings:
 class AnswerSettings:
     """How answers are read."""
 
-    dialect: str | None = setting(
-        None,
-        or_none(text("NAME"), "auto"),
+    dialect: str | None = optional(
+        text("NAME"),
         "How the model writes reasoning and calls of tools, where its files do not say; none leaves answers as they come.",
+        word="auto",
     )
 
 
@@ -47,10 +46,10 @@ class AnswerSettings:
 class TraceSettings:
     """Where the step log goes, and what it may tell."""
 
-    trace: str | None = setting(
-        None,
-        or_none(text("FILE"), "none"),
+    trace: str | None = optional(
+        text("FILE"),
         "Write the engine's step log here, for `nanoserve inspect`; a name that ends in .gz is compressed.",
+        word="none",
     )
     trace_words: bool = setting(
         False,
@@ -63,8 +62,8 @@ class TraceSettings:
 class ClientSettings:
     """Which server is talked to; its key is no setting, so that no page of settings shows it."""
 
-    url: str | None = setting(
-        None, or_none(text("URL"), "none"), "The server, such as http://127.0.0.1:8000, with or without /v1."
+    url: str | None = optional(
+        text("URL"), "The server, such as http://127.0.0.1:8000, with or without /v1.", word="none"
     )
 
 
@@ -75,11 +74,11 @@ class GenerateSettings:
     chat: bool = setting(
         False, boolean(), "Treat the prompt as a user's message and apply the model's chat template."
     )
-    system: str | None = setting(
-        None, or_none(text(), "none"), "The system message that opens the conversation; implies --chat."
+    system: str | None = optional(
+        text(), "The system message that opens the conversation; implies --chat.", word="none"
     )
-    stream: bool | None = setting(
-        None, or_none(boolean()), "Show the text while it grows; on for a single prompt if not given."
+    stream: bool | None = optional(
+        boolean(), "Show the text while it grows; on for a single prompt if not given."
     )
     stats: bool = setting(False, boolean(), "Report tokens, times and rates on standard error.")
     json: bool = setting(False, boolean(), "Print one JSON object per prompt.")
@@ -117,14 +116,12 @@ class BenchSettings:
         "fixed: prompts of equal lengths; nano: 256 prompts, lengths in and out uniform in 100..1024; "
         "prefill: prompts and one token each; long: one prompt with a long context.",
     )
-    num_prompts: int | None = setting(
-        None, or_none(integer(low=1)), "Prompts of a run; if not given, what the workload says."
+    num_prompts: int | None = optional(
+        integer(low=1), "Prompts of a run; if not given, what the workload says."
     )
-    input_len: int | None = setting(
-        None, or_none(integer(low=1)), "Tokens of each prompt; in the workload nano the most."
-    )
-    output_len: int | None = setting(
-        None, or_none(integer(low=1)), "Tokens to generate for each prompt; in the workload nano the most."
+    input_len: int | None = optional(integer(low=1), "Tokens of each prompt; in the workload nano the most.")
+    output_len: int | None = optional(
+        integer(low=1), "Tokens to generate for each prompt; in the workload nano the most."
     )
     batch_sizes: tuple[int, ...] = setting((1, 8, 64), integers(low=1), "Prompts at once, each in turn.")
     seeds: int = setting(3, integer(low=1), "Measured runs, each with a seed of its own.")
@@ -152,16 +149,16 @@ class ServeBenchSettings:
         one_of("completions", "chat"),
         "completions sends prompts of random token ids, chat messages of random words.",
     )
-    request_rate: tuple[float, ...] | None = setting(
-        None,
-        or_none(numbers(), "none"),
+    request_rate: tuple[float, ...] | None = optional(
+        numbers(),
         "Open loop: requests per second, sent at random (Poisson) moments whatever is still unanswered; several are a sweep.",
+        word="none",
     )
-    concurrency: tuple[int, ...] | None = setting(
-        None,
-        or_none(integers(low=1), "none"),
+    concurrency: tuple[int, ...] | None = optional(
+        integers(low=1),
         "Closed loop: clients that each send a request when they have their answer; several are a sweep. "
         "8 if neither this nor --request-rate is given.",
+        word="none",
     )
     slo: tuple[tuple[str, float], ...] = setting(
         (), _OBJECTIVES, "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."

@@ -114,6 +114,7 @@ class Configuration:
     serve_bench = _Part(command.ServeBenchSettings)
     log = _Part(command.LogSettings)
     trace = _Part(command.TraceSettings)
+    serve = _Part(server.ServeSettings)
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """The values of those settings that a source set, by name; the rest is for another program to choose."""
@@ -136,25 +137,16 @@ class Configuration:
         return Configuration({**self.values, name: read})
 
     @property
-    def serve(self) -> server.ServeSettings:
-        """The part of `nanoserve serve`."""
-        return server.ServeSettings(
-            listen=self.part(server.ListenSettings),
-            access=self.part(server.AccessSettings),
-            bounds=self.part(server.BoundSettings),
-            watch=self.part(server.WatchSettings),
-            batches=self.part(server.BatchSettings),
-        )
-
-    @property
     def sampling(self) -> SamplingParams:
         """The sampling part; raises `BadValueError` with the origin of a value out of range."""
         return merge_sampling({name: self.values[name] for name in PARAMETERS})
 
     def part(self, declared: type[SettingsT]) -> SettingsT:
-        """The values of one class of settings."""
-        names = [field.name for field in attrs.fields(declared)]  # type: ignore[arg-type]
-        return declared(**{name: self.values[name].value for name in names})
+        """The values of one class of settings, or of one that is made of such."""
+        fields = attrs.fields(declared)  # type: ignore[arg-type]
+        if not fields[0].metadata:
+            return declared(**{each.name: self.part(type(each.default)) for each in fields})
+        return declared(**{each.name: self.values[each.name].value for each in fields})
 
 
 def read_configuration(

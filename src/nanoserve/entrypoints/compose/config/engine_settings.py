@@ -11,12 +11,11 @@ from nanoserve.entrypoints.compose.config.kinds import (
     memory,
     number,
     one_of,
-    or_none,
     request_classes,
     size,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting
 from nanoserve.ports.lora import MOST_RANK
 from nanoserve.ports.sampling import MOST_LOGPROBS
 
@@ -25,13 +24,13 @@ from nanoserve.ports.sampling import MOST_LOGPROBS
 class EngineSettings:
     """What `compose` needs to build an engine. None means that it decides, and says what it decided."""
 
-    model: str | None = setting(
-        None,
-        or_none(text("ID_OR_FOLDER"), "built-in"),
+    model: str | None = optional(
+        text("ID_OR_FOLDER"),
         "A model folder, a GGUF file, or the name of a model on the Hugging Face hub; in benchmarks also shape:NAME.",
+        word="built-in",
     )
-    revision: str | None = setting(
-        None, or_none(text("REVISION"), "main"), "The branch, tag or commit to download from the hub."
+    revision: str | None = optional(
+        text("REVISION"), "The branch, tag or commit to download from the hub.", word="main"
     )
     task: str = setting(
         "auto",
@@ -46,19 +45,16 @@ class EngineSettings:
     device: str = setting(
         "auto", one_of("auto", "cpu", "cuda"), "Where to compute; auto takes the GPU if there is one."
     )
-    quantization: str | None = setting(
-        None,
-        or_none(one_of("none", "int8", "int4", "fp8"), "none"),
+    quantization: str | None = optional(
+        one_of("none", "int8", "int4", "fp8"),
         "Compress the weights while loading: int8 and int4 are for a CPU, fp8 for a GPU.",
+        word="none",
     )
-    lora: str | None = setting(
-        None,
-        or_none(loras(), "none"),
-        "LoRA adapters in PEFT's form that requests may name as their model.",
+    lora: str | None = optional(
+        loras(), "LoRA adapters in PEFT's form that requests may name as their model.", word="none"
     )
-    max_loras: int | None = setting(
-        None,
-        or_none(integer(low=0, high=1024)),
+    max_loras: int | None = optional(
+        integer(low=0, high=1024),
         "Adapters that one step computes with, in device memory; if not given, as many as --lora names.",
     )
     max_lora_rank: int = setting(
@@ -84,46 +80,36 @@ class EngineSettings:
         boolean(),
         "Divide the experts of a mixture over those processes as whole ones rather than each of them; needs --tensor-parallel-size.",
     )
-    max_model_len: int | None = setting(
-        None, or_none(integer(low=2)), "The longest sequence in tokens, prompt and output together."
+    max_model_len: int | None = optional(
+        integer(low=2), "The longest sequence in tokens, prompt and output together."
     )
-    max_num_seqs: int | None = setting(
-        None,
-        or_none(integer(low=1, high=4096)),
+    max_num_seqs: int | None = optional(
+        integer(low=1, high=4096),
         "The most sequences in one step; if not given, 512 on a GPU of 64 GiB and more, 256 on a smaller one and 64 on a CPU.",
     )
-    max_num_batched_tokens: int | None = setting(
-        None,
-        or_none(integer(low=1)),
-        "The most tokens computed in one step; if not given, 8192 on a GPU and 2048 on a CPU.",
+    max_num_batched_tokens: int | None = optional(
+        integer(low=1), "The most tokens computed in one step; if not given, 8192 on a GPU and 2048 on a CPU."
     )
     block_size: int = setting(16, integer(low=1, high=1024), "Tokens per block of the KV cache.")
-    num_kv_blocks: int | None = setting(
-        None, or_none(integer(low=1)), "Blocks of the KV cache; overrides --kv-memory."
-    )
-    kv_memory: int | float | None = setting(
-        None,
-        or_none(memory()),
+    num_kv_blocks: int | None = optional(integer(low=1), "Blocks of the KV cache; overrides --kv-memory.")
+    kv_memory: int | float | None = optional(
+        memory(),
         "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free; if not given, 0.92 of it on a GPU, and on "
         "a CPU 0.8 of it, at most 4 GiB.",
     )
     enable_prefix_caching: bool = setting(
         True, boolean(), "Compute a prefix that several prompts share only once."
     )
-    kv_offload_memory: int | None = setting(
-        None,
-        or_none(size(), "none"),
-        "Host memory for prefixes that the KV cache has no room for, such as 32GiB.",
+    kv_offload_memory: int | None = optional(
+        size(), "Host memory for prefixes that the KV cache has no room for, such as 32GiB.", word="none"
     )
-    kv_offload_dir: str | None = setting(
-        None,
-        or_none(text("FOLDER"), "none"),
+    kv_offload_dir: str | None = optional(
+        text("FOLDER"),
         "Write those prefixes to this folder, too, where a later start finds them; needs --kv-offload-memory.",
+        word="none",
     )
-    kv_offload_dir_size: int | None = setting(
-        None,
-        or_none(size()),
-        "The most bytes in that folder; if not given, half of what its disk has free.",
+    kv_offload_dir_size: int | None = optional(
+        size(), "The most bytes in that folder; if not given, half of what its disk has free."
     )
     kv_offload_min_tokens: int = setting(
         256, integer(low=1), "A shorter stretch of a prefix is computed again rather than brought in."
@@ -134,23 +120,19 @@ class EngineSettings:
         "Hash cached prefixes with BLAKE2b, so that no prompt can be made to collide with another's.",
     )
     policy: str = setting("fcfs", one_of("fcfs", "priority"), "Which waiting sequence comes first.")
-    request_classes: str | None = setting(
-        None,
-        or_none(request_classes(), "none"),
+    request_classes: str | None = optional(
+        request_classes(),
         "Classes of requests with a priority and bounds of their own, which API keys can name.",
+        word="none",
     )
     watermark: float = setting(
         0.01, number(0.0, 0.99), "The fraction of blocks left free for running sequences to grow into."
     )
-    max_itl_ms: float | None = setting(
-        None,
-        or_none(number(above=0.0)),
-        "Limit prefill so that tokens come at most this many milliseconds apart.",
+    max_itl_ms: float | None = optional(
+        number(above=0.0), "Limit prefill so that tokens come at most this many milliseconds apart."
     )
-    depth: int | None = setting(
-        None,
-        or_none(integer(low=1, high=4)),
-        "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU.",
+    depth: int | None = optional(
+        integer(low=1, high=4), "Steps in flight at once; if not given, 2 on a GPU and 1 on a CPU."
     )
     speculate: str = setting(
         "off",
@@ -166,25 +148,24 @@ class EngineSettings:
         "Compute the same logits, bit for bit, whatever else is in the batch; slower.",
     )
     paranoid: bool = setting(False, boolean(), "Audit the engine's state after every step.")
-    kv_events_port: int | None = setting(
-        None,
-        or_none(integer(0, 65535), "none"),
+    kv_events_port: int | None = optional(
+        integer(0, 65535),
         "Publish on this port which prefixes are cached, as vLLM does over ZeroMQ; needs nanoserve[events].",
+        word="none",
     )
     kv_events_host: str = setting(
         "127.0.0.1", text("ADDRESS"), "The address to publish on: subscribers read the prompts."
     )
-    kv_events_replay_port: int | None = setting(
-        None, or_none(integer(0, 65535), "none"), "Send subscribers here what they missed."
+    kv_events_replay_port: int | None = optional(
+        integer(0, 65535), "Send subscribers here what they missed.", word="none"
     )
-    kv_events_topic: str | None = setting(
-        None, or_none(text("TOPIC"), "none"), "The topic to publish under, such as kv@POD@MODEL."
+    kv_events_topic: str | None = optional(
+        text("TOPIC"), "The topic to publish under, such as kv@POD@MODEL.", word="none"
     )
     kv_events_format: str = setting(
         "map", one_of("map", "array"), "How events are written; array is for consumers from before June 2026."
     )
-    threads: int | None = setting(
-        None,
-        or_none(integer(low=1, high=1024)),
+    threads: int | None = optional(
+        integer(low=1, high=1024),
         "Processor threads; all physical cores that this process may use if not given.",
     )

@@ -36,8 +36,6 @@ class ValueKind:
         check: checks a value that has a type already; returns it, normalised.
         convert: makes such a value from text; raises `ValueError` where it cannot.
         none_word: the word that stands for None; None where a value is required.
-        is_switch: a flag without a value.
-        repeats: a flag that may be given several times.
         words: all values, where they are a few words.
     """
 

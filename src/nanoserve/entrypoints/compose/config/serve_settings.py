@@ -13,14 +13,13 @@ from nanoserve.entrypoints.compose.config.kinds import (
     integer,
     number,
     one_of,
-    or_none,
     origins,
     secrets,
     size,
     text,
     texts,
 )
-from nanoserve.entrypoints.compose.config.setting import setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting
 
 _SECONDS: Final = number(above=0.0)
 
@@ -31,16 +30,16 @@ class ListenSettings:
 
     host: str = setting("127.0.0.1", text("ADDRESS"), "The address to listen on; 0.0.0.0 or :: is every one.")
     port: int = setting(8000, integer(0, 65535), "The port to listen on; 0 takes a free one.")
-    uds: str | None = setting(
-        None, or_none(text("PATH"), "none"), "Listen on a Unix socket (mode 0600) instead of host and port."
+    uds: str | None = optional(
+        text("PATH"), "Listen on a Unix socket (mode 0600) instead of host and port.", word="none"
     )
-    admin_uds: str | None = setting(
-        None, or_none(text("PATH"), "none"), "Listen for administrators on this Unix socket (mode 0600)."
+    admin_uds: str | None = optional(
+        text("PATH"), "Listen for administrators on this Unix socket (mode 0600).", word="none"
     )
-    metrics_port: int | None = setting(
-        None,
-        or_none(integer(0, 65535), "none"),
+    metrics_port: int | None = optional(
+        integer(0, 65535),
         "Answer /metrics on this port too, without a key; for scrapers that have none.",
+        word="none",
     )
     backlog: int = setting(2048, integer(1, 65535), "Connections that may wait to be accepted.")
     drain_timeout: float = setting(
@@ -68,8 +67,8 @@ class ListenSettings:
         texts("PATTERN"),
         "Serve the model under these names too, * for any text (claude-*); repeatable. Lists do not show them.",
     )
-    otlp_endpoint: str | None = setting(
-        None, or_none(text("URL"), "none"), "Send OpenTelemetry traces to this collector (OTLP over HTTP)."
+    otlp_endpoint: str | None = optional(
+        text("URL"), "Send OpenTelemetry traces to this collector (OTLP over HTTP).", word="none"
     )
 
 
@@ -80,23 +79,23 @@ class AccessSettings:
     api_key: tuple[Secret, ...] = setting(
         (), secrets(), "A key that clients must send; repeatable. In the environment one key or a JSON array."
     )
-    api_key_file: str | None = setting(
-        None,
-        or_none(text("FILE"), "none"),
+    api_key_file: str | None = optional(
+        text("FILE"),
         "Keys: one per line, or TOML with name, request class, priority and rate limit for each.",
+        word="none",
     )
-    rate_limit: float | None = setting(
-        None, or_none(_SECONDS, "none"), "Requests per minute of each key that has no limit of its own."
+    rate_limit: float | None = optional(
+        _SECONDS, "Requests per minute of each key that has no limit of its own.", word="none"
     )
     share_prefix_cache: bool = setting(
         False,
         boolean(),
         "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
     )
-    lora_dir: str | None = setting(
-        None,
-        or_none(text("FOLDER"), "none"),
+    lora_dir: str | None = optional(
+        text("FOLDER"),
         "Let clients load LoRA adapters from folders below this one, by /v1/load_lora_adapter; needs --max-loras.",
+        word="none",
     )
     steering: bool = setting(
         False, boolean(), "Let trainers pause the engine and steer it otherwise (see docs/rl.md)."
@@ -106,10 +105,10 @@ class AccessSettings:
         secrets(),
         "A key that --steering wants and clients do not have; needed where clients have keys, or on other machines.",
     )
-    weight_dir: str | None = setting(
-        None,
-        or_none(text("FOLDER"), "none"),
+    weight_dir: str | None = optional(
+        text("FOLDER"),
         "Let trainers update the weights from folders below this one; needs --steering.",
+        word="none",
     )
     cors_origin: tuple[str, ...] = setting(
         (), origins(), "A web origin whose pages may call the server; repeatable, * is every one."
@@ -144,11 +143,11 @@ class BoundSettings:
     )
     max_waiting_requests: int = setting(1024, integer(low=0), "Requests that may wait for the engine.")
     max_waiting_tokens: int = setting(2**20, integer(low=1), "Prompt tokens that may wait together.")
-    queue_timeout: float | None = setting(
-        None, or_none(_SECONDS, "none"), "Seconds that a request may wait before it is computed."
+    queue_timeout: float | None = optional(
+        _SECONDS, "Seconds that a request may wait before it is computed.", word="none"
     )
-    request_timeout: float | None = setting(
-        None, or_none(_SECONDS, "none"), "Seconds that a request may take altogether."
+    request_timeout: float | None = optional(
+        _SECONDS, "Seconds that a request may take altogether.", word="none"
     )
     conversation_lifetime: float = setting(86400.0, _SECONDS, "Seconds that stored answers are kept.")
     ping_interval: float = setting(
@@ -175,15 +174,15 @@ class WatchSettings:
 class BatchSettings:
     """Where files and batches of clients are kept, and how much of them."""
 
-    batch_dir: str | None = setting(
-        None,
-        or_none(text("FOLDER"), "none"),
+    batch_dir: str | None = optional(
+        text("FOLDER"),
         "Serve /v1/files and /v1/batches, and keep what belongs to them in this folder.",
+        word="none",
     )
-    batch_lines: int | None = setting(
-        None,
-        or_none(integer(low=1), "auto"),
+    batch_lines: int | None = optional(
+        integer(low=1),
         "Lines of batches in flight at once; as many as the engine has rows if not given.",
+        word="auto",
     )
     max_files: int = setting(
         1000, integer(low=1), "Files that each client may keep, and batches that may be under way."

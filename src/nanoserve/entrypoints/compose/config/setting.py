@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import ValueKind
+from nanoserve.entrypoints.compose.config.kinds import ValueKind, or_none
 from nanoserve.ports.errors import BadValueError
 
 
@@ -29,7 +29,6 @@ class Setting:
 
     Attributes:
         table: the TOML table it lives in; empty for the top level.
-        default: its value where no source names it.
         summary: one sentence for `--help`.
     """
 
@@ -65,6 +64,11 @@ class Setting:
 def setting(default: Any, kind: ValueKind, summary: str) -> Any:
     """Declare an attribute of a settings class together with its kind and its help."""
     return attrs.field(default=default, metadata={"kind": kind, "summary": summary})
+
+
+def optional(kind: ValueKind, summary: str, word: str = "auto") -> Any:
+    """Declare one that is None where no source names it; as text `word` stands for that."""
+    return setting(None, or_none(kind, word), summary)
 
 
 def read_toml(path: str, settings: Sequence[Setting]) -> dict[str, Sourced]:

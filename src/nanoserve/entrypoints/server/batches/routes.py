@@ -17,14 +17,8 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 
 from nanoserve.entrypoints.app.batch_lines import finished
 from nanoserve.entrypoints.app.orders import Client
+from nanoserve.entrypoints.server.batches import store
 from nanoserve.entrypoints.server.batches.running import Batches
-from nanoserve.entrypoints.server.batches.store import (
-    Batch,
-    FileObject,
-    Metadata,
-    make_id,
-    telling_of_the_disk,
-)
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.paging import Page, page
@@ -43,7 +37,7 @@ _MOST_PARTS: Final = 16
 _LONGEST_TEXT: Final = 1024
 _AROUND: Final = 2**16
 """Bytes of an upload beside its file."""
-RecordT = TypeVar("RecordT", FileObject, Batch)
+RecordT = TypeVar("RecordT", store.FileObject, store.Batch)
 
 
 class CreateBatch(msgspec.Struct, kw_only=True):
@@ -64,17 +58,17 @@ class DeletedFile(msgspec.Struct, tag_field="object", tag="file"):
 
 async def create_file(
     request: Request[Any, Any, Any], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> FileObject:
+) -> store.FileObject:
     """Keep a file of lines: a form (`multipart/form-data`) with the fields `file`, and `purpose`, which is `batch`."""
     folder, settings, owner = batches.folder, batches.settings, client.owner
-    if len(folder.all(owner, FileObject)) >= settings.max_files:
+    if len(folder.all(owner, store.FileObject)) >= settings.max_files:
         message = f"there are {settings.max_files} files, which is the most; delete some"
         raise RequestError(400, message, code="too_many_files")
-    file_id, form = make_id("file-"), _Form(settings.max_file_size)
-    with telling_of_the_disk():
+    file_id, form = store.make_id("file-"), _Form(settings.max_file_size)
+    with store.telling_of_the_disk():
         async with folder.receiving(folder.path(owner, file_id)) as target:
             await form.read(request, target)
-        record = FileObject(
+        record = store.FileObject(
             id=file_id,
             bytes=form.size,
             created_at=int(batches.now()),
@@ -144,16 +138,18 @@ async def list_files(
     order: FromQuery[Literal["asc", "desc"]] = "desc",
 ) -> Page:
     """The client's files."""
-    mine = [each for each in batches.folder.all(client.owner, FileObject) if purpose in {None, each.purpose}]
+    mine = [
+        each for each in batches.folder.all(client.owner, store.FileObject) if purpose in {None, each.purpose}
+    ]
     return page(mine, [each.id for each in mine], after=after, limit=limit, newest_first=order == "desc")
 
 
 @get("/v1/files/{file_id:str}")
 async def get_file(
     file_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> FileObject:
+) -> store.FileObject:
     """Show a file's name, size and purpose."""
-    return _found(batches, client, file_id, FileObject)
+    return _found(batches, client, file_id, store.FileObject)
 
 
 @get("/v1/files/{file_id:str}/content")
@@ -161,7 +157,7 @@ async def get_content(
     file_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
 ) -> File:
     """The lines of a file."""
-    path = batches.folder.path(client.owner, _found(batches, client, file_id, FileObject).id)
+    path = batches.folder.path(client.owner, _found(batches, client, file_id, store.FileObject).id)
     return File(path, filename=path.name, media_type="application/jsonl")
 
 
@@ -170,26 +166,26 @@ async def delete_file(
     file_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
 ) -> DeletedFile:
     """Forget a file that no batch reads."""
-    with telling_of_the_disk():
-        await batches.remove(client.owner, _found(batches, client, file_id, FileObject))
+    with store.telling_of_the_disk():
+        await batches.remove(client.owner, _found(batches, client, file_id, store.FileObject))
     return DeletedFile(file_id)
 
 
 @post("/v1/batches", status_code=200, **documented(CreateBatch))
 async def create_batch(
     request: Request[Any, Any, Any], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> Batch:
+) -> store.Batch:
     """Have the lines of a file answered, when there is room."""
     body = await read_body(request, CreateBatch)
-    source = batches.folder.find(client.owner, body.input_file_id, FileObject)
+    source = batches.folder.find(client.owner, body.input_file_id, store.FileObject)
     if source is None or source.purpose != "batch":
         message = f"must be a file of yours for the purpose batch, got {shown(body.input_file_id)}"
         raise BadValueError("input_file_id", message)
     if body.endpoint not in ENDPOINTS:
         raise BadValueError("endpoint", f"must be of {', '.join(ENDPOINTS)}, got {shown(body.endpoint)}")
     now = int(batches.now())
-    batch = Batch(
-        id=make_id("batch_"),
+    batch = store.Batch(
+        id=store.make_id("batch_"),
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         completion_window=body.completion_window,
@@ -197,12 +193,12 @@ async def create_batch(
         expires_at=now + _seconds(body.completion_window),
         metadata=_checked(body.metadata),
     )
-    with telling_of_the_disk():
+    with store.telling_of_the_disk():
         await batches.create(client.owner, batch)
     return batch
 
 
-def _checked(metadata: dict[str, Any] | None) -> Metadata | None:
+def _checked(metadata: dict[str, Any] | None) -> store.Metadata | None:
     """Metadata as `Batch` has it; raises `BadValueError` with the key at fault."""
     what = "metadata is at most 16 texts of at most 512 characters, by keys of at most 64"
     if metadata is not None and len(metadata) > 16:
@@ -231,25 +227,25 @@ async def list_batches(
     limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
 ) -> Page:
     """The client's batches, the newest first."""
-    mine = [*map(batches.shown, batches.folder.all(client.owner, Batch))]
+    mine = [*map(batches.shown, batches.folder.all(client.owner, store.Batch))]
     return page(mine, [each.id for each in mine], after=after, limit=limit)
 
 
 @get("/v1/batches/{batch_id:str}")
 async def get_batch(
     batch_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> Batch:
+) -> store.Batch:
     """Show how far a batch is."""
-    return batches.shown(_found(batches, client, batch_id, Batch))
+    return batches.shown(_found(batches, client, batch_id, store.Batch))
 
 
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
 async def cancel_batch(
     batch_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> Batch:
+) -> store.Batch:
     """Ask nothing more of a batch; what was answered becomes its files."""
-    batch = _found(batches, client, batch_id, Batch)
-    with telling_of_the_disk():
+    batch = _found(batches, client, batch_id, store.Batch)
+    with store.telling_of_the_disk():
         await batches.cancel(client.owner, batch)
     return batches.shown(batch)
 

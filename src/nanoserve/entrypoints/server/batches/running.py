@@ -21,28 +21,10 @@ import structlog
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 
-from nanoserve.entrypoints.app.batch_lines import (
-    Answers,
-    Line,
-    LineError,
-    Reply,
-    answer_lines,
-    answers_in,
-    finished,
-    read_lines,
-)
+from nanoserve.entrypoints.app import batch_lines
 from nanoserve.entrypoints.app.orders import CURRENT, Client, RequestFacts
 from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings
-from nanoserve.entrypoints.server.batches.store import (
-    LIVING,
-    Batch,
-    BatchError,
-    BatchErrors,
-    BatchFolder,
-    FileObject,
-    Record,
-    disk_code,
-)
+from nanoserve.entrypoints.server.batches import store
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.security import CLIENT_KEY
 from nanoserve.entrypoints.server.http.sse import end, unless
@@ -64,7 +46,7 @@ _SCOPE: Final = {
     "client": None,
     "server": None,
 }
-Ask = Callable[[Client, Line], Awaitable[Reply | None]]
+Ask = Callable[[Client, batch_lines.Line], Awaitable[batch_lines.Reply | None]]
 
 
 class _StoppedError(Exception):
@@ -76,10 +58,10 @@ class _Run:
     """A batch under way; nothing more of it is asked once `stop` is set, and `waits` says what its folder refuses."""
 
     owner: str
-    batch: Batch
+    batch: store.Batch
     stop: asyncio.Event = attrs.field(factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
-    waits: BatchErrors | None = None
+    waits: store.BatchErrors | None = None
 
 
 class Batches:
@@ -98,7 +80,7 @@ class Batches:
     ) -> None:
         assert settings.batch_dir is not None
         self.settings = settings
-        self.folder = BatchFolder(settings.batch_dir)
+        self.folder = store.BatchFolder(settings.batch_dir)
         self.now = now
         self.num_asked = 0
         self.answered = Counter(completed=0, failed=0)
@@ -129,31 +111,31 @@ class Batches:
         """Batches that have not ended, by their status."""
         return Counter(each.status for _, each in self.folder.living)
 
-    def shown(self, batch: Batch) -> Batch:
+    def shown(self, batch: store.Batch) -> store.Batch:
         """What clients see of it: while it waits for its folder, its errors say so."""
         run = self._runs.get(batch.id)
         return batch if run is None or run.waits is None else replace(batch, errors=run.waits)
 
-    async def save(self, owner: str, record: Record) -> None:
+    async def save(self, owner: str, record: store.Record) -> None:
         """Keep a record, or its new state; raises `OSError`."""
         async with self._saving:
             state = msgspec.json.encode(record)
-            await finished(asyncio.to_thread(self.folder.write, owner, record.id, state))
+            await batch_lines.finished(asyncio.to_thread(self.folder.write, owner, record.id, state))
             self.folder.note(owner, record)
 
-    async def remove(self, owner: str, record: Record) -> None:
+    async def remove(self, owner: str, record: store.Record) -> None:
         """Forget a record and its lines; raises `RequestError` for a file that a batch reads."""
         reader = next((each.id for _, each in self.folder.living if each.input_file_id == record.id), None)
         if reader is not None:
             message = f"{record.id} is being read by {reader}; cancel that first"
             raise RequestError(409, message, code="file_in_use")
         self.folder.forget(owner, record)
-        await finished(asyncio.to_thread(self.folder.erase, owner, record.id))
+        await batch_lines.finished(asyncio.to_thread(self.folder.erase, owner, record.id))
 
-    async def create(self, owner: str, batch: Batch) -> None:
+    async def create(self, owner: str, batch: store.Batch) -> None:
         """Begin a batch; where there are too many, the oldest that have ended are forgotten. Raises `RequestError`."""
-        mine, most = self.folder.all(owner, Batch), self.settings.max_files
-        ended = [each for each in mine if each.status not in LIVING]
+        mine, most = self.folder.all(owner, store.Batch), self.settings.max_files
+        ended = [each for each in mine if each.status not in store.LIVING]
         if len(mine) - len(ended) >= most:
             raise RequestError(
                 429, f"{most} batches have not ended, which is the most", code="too_many_batches"
@@ -169,7 +151,7 @@ class Batches:
         if self._ask is not None:
             self._begin(owner, batch)
 
-    async def cancel(self, owner: str, batch: Batch) -> None:
+    async def cancel(self, owner: str, batch: store.Batch) -> None:
         """Ask nothing more of a batch. Raises `RequestError` for one that has ended, or is about to."""
         if batch.status not in {"validating", "in_progress", "cancelling"}:
             message = f"{batch.id} cannot be cancelled any more: it is {batch.status}"
@@ -186,7 +168,7 @@ class Batches:
                     run.stop.set()
             await asyncio.sleep(_PERIOD)
 
-    def _begin(self, owner: str, batch: Batch) -> None:
+    def _begin(self, owner: str, batch: store.Batch) -> None:
         run = self._runs[batch.id] = _Run(owner, batch)
         run.task = asyncio.create_task(self._run(run))
 
@@ -195,12 +177,12 @@ class Batches:
         try:
             if run.owner not in self._clients:
                 await self._fail(
-                    run, BatchError("unknown_client", "The key of this batch is not known any more.")
+                    run, store.BatchError("unknown_client", "The key of this batch is not known any more.")
                 )
             await self._insist(run, functools.partial(self._go_on, run))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client reads of it in the batch
             structlog.get_logger().error("a batch has failed", batch=batch.id, exc_info=error)
-            await self._fail(run, BatchError("internal_error", "The server failed; its log says why."))
+            await self._fail(run, store.BatchError("internal_error", "The server failed; its log says why."))
         finally:
             del self._runs[batch.id]
 
@@ -210,7 +192,7 @@ class Batches:
             await self._validate(run)
         if run.batch.status == "in_progress":
             await self._answer(run)
-        if run.batch.status in LIVING:
+        if run.batch.status in store.LIVING:
             await self._end(run)
 
     async def _validate(self, run: _Run) -> None:
@@ -227,33 +209,35 @@ class Batches:
         batch, owner = run.batch, run.owner
         with contextlib.ExitStack() as stack:
             good, bad = [
-                await asyncio.to_thread(stack.enter_context, answers_in(self.folder.path(owner, name)))
+                await asyncio.to_thread(
+                    stack.enter_context, batch_lines.answers_in(self.folder.path(owner, name))
+                )
                 for name in batch.file_ids
             ]
 
-            async def write(line: Line, reply: Reply) -> None:
+            async def write(line: batch_lines.Line, reply: batch_lines.Reply) -> None:
                 is_good = reply.status < 300
                 answers = good if is_good else bad
                 await self._insist(run, functools.partial(answers.write, reply.entry(line)))
                 self.answered["completed" if is_good else "failed"] += 1
                 _count(batch, good, bad)
 
-            def pending() -> Iterator[Line]:
+            def pending() -> Iterator[batch_lines.Line]:
                 return _pending(self.folder.path(owner, batch.input_file_id), good.done | bad.done)
 
             _count(batch, good, bad)
             if batch.expired_at is None:
                 ask = functools.partial(self._counted, owner)
-                work = answer_lines(pending(), ask, write, self._slots)
+                work = batch_lines.answer_lines(pending(), ask, write, self._slots)
                 with contextlib.suppress(_StoppedError):
                     await unless(run.stop.wait(), work, _StoppedError)
                 is_left = batch.status == "in_progress" and await asyncio.to_thread(any, pending())
                 batch.expired_at = int(self.now()) if is_left else None
             if batch.expired_at is not None:
                 await self._save(run)  # said first, so that a kill from here on changes nothing
-                await answer_lines(pending(), _expired, write, asyncio.Semaphore(_GROUP))
+                await batch_lines.answer_lines(pending(), _expired, write, asyncio.Semaphore(_GROUP))
 
-    async def _counted(self, owner: str, line: Line) -> Reply | None:
+    async def _counted(self, owner: str, line: batch_lines.Line) -> batch_lines.Reply | None:
         assert self._ask is not None
         client = attrs.evolve(self._clients[owner], request_class=DEFERRED_CLASS)
         self.num_asked += 1
@@ -271,7 +255,7 @@ class Batches:
         for name, place in zip(batch.file_ids, ("output_file_id", "error_file_id"), strict=True):
             path = self.folder.path(owner, name)
             if size := self.folder.size(owner, name):
-                record = FileObject(
+                record = store.FileObject(
                     id=name,
                     bytes=size,
                     created_at=int(self.now()),
@@ -283,8 +267,8 @@ class Batches:
         ended = "completed" if batch.expired_at is None else "expired"
         await self._become(run, "cancelled" if is_cancelled else ended)
 
-    async def _fail(self, run: _Run, *errors: BatchError) -> None:
-        run.batch.errors = BatchErrors([*errors])
+    async def _fail(self, run: _Run, *errors: store.BatchError) -> None:
+        run.batch.errors = store.BatchErrors([*errors])
         await self._become(run, "failed")
 
     async def _become(self, run: _Run, status: str) -> None:
@@ -308,51 +292,53 @@ class Batches:
                         "a batch waits for the disk", batch=run.batch.id, reason=str(error)
                     )
                     message = f"The server cannot use its folder, and waits until it can: {error.strerror or error}."
-                    run.waits = BatchErrors([BatchError(disk_code(error), message)])
+                    run.waits = store.BatchErrors([store.BatchError(store.disk_code(error), message)])
             else:
                 run.waits = None
                 return
             await asyncio.sleep(_PERIOD)
 
 
-async def _expired(_: Line) -> Reply:
-    return Reply(
+async def _expired(_: batch_lines.Line) -> batch_lines.Reply:
+    return batch_lines.Reply(
         400, None, error=("batch_expired", "The completion window was over before this was answered.")
     )
 
 
-def _count(batch: Batch, good: Answers, bad: Answers) -> None:
+def _count(batch: store.Batch, good: batch_lines.Answers, bad: batch_lines.Answers) -> None:
     batch.request_counts.completed, batch.request_counts.failed = len(good.done), len(bad.done)
 
 
-def _check(path: pathlib.Path, url: str) -> tuple[int, list[BatchError]]:
+def _check(path: pathlib.Path, url: str) -> tuple[int, list[store.BatchError]]:
     """Count the lines of a file, and say what is wrong with its lines."""
     count = 0
-    errors: list[BatchError] = []
+    errors: list[store.BatchError] = []
     with path.open("rb") as file:
-        for line in read_lines(file, url):
-            if isinstance(line, LineError) and len(errors) < _MOST_ERRORS:
-                errors.append(BatchError("invalid_line", str(line).removeprefix("file: "), line.number))
-            count += isinstance(line, Line) or line.number is not None
+        for line in batch_lines.read_lines(file, url):
+            if isinstance(line, batch_lines.LineError) and len(errors) < _MOST_ERRORS:
+                errors.append(store.BatchError("invalid_line", str(line).removeprefix("file: "), line.number))
+            count += isinstance(line, batch_lines.Line) or line.number is not None
             if count > MOST_LINES:
                 errors.append(
-                    BatchError("too_many_lines", f"A batch has at most {MOST_LINES} lines; send several.")
+                    store.BatchError(
+                        "too_many_lines", f"A batch has at most {MOST_LINES} lines; send several."
+                    )
                 )
                 break
     return count, errors
 
 
-def _pending(path: pathlib.Path, done: Collection[str]) -> Iterator[Line]:
+def _pending(path: pathlib.Path, done: Collection[str]) -> Iterator[batch_lines.Line]:
     with path.open("rb") as file:
-        for line in read_lines(file):
-            if isinstance(line, Line) and line.custom_id not in done:
+        for line in batch_lines.read_lines(file):
+            if isinstance(line, batch_lines.Line) and line.custom_id not in done:
                 yield line
 
 
 def asking(app: ASGIApp) -> Ask:
     """Asks an application that need not listen anywhere; an answer that the server itself has cut short is none."""
 
-    async def ask(client: Client, line: Line) -> Reply | None:
+    async def ask(client: Client, line: batch_lines.Line) -> batch_lines.Reply | None:
         request_id = f"req_{secrets.token_hex(12)}"
         facts = RequestFacts(request_id=request_id, client=client.name)
         CURRENT.set(facts)
@@ -377,6 +363,6 @@ def asking(app: ASGIApp) -> Ask:
         if got[0]["status"] < 300 and FinishReason.ABORT.value in facts.finish:
             return None
         said = b"".join(each.get("body", b"") for each in got[1:])
-        return Reply(got[0]["status"], msgspec.Raw(said), request_id)
+        return batch_lines.Reply(got[0]["status"], msgspec.Raw(said), request_id)
 
     return ask

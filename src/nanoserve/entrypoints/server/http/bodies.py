@@ -248,14 +248,14 @@ def _placed(message: str) -> RequestError:
 
 def _in_english(reason: str) -> str:
     """What msgspec says, in the field's own words: expected `array`, got `object` becomes must be a list, got an object."""
-    kinds = re.sub(r"`([^`]+)`", lambda found: _names(found[1]), reason)
+    kinds = re.sub(
+        r"`([^`]+)`",
+        lambda found: " or ".join(_KINDS.get(each, each) for each in found[1].split(" | ")),
+        reason,
+    )
     if kinds.startswith("Expected "):
         return kinds.replace("Expected", "must be", 1)
     return reason[:1].lower() + reason[1:]
-
-
-def _names(kinds: str) -> str:
-    return " or ".join(_KINDS.get(each, each) for each in kinds.split(" | "))
 
 
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:

@@ -35,6 +35,9 @@ def harmless(reason: str) -> msgspec.Meta:
     return msgspec.Meta(description=f"Accepted without effect: {reason}.", extra={_REASON: reason})
 
 
+EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
+
+
 def _each(names: str, mark: msgspec.Meta) -> dict[str, msgspec.Meta]:
     return dict.fromkeys(names.split(), mark)
 

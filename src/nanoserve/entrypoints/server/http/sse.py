@@ -11,14 +11,17 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+import attrs
 import msgspec
 from litestar import Request
+from litestar.di import NamedDependency
 from litestar.response import Response
 from litestar.types import Receive, Scope, Send
 
 from nanoserve.entrypoints.app.answer import Opening, Writer, streamed, whole
-from nanoserve.entrypoints.app.orders import Order
+from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.bodies import read_body
 from nanoserve.entrypoints.server.http.errors import ErrorBody, RequestError, classify
 
 PING: Final = b": ping\n\n"
@@ -30,6 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 Frames = AsyncGenerator[bytes, None]
 T = TypeVar("T")
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class ClientLeftError(RequestError):
@@ -43,11 +47,6 @@ async def left(receive: Receive) -> None:
     """Return when the client has hung up; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def unless_left(request: Request[Any, Any, Any], work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled, and `ClientLeftError` raised, when the client hangs up first."""
-    return await unless(left(request.receive), work, ClientLeftError)
 
 
 async def unless(event: Awaitable[object], work: Awaitable[T], error: type[Exception]) -> T:
@@ -110,28 +109,46 @@ class TextFrames:
         return _encode(text).join(around)
 
 
-async def respond(
-    request: Request[Any, Any, Any],
-    service: TextService,
-    writer: Writer,
-    orders: Sequence[Order],
-    *,
-    opening: Opening | None = None,
-) -> Response[Any]:
-    """Answer orders, whole or as a stream as the first one says; they are opened together, or by `opening`."""
-    opening = opening or functools.partial(service.open_all, orders)
-    if not orders[0].stream:
-        return Response(await unless_left(request, whole(opening, writer)))
-    stream = EventStream(
-        request,
-        streamed(opening, writer),
-        ping=writer.ping,
-        ping_interval=service.settings.ping_interval,
-        media_type=writer.media_type,
-        on_error=writer.fail,
-    )
-    await stream.begin()
-    return stream
+@attrs.frozen(eq=False)
+class RequestContext:
+    """A request to the text service: the body it brings, the client that it is from, and the way its answer takes."""
+
+    request: Request[Any, Any, Any]
+    service: TextService
+    client: Client
+
+    async def read(self, kind: type[BodyT], *, any_type: bool = False) -> BodyT:
+        """The body; see `read_body`."""
+        return await read_body(self.request, kind, any_type=any_type)
+
+    async def unless_left(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled, and `ClientLeftError` raised, when the client hangs up first."""
+        return await unless(left(self.request.receive), work, ClientLeftError)
+
+    async def respond(
+        self, writer: Writer, orders: Sequence[Order], *, opening: Opening | None = None
+    ) -> Response[Any]:
+        """Answer orders, whole or as a stream as the first one says; they are opened together, or by `opening`."""
+        opening = opening or functools.partial(self.service.open_all, orders)
+        if not orders[0].stream:
+            return Response(await self.unless_left(whole(opening, writer)))
+        stream = EventStream(
+            self.request,
+            streamed(opening, writer),
+            ping=writer.ping,
+            ping_interval=self.service.settings.ping_interval,
+            media_type=writer.media_type,
+            on_error=writer.fail,
+        )
+        await stream.begin()
+        return stream
+
+
+def context_of(
+    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
+) -> RequestContext:
+    """The context of a request, for injection into handlers."""
+    return RequestContext(request, service, client)
 
 
 class EventStream(Response[bytes]):
@@ -142,8 +159,6 @@ class EventStream(Response[bytes]):
         frames: the answer; the first one decides whether there will be a stream at all. They are closed in every case,
             so that their `finally` is the place to cancel the generation behind them.
         ping: sent after each `ping_interval` seconds of silence.
-        ping_interval: in seconds.
-        media_type: what the frames are: events, or lines.
         on_error: the last frames after an error behind the first frame or ping.
     """
 

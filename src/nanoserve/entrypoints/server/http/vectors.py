@@ -11,11 +11,11 @@ import attrs
 import msgspec
 
 from nanoserve.entrypoints.app.answer import ended
-from nanoserve.entrypoints.app.orders import Client, Prompt
-from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.app.orders import Prompt
 from nanoserve.entrypoints.app.vectors import check_scores, check_task, pair_prompts, pair_score
 from nanoserve.entrypoints.server.http.field_support import renamed
 from nanoserve.entrypoints.server.http.fields import make_order
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.ports.errors import BadValueError, ServiceUnavailableError
 from nanoserve.ports.pooling import PoolerSpec, Task
 from nanoserve.ports.sampling import SamplingParams
@@ -35,21 +35,20 @@ class Vectors:
 class Pooler:
     """Has texts pooled for one request; `name` is what that calls them."""
 
+    context: RequestContext
     body: msgspec.Struct
-    service: TextService
-    client: Client
     name: str
 
     def spec(self, *tasks: Task) -> PoolerSpec:
         """The pooler of a model that is for one of these tasks; raises `BadValueError` for any other."""
-        return check_task(self.service.settings.pooler, *tasks)
+        return check_task(self.context.service.settings.pooler, *tasks)
 
     async def pool(self, spec: PoolerSpec, prompts: Sequence[Prompt]) -> Vectors:
         """Compute the vectors of all prompts, or of none; raises `BadValueError`."""
         if not prompts:
             return Vectors([], 0)
         try:
-            self.service.check_count(len(prompts))
+            self.context.service.check_count(len(prompts))
         except BadValueError as error:
             raise renamed(error, self.name) from None
         orders = [
@@ -58,14 +57,14 @@ class Pooler:
                 prompt=prompt,
                 prompt_name=self.name,
                 sampling=_NOTHING,
-                client=self.client,
+                client=self.context.client,
                 stream=False,
                 pooling=spec.pooling,
                 is_turn=False,
             )
             for prompt in prompts
         ]
-        answer = await ended(functools.partial(self.service.open_all, orders))
+        answer = await ended(functools.partial(self.context.service.open_all, orders))
         pooled = [each.pooled for each in answer.generations if each.pooled is not None]
         if len(pooled) < len(prompts):
             raise ServiceUnavailableError("the request was aborted by the server's operator; send it again")
@@ -85,7 +84,7 @@ class Pooler:
         self, pairs: Sequence[tuple[str, str]], instruction: str | None
     ) -> tuple[list[float], int]:
         """How well the second text of each pair answers the first, and the tokens of all; equal prompts are computed once."""
-        spec = check_scores(self.service.settings.pooler)
+        spec = check_scores(self.context.service.settings.pooler)
         asked = [pair_prompts(spec, *pair, instruction) for pair in pairs]
         if spec.task is not Task.EMBED:
             found = await self.pool(spec, list(itertools.chain(*asked)))

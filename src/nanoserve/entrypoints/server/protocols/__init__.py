@@ -14,12 +14,11 @@ from nanoserve.entrypoints.server.protocols.ollama import wire as ollama_answer
 from nanoserve.entrypoints.server.protocols.openai import scoring, tokenization
 from nanoserve.entrypoints.server.protocols.openai.chat import chat_completions
 from nanoserve.entrypoints.server.protocols.openai.completions import completions
-from nanoserve.entrypoints.server.protocols.openai.embeddings import embeddings
 from nanoserve.entrypoints.server.protocols.openai.tokens import generate_tokens
 from nanoserve.entrypoints.server.protocols.responses import routes as responses
 
 ROUTES: Final = (
-    *(completions, chat_completions, generate_tokens, embeddings),
+    *(completions, chat_completions, generate_tokens),
     *scoring.ROUTES,
     *(*tokenization.ROUTES, *responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES),
 )
@@ -27,7 +26,7 @@ MEMBER_PATHS: Final = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"),
         *("/v1/messages", "/v1/messages/count_tokens", "/inference/v1/generate"),
-        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/v1/embeddings"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
         *(path for each in scoring.ROUTES for path in each.paths),
     }
 )

@@ -19,8 +19,6 @@ class Health:
 
     Attributes:
         stall_timeout: seconds without a sign of life, or with work and without a step, that mean trouble.
-        is_open: whether the service is assembled and takes requests.
-        is_draining: whether the server is draining.
     """
 
     engine: EngineClient

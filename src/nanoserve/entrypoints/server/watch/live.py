@@ -56,7 +56,6 @@ class LiveStatus(msgspec.Struct, kw_only=True):
     Attributes:
         status: of the engine; `open` says whether requests are taken, `draining` whether the server is leaving.
         at: seconds, on the clock of the step log.
-        finished: ended sequences by reason.
         rejected: requests that were turned away, by reason.
         ttft, itl: of the last half minute; None where there was none.
     """
@@ -88,7 +87,6 @@ class Live:
 
     Attributes:
         ping_interval: seconds of silence after which a stream says that it is alive.
-        viewers: how many there are.
         redaction: takes out what was asked and answered; None where all viewers may read it, or nothing is there.
     """
 

@@ -13,11 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS, Measurements
+from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS
 from nanoserve.entrypoints.server.batches.running import Batches
-from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
-from nanoserve.ports.driving import EngineClient, EngineStatus
+from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import FinishReason
 
@@ -54,14 +53,11 @@ class Metrics(Collector):
 
     Attributes:
         phases: seconds that each part of the server's own start took.
-        live: says how many watch the engine; `batches`, where there are any, how far they are.
+        live: has the engine, and how many watch it; `batches`, where there are any, how far they are.
     """
 
-    engine: EngineClient
-    measurements: Measurements
-    health: Health
-    model_name: str
     live: Live
+    model_name: str
     phases: Mapping[str, float] = attrs.field(factory=dict)
     batches: Batches | None = None
 
@@ -77,10 +73,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family, as of now."""
-        self.measurements.refresh(self.engine.state)
+        engine, measurements = self.live.engine, self.live.measurements
+        measurements.refresh(engine.state)
         common = {"model_name": self.model_name, "engine": "0"}
-        state, facts = self.engine.state or NOTHING_YET, self.engine.facts
-        for each in (*_engine(state), *self._server(facts), *_cache(facts, self.engine.state)):
+        state, facts = engine.state or NOTHING_YET, engine.facts
+        for each in (*_engine(state), *self._server(facts), *_cache(facts, engine.state)):
             values = each.values if isinstance(each.values, Mapping) else {(): each.values}
             for prefix in each.prefixes:
                 family = each.family(f"{prefix}:{each.name}", each.text, labels=(*common, *each.labels))
@@ -88,7 +85,7 @@ class Metrics(Collector):
                     family.add_metric((*common.values(), *labels), float(value))
                 yield family
         for name, text, field in _HISTOGRAMS:
-            histogram = self.measurements.timings[field]
+            histogram = measurements.timings[field]
             bounds = [*map(repr, histogram.bounds), "+Inf"]
             buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
             for prefix in _SHARED:
@@ -97,7 +94,7 @@ class Metrics(Collector):
                 yield distribution
 
     def _server(self, facts: EngineFacts | None) -> Iterator[_Counter]:
-        counts, engine = self.measurements.tallies, self.engine
+        counts, engine = self.live.measurements.tallies, self.live.engine
         accepted, living, rejected = (
             _by(each.read()) for each in (counts.accepted, counts.living, counts.rejected)
         )
@@ -108,7 +105,7 @@ class Metrics(Collector):
         yield _Counter("clients_disconnected", "Clients that hung up early.", counts.exchanges[DISCONNECTED])
         yield _Gauge("engine_up", "Whether the engine takes requests.", engine.status is EngineStatus.READY)
         text = "Seconds that the engine has had work and made no step."
-        yield _Gauge("engine_last_step_age_seconds", text, self.health.last_step_age())
+        yield _Gauge("engine_last_step_age_seconds", text, self.live.health.last_step_age())
         yield _Counter("engine_restarts", "Engines started after the first.", engine.restarts)
         yield _Gauge("startup_phase_seconds", "Where the time of the start went.", _by(phases), ("phase",))
         yield _Gauge("viewers", "Streams of /live that are open.", self.live.viewers)

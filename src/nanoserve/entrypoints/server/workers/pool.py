@@ -48,7 +48,6 @@ class Workers:
         settings, keys, folder: as in `WorkerStart`.
         sharing: of the engine; counting: where they count.
         app: answers what they do not answer themselves.
-        groups: the sockets of each process.
     """
 
     def __init__(

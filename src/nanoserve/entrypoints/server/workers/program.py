@@ -40,7 +40,6 @@ class WorkerStart:
 
     Attributes:
         settings: without the keys themselves, whose digests are in `keys`.
-        folder: where the model's files are.
         number: of the process, from 1 on, which is where it counts.
         is_loading: whether the engine is still on its first start. Then requests are answered (with 503) at once; later, clients
             of a process that takes the place of another wait until it can answer them.

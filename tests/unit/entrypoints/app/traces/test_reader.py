@@ -134,7 +134,7 @@ def test_an_unknown_version_is_refused_by_its_number(run: RecordedRun, tmp_path:
         (b'{"version":1}\n', "not the header of a step log"),
         (b'{"version":1', "is not a step log"),
         (gzip.compress(b"", mtime=0), "is empty"),
-        (b"\x1f\x8b\x08garbage", "compressed data is broken"),
+        (b"\x1f\x8b\x09garbage", "compressed data is broken"),
         (b"\x1f\x8b", "is empty"),
     ],
 )

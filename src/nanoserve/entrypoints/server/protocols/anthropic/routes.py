@@ -6,25 +6,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
-from litestar import Request, Response, post
+from litestar import Response, post
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
-from nanoserve.entrypoints.app.orders import FREE, Client, Conversation, Format, ReasoningBudget
+from nanoserve.entrypoints.app.orders import FREE, Conversation, Format, ReasoningBudget
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http import fields
-from nanoserve.entrypoints.server.http.bodies import bounds_of, documented, read_body
-from nanoserve.entrypoints.server.http.sse import respond, unless_left
+from nanoserve.entrypoints.server.http.bodies import bounds_of, documented
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.protocols.anthropic import wire
 from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
-from nanoserve.entrypoints.server.protocols.anthropic.wire import (
-    AnthropicToolChoice,
-    ContentBlock,
-    CountTokens,
-    CreateMessage,
-)
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
@@ -35,31 +29,28 @@ from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 _ANSWER: Final = {200: ResponseSpec(wire.Message, description="The message, or its events if streamed")}
 
 
-@post("/v1/messages", status_code=200, responses=_ANSWER, **documented(CreateMessage))
+@post("/v1/messages", status_code=200, responses=_ANSWER, **documented(wire.CreateMessage))
 async def create_message(
-    request: Request[Any, Any, Any],
-    service: NamedDependency[TextService],
-    client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
+    context: NamedDependency[RequestContext], conversations: NamedDependency[ConversationStore]
 ) -> Response[Any]:
     """Answer a conversation, at once or as a stream of events."""
-    body = await read_body(request, CreateMessage)
+    body, service, request = await context.read(wire.CreateMessage), context.service, context.request
     model = service.check_model(body.model)
     threading = Threading(
         body,
         is_announced=is_of_thread(request.scope["headers"]),
-        owner=client.name,
+        owner=context.client.name,
         store=conversations,
         max_bytes=bounds_of(request).max_body_size,
     )
     body = threading.body
-    prompt, edits = await unless_left(request, edited(body, read_prompt(body, service), service))
+    prompt, edits = await context.unless_left(edited(body, read_prompt(body, service), service))
     order = fields.make_order(
         body,
         prompt=prompt,
         prompt_name="messages",
         sampling=fields.read_sampling(body, Api.ANTHROPIC, service.settings.defaults),
-        client=client,
+        client=context.client,
         calls=read_choice(body.tool_choice, prompt.tools),
         format=read_format(body),
         budget=read_budget(body, service),
@@ -70,20 +61,18 @@ async def create_message(
         edits=edits,
         on_end=None if body.thread is None else threading.keep,
     )
-    return await respond(request, service, writer, [order])
+    return await context.respond(writer, [order])
 
 
-@post("/v1/messages/count_tokens", status_code=200, **documented(CountTokens))
-async def count_tokens(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService]
-) -> wire.TokenCount:
+@post("/v1/messages/count_tokens", status_code=200, **documented(wire.CountTokens))
+async def count_tokens(context: NamedDependency[RequestContext]) -> wire.TokenCount:
     """How many tokens the prompt has."""
-    body = await read_body(request, CountTokens)
-    service.check_model(body.model)
-    return await unless_left(request, _counted(body, service))
+    body = await context.read(wire.CountTokens)
+    context.service.check_model(body.model)
+    return await context.unless_left(_counted(body, context.service))
 
 
-async def _counted(body: CountTokens, service: TextService) -> wire.TokenCount:
+async def _counted(body: wire.CountTokens, service: TextService) -> wire.TokenCount:
     prompt, edits = await edited(body, read_prompt(body, service), service)
     counted = wire.TokenCount(len(await service.render(prompt)))
     if edits is not None:
@@ -110,7 +99,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def read_prompt(body: CountTokens, service: TextService) -> Conversation:
+def read_prompt(body: wire.CountTokens, service: TextService) -> Conversation:
     """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
     messages = _read_messages(body)
     if not messages:
@@ -127,7 +116,7 @@ def read_prompt(body: CountTokens, service: TextService) -> Conversation:
     )
 
 
-def read_choice(given: AnthropicToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def read_choice(given: wire.AnthropicToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
     """Which of the tools are called."""
     if given is None:
         return FREE
@@ -143,13 +132,13 @@ def read_choice(given: AnthropicToolChoice | None, tools: tuple[Tool, ...]) -> T
     )
 
 
-def read_budget(body: CountTokens, service: TextService) -> ReasoningBudget | None:
+def read_budget(body: wire.CountTokens, service: TextService) -> ReasoningBudget | None:
     """The most tokens to think."""
     tokens = None if body.thinking is None else body.thinking.budget_tokens
     return fields.reasoning_budget(service, tokens, "thinking.budget_tokens")
 
 
-def read_format(body: CountTokens) -> Format | None:
+def read_format(body: wire.CountTokens) -> Format | None:
     """What the text must be."""
     if body.output_format is not None:
         return fields.schema_format("output_format", body.output_format)
@@ -157,7 +146,7 @@ def read_format(body: CountTokens) -> Format | None:
     return fields.schema_format("output_config.format", given)
 
 
-def _check_continued(body: CountTokens, content: str | list[dict[str, str]]) -> None:
+def _check_continued(body: wire.CountTokens, content: str | list[dict[str, str]]) -> None:
     """What Anthropic refuses of an answer that the client has begun."""
     last = content if isinstance(content, str) else content[-1]["text"]
     if last != last.rstrip():
@@ -168,7 +157,7 @@ def _check_continued(body: CountTokens, content: str | list[dict[str, str]]) -> 
         )
 
 
-def _options(body: CountTokens, service: TextService) -> Mapping[str, Any]:
+def _options(body: wire.CountTokens, service: TextService) -> Mapping[str, Any]:
     """What the template is told about thinking."""
     effort = None if body.output_config is None else body.output_config.effort
     options = dict(fields.effort_options(service, effort, "output_config.effort"))
@@ -218,7 +207,7 @@ class _Turn:
         return message
 
 
-def _read_messages(body: CountTokens) -> list[Message]:
+def _read_messages(body: wire.CountTokens) -> list[Message]:
     """The system prompt and all turns, those of one role joined. Raises `BadValueError`."""
     turns: list[_Turn] = []
     if body.system is not None:
@@ -235,7 +224,7 @@ def _read_messages(body: CountTokens) -> list[Message]:
     return [each.as_message() for each in turns]
 
 
-def _read(turns: list[_Turn], role: str, content: str | list[ContentBlock], where: str) -> None:
+def _read(turns: list[_Turn], role: str, content: str | list[wire.ContentBlock], where: str) -> None:
     if isinstance(content, str):
         _turn(turns, role).texts.append(content)
         return
@@ -243,7 +232,7 @@ def _read(turns: list[_Turn], role: str, content: str | list[ContentBlock], wher
         _read_block(turns, role, block, f"{where}[{place}]")
 
 
-def _read_block(turns: list[_Turn], role: str, block: ContentBlock, where: str) -> None:
+def _read_block(turns: list[_Turn], role: str, block: wire.ContentBlock, where: str) -> None:
     if block.type not in KINDS[role]:
         kinds = ", ".join(KINDS[role])
         message = f"must be one of {kinds} in the turn of the {role}, got {shown(block.type)}"
@@ -272,7 +261,7 @@ def _turn(turns: list[_Turn], role: str) -> _Turn:
     return turns[-1]
 
 
-def _result(block: ContentBlock, where: str) -> str:
+def _result(block: wire.ContentBlock, where: str) -> str:
     """What a tool said, as text; chat templates know no other sign of a failure than words."""
     content = block.content or ""
     if not isinstance(content, str):

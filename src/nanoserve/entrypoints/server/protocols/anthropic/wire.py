@@ -7,10 +7,15 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from nanoserve.entrypoints.server.http.errors import Problem
-from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
+from nanoserve.entrypoints.server.http.field_support import (
+    EARLIER,
+    FIELDS,
+    harmless,
+    only,
+    refusing,
+    sampling_body,
+)
 from nanoserve.ports.sampling import Api
-
-_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 
 
 class ContentBlock(Struct, kw_only=True, omit_defaults=True):
@@ -27,11 +32,11 @@ class ContentBlock(Struct, kw_only=True, omit_defaults=True):
     is_error: bool | None = None
 
     cache_control: Annotated[Any, FIELDS["cache_control"]] = None
-    citations: Annotated[Any, _EARLIER] = None
-    signature: Annotated[Any, _EARLIER] = None
-    data: Annotated[Any, _EARLIER] = None
-    caller: Annotated[Any, _EARLIER] = None
-    toolset_name: Annotated[Any, _EARLIER] = None
+    citations: Annotated[Any, EARLIER] = None
+    signature: Annotated[Any, EARLIER] = None
+    data: Annotated[Any, EARLIER] = None
+    caller: Annotated[Any, EARLIER] = None
+    toolset_name: Annotated[Any, EARLIER] = None
 
 
 class MessageParam(Struct, kw_only=True, omit_defaults=True):

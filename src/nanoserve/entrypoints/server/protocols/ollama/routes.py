@@ -14,25 +14,15 @@ import msgspec
 from litestar import HttpMethod, Request, Response, get, post, route
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
+from nanoserve.entrypoints.app.orders import Conversation, Format, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http import fields
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.field_support import renamed, support
-from nanoserve.entrypoints.server.http.sse import respond, unless_left
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.http.vectors import Pooler
 from nanoserve.entrypoints.server.protocols.ollama import wire
-from nanoserve.entrypoints.server.protocols.ollama.wire import (
-    EarlierCall,
-    EmbedBody,
-    EmbeddingsBody,
-    GenerateBody,
-    OllamaChatBody,
-    OllamaTurn,
-    Options,
-    ShowBody,
-)
 from nanoserve.entrypoints.server.protocols.ollama.writer import LineWriter
 from nanoserve.ports.checks import check_integer, check_vocabulary, shown
 from nanoserve.ports.driven import Message
@@ -50,64 +40,56 @@ _REFUSED: Final = [
 ]
 
 
-@post("/api/generate", status_code=200, **documented(GenerateBody))
-async def generate(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[wire.Generated]:
+@post("/api/generate", status_code=200, **documented(wire.GenerateBody))
+async def generate(context: NamedDependency[RequestContext]) -> Response[wire.Generated]:
     """Answer one prompt, streamed unless `stream` is false."""
-    body = await read_body(request, GenerateBody, any_type=True)
-    model = known_name(body.model, service)
-    order = await unless_left(request, generate_order(body, service, client)) if body.prompt else None
-    return await _answered(request, service, order, model, chats=False)
+    body = await context.read(wire.GenerateBody, any_type=True)
+    model = known_name(body.model, context.service)
+    order = await context.unless_left(generate_order(body, context)) if body.prompt else None
+    return await _answered(context, order, model, chats=False)
 
 
-@post("/api/chat", status_code=200, **documented(OllamaChatBody))
-async def chat(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[wire.Chatted]:
+@post("/api/chat", status_code=200, **documented(wire.OllamaChatBody))
+async def chat(context: NamedDependency[RequestContext]) -> Response[wire.Chatted]:
     """Answer a conversation, streamed unless `stream` is false."""
-    body = await read_body(request, OllamaChatBody, any_type=True)
-    model = known_name(body.model, service)
-    order = chat_order(body, service, client) if body.messages else None
-    return await _answered(request, service, order, model, chats=True)
+    body = await context.read(wire.OllamaChatBody, any_type=True)
+    model = known_name(body.model, context.service)
+    order = chat_order(body, context) if body.messages else None
+    return await _answered(context, order, model, chats=True)
 
 
-@post("/api/embed", status_code=200, **documented(EmbedBody))
-async def embed(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> wire.Embedded:
+@post("/api/embed", status_code=200, **documented(wire.EmbedBody))
+async def embed(context: NamedDependency[RequestContext]) -> wire.Embedded:
     """The vectors of texts."""
-    body = await read_body(request, EmbedBody, any_type=True)
-    model = known_name(body.model, service)
+    body = await context.read(wire.EmbedBody, any_type=True)
+    model = known_name(body.model, context.service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     started = time.perf_counter()
-    work = Pooler(body, service, client, "input").embed(texts, body.dimensions)
-    vectors, count = await unless_left(request, work)
+    work = Pooler(context, body, "input").embed(texts, body.dimensions)
+    vectors, count = await context.unless_left(work)
     took = int((time.perf_counter() - started) * 1e9)
     return wire.Embedded(model, vectors, took, 0, count)
 
 
-@post("/api/embeddings", status_code=200, **documented(EmbeddingsBody))
-async def embeddings(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> wire.OneEmbedded:
+@post("/api/embeddings", status_code=200, **documented(wire.EmbeddingsBody))
+async def embeddings(context: NamedDependency[RequestContext]) -> wire.OneEmbedded:
     """The vector of a text, in the form that `/api/embed` replaces."""
-    body = await read_body(request, EmbeddingsBody, any_type=True)
-    known_name(body.model, service)
-    work = Pooler(body, service, client, "prompt").embed([body.prompt], None)
-    vectors, _ = await unless_left(request, work)
+    body = await context.read(wire.EmbeddingsBody, any_type=True)
+    known_name(body.model, context.service)
+    work = Pooler(context, body, "prompt").embed([body.prompt], None)
+    vectors, _ = await context.unless_left(work)
     return wire.OneEmbedded(vectors[0])
 
 
 async def _answered(
-    request: Request[Any, Any, Any], service: TextService, order: Order | None, model: str, *, chats: bool
+    context: RequestContext, order: Order | None, model: str, *, chats: bool
 ) -> Response[Any]:
     """Without an order the model is to be loaded, which it is."""
     num_logprobs = None if order is None else order.sampling.logprobs
-    writer = LineWriter(model, chats=chats, num_logprobs=num_logprobs, token=service.tokenizing.token)
+    writer = LineWriter(model, chats=chats, num_logprobs=num_logprobs, token=context.service.tokenizing.token)
     if order is None:
         return Response(writer.nothing(done=True, done_reason="load"))
-    return await respond(request, service, writer, [order])
+    return await context.respond(writer, [order])
 
 
 @get("/api/tags")
@@ -123,10 +105,10 @@ async def running(service: NamedDependency[TextService]) -> wire.OllamaModels:
     return wire.OllamaModels(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
 
 
-@post("/api/show", status_code=200, **documented(ShowBody))
-async def show(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> wire.ShownModel:
+@post("/api/show", status_code=200, **documented(wire.ShowBody))
+async def show(context: NamedDependency[RequestContext]) -> wire.ShownModel:
     """What is known of a model."""
-    body = await read_body(request, ShowBody, any_type=True)
+    body, service = await context.read(wire.ShowBody, any_type=True), context.service
     name = body.model or body.name
     if name is None:
         raise BadValueError("model", "is required")
@@ -202,7 +184,7 @@ def known_name(given: str, service: TextService) -> str:
     return given
 
 
-async def generate_order(body: GenerateBody, service: TextService, client: Client) -> Order:
+async def generate_order(body: wire.GenerateBody, context: RequestContext) -> Order:
     """What `/api/generate` asks for; raises `BadValueError`."""
     if body.raw:
         if body.think is not None:
@@ -210,30 +192,33 @@ async def generate_order(body: GenerateBody, service: TextService, client: Clien
         for name in ("system", "context"):
             if getattr(body, name):
                 raise BadValueError(name, "does not go with `raw`, which sends the prompt as it is")
-        return _order(body, body.prompt, service, client)
+        return _order(body, body.prompt, context)
     messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
-    options = _thinking(body.think, service)
+    options = _thinking(body.think, context.service)
     conversation = Conversation([*messages, {"role": "user", "content": body.prompt}], options=options)
     if not body.context:
-        return _order(body, conversation, service, client)
-    order = _order(body, await _continued(body.context, conversation, service), service, client)
+        return _order(body, conversation, context)
+    order = _order(body, await _continued(body.context, conversation, context.service), context)
     return attrs.evolve(order, is_turn=True)
 
 
-def chat_order(body: OllamaChatBody, service: TextService, client: Client) -> Order:
+def chat_order(body: wire.OllamaChatBody, context: RequestContext) -> Order:
     """What `/api/chat` asks for; raises `BadValueError`."""
     messages: list[Message] = []
     messages += [_message(turn) for turn in body.messages or ()]
-    tools, options = fields.read_tools(body.tools, service, _tool), _thinking(body.think, service)
+    tools, options = (
+        fields.read_tools(body.tools, context.service, _tool),
+        _thinking(body.think, context.service),
+    )
     last = messages[-1]
     continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     conversation = Conversation(
         messages, not continues, continue_final_message=continues, tools=tools, options=options
     )
-    return _order(body, conversation, service, client)
+    return _order(body, conversation, context)
 
 
-def _message(turn: OllamaTurn) -> Message:
+def _message(turn: wire.OllamaTurn) -> Message:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.thinking:
         message["reasoning_content"] = turn.thinking
@@ -246,7 +231,7 @@ def _message(turn: OllamaTurn) -> Message:
     return message
 
 
-def _call(call: EarlierCall, place: int) -> Message:
+def _call(call: wire.EarlierCall, place: int) -> Message:
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"id": call.id or f"call_{place}", "type": "function", "function": function}
 
@@ -263,12 +248,11 @@ def _thinking(think: bool | str | None, service: TextService) -> Mapping[str, An
 
 
 def _order(
-    body: GenerateBody | OllamaChatBody,
+    body: wire.GenerateBody | wire.OllamaChatBody,
     prompt: str | tuple[int, ...] | Conversation,
-    service: TextService,
-    client: Client,
+    context: RequestContext,
 ) -> Order:
-    options = body.options or Options()
+    options, service = body.options or wire.Options(), context.service
     try:
         if options.num_ctx is not None:
             check_integer("num_ctx", options.num_ctx, 1, service.facts.max_model_len)
@@ -289,9 +273,9 @@ def _order(
             options,
             model=name if name in service.loras else name.removesuffix(LATEST),
             prompt=prompt,
-            prompt_name="prompt" if isinstance(body, GenerateBody) else "messages",
+            prompt_name="prompt" if isinstance(body, wire.GenerateBody) else "messages",
             sampling=sampling,
-            client=client,
+            client=context.client,
             stream=stream,
             format=_format(body.format),
         )
@@ -314,10 +298,10 @@ def _format(given: str | Mapping[str, Any] | None) -> Format | None:
 
 
 async def _continued(
-    context: Sequence[int], conversation: Conversation, service: TextService
+    exchange: Sequence[int], conversation: Conversation, service: TextService
 ) -> tuple[int, ...]:
     """An earlier exchange and what is said next; a token that begins every prompt is not repeated in the middle."""
-    check_vocabulary("context", context, service.facts.vocab_size)
+    check_vocabulary("context", exchange, service.facts.vocab_size)
     beginning = await service.encode("")
     said = await service.render(conversation)
-    return (*context, *(said[len(beginning) :] if said[: len(beginning)] == beginning else said))
+    return (*exchange, *(said[len(beginning) :] if said[: len(beginning)] == beginning else said))

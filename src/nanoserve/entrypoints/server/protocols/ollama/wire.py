@@ -11,13 +11,19 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from nanoserve.entrypoints.server.http.errors import Problem
-from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, refusing, sampling_body
+from nanoserve.entrypoints.server.http.field_support import (
+    EARLIER,
+    FIELDS,
+    harmless,
+    only,
+    refusing,
+    sampling_body,
+)
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 from nanoserve.ports.sampling import Api
 
 _COMPUTING: Final = harmless("it says how another server computes")
 _NO_MIROSTAT: Final = harmless("it is part of `mirostat`, which can only be off")
-_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 
 
 @sampling_body(Api.OLLAMA)
@@ -72,8 +78,8 @@ class EarlierFunction(Struct, kw_only=True):
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    index: Annotated[int | None, _EARLIER] = None
-    description: Annotated[str | None, _EARLIER] = None
+    index: Annotated[int | None, EARLIER] = None
+    description: Annotated[str | None, EARLIER] = None
 
 
 class EarlierCall(Struct, kw_only=True):
@@ -81,7 +87,7 @@ class EarlierCall(Struct, kw_only=True):
 
     function: EarlierFunction
     id: str | None = None
-    type: Annotated[str | None, _EARLIER] = None
+    type: Annotated[str | None, EARLIER] = None
 
 
 class OllamaTurn(Struct, kw_only=True):

@@ -12,15 +12,7 @@ from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, joined, r
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.entrypoints.server.http.errors import classify
 from nanoserve.entrypoints.server.http.logprobs import Token, chosen_tokens
-from nanoserve.entrypoints.server.protocols.ollama.wire import (
-    Chatted,
-    Generated,
-    OllamaAnswer,
-    OllamaCall,
-    OllamaError,
-    OllamaFunction,
-    OllamaMessage,
-)
+from nanoserve.entrypoints.server.protocols.ollama import wire
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.tool_calls import AnswerEvent, CallEnded, ReasoningDelta, TextDelta
 
@@ -50,7 +42,11 @@ class LineWriter:
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """A line for each piece that says something or has log-probabilities; a call comes whole, where it ends."""
         said = self._read(choice.events)
-        return _line(self._reply(piece, said)) if piece.logprobs or said != OllamaMessage(content="") else b""
+        return (
+            _line(self._reply(piece, said))
+            if piece.logprobs or said != wire.OllamaMessage(content="")
+            else b""
+        )
 
     def end(self, answer: Answer) -> bytes:
         """The line that says how it went."""
@@ -58,21 +54,21 @@ class LineWriter:
 
     def fail(self, error: Exception) -> bytes:
         """A line for the error."""
-        return _line(OllamaError.of(classify(error)))
+        return _line(wire.OllamaError.of(classify(error)))
 
-    async def whole(self, answer: Answer) -> OllamaAnswer:
+    async def whole(self, answer: Answer) -> wire.OllamaAnswer:
         """All that was said, and how it went."""
         (choice,) = answer.choices
         piece = choice.joined()
         return self._ended(self._reply(piece, self._read(choice.said)), answer)
 
-    def nothing(self, **more: Any) -> OllamaAnswer:
+    def nothing(self, **more: Any) -> wire.OllamaAnswer:
         """A reply without text."""
-        return self._made(OllamaMessage(content=""), **more)
+        return self._made(wire.OllamaMessage(content=""), **more)
 
-    def _read(self, events: Sequence[AnswerEvent]) -> OllamaMessage:
+    def _read(self, events: Sequence[AnswerEvent]) -> wire.OllamaMessage:
         """What the events say; those of a call that has not ended are kept until it has."""
-        said = OllamaMessage(content="")
+        said = wire.OllamaMessage(content="")
         for event in events:
             match event:
                 case TextDelta(text):
@@ -86,18 +82,18 @@ class LineWriter:
                         self._call = []
         return said
 
-    def _reply(self, piece: Piece, said: OllamaMessage) -> OllamaAnswer:
+    def _reply(self, piece: Piece, said: wire.OllamaMessage) -> wire.OllamaAnswer:
         if self._num_logprobs is None:
             return self._made(said)
         return self._made(said, logprobs=chosen_tokens(piece.logprobs, self._num_logprobs, self._token))
 
-    def _made(self, said: OllamaMessage, **more: Any) -> OllamaAnswer:
+    def _made(self, said: wire.OllamaMessage, **more: Any) -> wire.OllamaAnswer:
         head = {"model": self._model, "created_at": datetime.now(UTC), **more}
         if self._chats:
-            return Chatted(message=said, **head)
-        return Generated(response=said.content, thinking=said.thinking, **head)
+            return wire.Chatted(message=said, **head)
+        return wire.Generated(response=said.content, thinking=said.thinking, **head)
 
-    def _ended(self, reply: OllamaAnswer, answer: Answer) -> OllamaAnswer:
+    def _ended(self, reply: wire.OllamaAnswer, answer: Answer) -> wire.OllamaAnswer:
         """What was cut, by its deadline or otherwise, is shorter than it could have been: `length`."""
         (choice,) = answer.choices
         last = choice.last
@@ -112,20 +108,22 @@ class LineWriter:
             reply.total_duration = _between(times.arrived, times.finished)
             reply.prompt_eval_duration = _between(times.first_scheduled, times.first_token)
             reply.eval_duration = _between(times.first_token, times.finished)
-        if isinstance(reply, Generated):
+        if isinstance(reply, wire.Generated):
             reply.context = [*choice.generation.prompt_token_ids, *choice.joined().token_ids]
         return reply
 
 
-def _tool_call(index: int, events: Sequence[AnswerEvent]) -> OllamaCall:
+def _tool_call(index: int, events: Sequence[AnswerEvent]) -> wire.OllamaCall:
     (call,) = joined(events)
     assert isinstance(call, CallPart)
     arguments = read_arguments(call.text)
     given = {"arguments": arguments} if isinstance(arguments, str) else arguments
-    return OllamaCall(id=call.id, function=OllamaFunction(index=index, name=call.name, arguments=given))
+    return wire.OllamaCall(
+        id=call.id, function=wire.OllamaFunction(index=index, name=call.name, arguments=given)
+    )
 
 
-def _line(reply: OllamaAnswer | OllamaError) -> bytes:
+def _line(reply: wire.OllamaAnswer | wire.OllamaError) -> bytes:
     return _encode(reply) + b"\n"
 
 

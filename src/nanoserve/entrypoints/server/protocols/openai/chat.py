@@ -10,39 +10,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import attrs
-from litestar import Request, Response, post
+from litestar import Response, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answer import Answer, CallPart, Choice, ReasoningPart, TextPart
 from nanoserve.entrypoints.app.generation import Generation, Piece
-from nanoserve.entrypoints.app.orders import Client, Conversation
+from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import (
-    body_format,
-    called,
-    check_openai,
-    effort_options,
-    make_order,
-    openai_choice,
-    openai_tool,
-    read_sampling,
-    read_tools,
-    reasoning_budget,
-    requested_logprobs,
-    required,
-    switch_options,
-    template_options,
-)
+from nanoserve.entrypoints.server.http import fields
+from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.logprobs import TokenText, as_id, chosen_tokens, finite
-from nanoserve.entrypoints.server.http.sse import EVENTS, PING, TextFrames, data_frame, error_frame, respond
-from nanoserve.entrypoints.server.protocols.openai import wire
-from nanoserve.entrypoints.server.protocols.openai.wire import (
-    AnswerBody,
-    ChatBody,
-    StreamOptions,
-    TokenizeBody,
+from nanoserve.entrypoints.server.http.sse import (
+    EVENTS,
+    PING,
+    RequestContext,
+    TextFrames,
+    data_frame,
+    error_frame,
 )
+from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.ports import tool_calls
 from nanoserve.ports.checks import check_logprobs
 from nanoserve.ports.errors import BadValueError
@@ -55,33 +41,32 @@ _DONE: Final = b"data: [DONE]\n\n"
 _FINISH_NAMES: Final = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
 
 
-@post("/v1/chat/completions", status_code=200, **documented(ChatBody))
-async def chat_completions(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[wire.ChatCompletion]:
+@post("/v1/chat/completions", status_code=200, **documented(wire.ChatBody))
+async def chat_completions(context: NamedDependency[RequestContext]) -> Response[wire.ChatCompletion]:
     """Answer a conversation `n` times."""
-    body = await read_body(request, ChatBody)
+    body = await context.read(wire.ChatBody)
+    service = context.service
     service.check_model(body.model)
     sampling = chat_sampling(body, service)
     prompt = read_conversation(body, service)
-    order = make_order(
+    order = fields.make_order(
         body,
         prompt=prompt,
         prompt_name="messages",
         sampling=sampling,
-        client=client,
-        calls=openai_choice(body.tool_choice, prompt.tools, body.parallel_tool_calls),
-        format=body_format(body),
-        budget=reasoning_budget(service, body.thinking_token_budget, "thinking_token_budget"),
+        client=context.client,
+        calls=fields.openai_choice(body.tool_choice, prompt.tools, body.parallel_tool_calls),
+        format=fields.body_format(body),
+        budget=fields.reasoning_budget(service, body.thinking_token_budget, "thinking_token_budget"),
     )
-    return await respond(request, service, ChatWriter(body, service, sampling), [order])
+    return await context.respond(ChatWriter(body, service, sampling), [order])
 
 
-def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Conversation:
+def read_conversation(body: wire.ChatBody | wire.TokenizeBody, service: TextService) -> Conversation:
     """What to render; raises `BadValueError`."""
-    options: dict[str, Any] = dict(effort_options(service, body.reasoning_effort, "reasoning_effort"))
+    options: dict[str, Any] = dict(fields.effort_options(service, body.reasoning_effort, "reasoning_effort"))
     if body.enable_thinking is not None:
-        options |= switch_options(service, "enable_thinking", on=body.enable_thinking)
+        options |= fields.switch_options(service, "enable_thinking", on=body.enable_thinking)
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise BadValueError("add_generation_prompt", "is false where `continue_final_message` is true")
@@ -91,21 +76,21 @@ def read_conversation(body: ChatBody | TokenizeBody, service: TextService) -> Co
         [_known_message(each, f"messages[{place}]") for place, each in enumerate(body.messages or [])],
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
-        tools=read_tools(body.tools, service, functools.partial(openai_tool, nested=True)),
-        options={**options, **template_options(service, body.chat_template_kwargs)},
+        tools=fields.read_tools(body.tools, service, functools.partial(fields.openai_tool, nested=True)),
+        options={**options, **fields.template_options(service, body.chat_template_kwargs)},
     )
 
 
-def chat_sampling(body: ChatBody, service: TextService) -> SamplingParams:
+def chat_sampling(body: wire.ChatBody, service: TextService) -> SamplingParams:
     """Read a chat body's sampling parameters; raises `BadValueError`."""
     if body.echo:
         raise BadValueError("echo", "belongs to completions; a conversation has no text to repeat")
     if body.add_special_tokens:
         raise BadValueError("add_special_tokens", "the model's chat template writes them; leave it out")
-    given, most = check_openai(body), service.facts.max_logprobs
+    given, most = fields.check_openai(body), service.facts.max_logprobs
     check_logprobs("prompt_logprobs", given.get("prompt_logprobs"), most)
-    logprobs = requested_logprobs(body.logprobs, body.top_logprobs, most)
-    return read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
+    logprobs = fields.requested_logprobs(body.logprobs, body.top_logprobs, most)
+    return fields.read_sampling(body, Api.OPENAI, service.settings.defaults, logprobs=logprobs)
 
 
 def _known_message(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -120,9 +105,9 @@ def _known_message(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def _known_call(call: Any, where: str) -> Any:
     if not isinstance(call, Mapping) or call.get("type") != "custom":
         return call
-    custom = required(call, "custom", dict, where)
-    name, text = (required(custom, each, str, f"{where}.custom") for each in ("name", "input"))
-    return {"id": call.get("id"), "type": "function", "function": called(name, text)}
+    custom = fields.required(call, "custom", dict, where)
+    name, text = (fields.required(custom, each, str, f"{where}.custom") for each in ("name", "input"))
+    return {"id": call.get("id"), "type": "function", "function": fields.called(name, text)}
 
 
 class ChunkWriter(abc.ABC):
@@ -140,9 +125,9 @@ class ChunkWriter(abc.ABC):
     _kind: ClassVar[str]
 
     def __init__(
-        self, body: AnswerBody, service: TextService, num_logprobs: int | None, num_scored: int | None
+        self, body: wire.AnswerBody, service: TextService, num_logprobs: int | None, num_scored: int | None
     ) -> None:
-        options = body.stream_options or StreamOptions()
+        options = body.stream_options or wire.StreamOptions()
         self._head: dict[str, Any] = {
             "id": f"{self._prefix}-{body.request_id or uuid.uuid4().hex}",
             "object": self._kind,
@@ -206,36 +191,36 @@ class ChunkWriter(abc.ABC):
         An answer that was cut by its deadline is shorter than it could have been: `length`, with the cause in `stop_reason`.
         """
         reason, stop = piece.finish_reason, piece.stop
-        fields: dict[str, Any] = {
+        told: dict[str, Any] = {
             "finish_reason": reason and _FINISH_NAMES.get(reason, "length"),
         }
         if stop is None and reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
             stop = reason.value
         if stop is not None:
-            fields["stop_reason"] = stop
+            told["stop_reason"] = stop
         if self._return_token_ids:
-            fields |= self._token_fields(piece)
+            told |= self._token_fields(piece)
         if self._return_timings and piece.times is not None:
-            fields["timings"] = _timings(piece.times)
-        return fields
+            told["timings"] = _timings(piece.times)
+        return told
 
     def _token_fields(self, piece: Piece) -> dict[str, Any]:
         """The ids of a piece; where the answer ends, also which weights computed its end, by the name that their trainer gave them."""
-        fields: dict[str, Any] = {"token_ids": list(piece.token_ids)}
+        told: dict[str, Any] = {"token_ids": list(piece.token_ids)}
         if piece.finish_reason is not None:
             weights = self._engine.steering.weights
-            fields["weight_version"] = weights.label or str(weights.version)
-        return fields
+            told["weight_version"] = weights.label or str(weights.version)
+        return told
 
     def _prompt_fields(self, generation: Generation) -> dict[str, Any]:
         """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
-        fields: dict[str, Any] = {}
+        told: dict[str, Any] = {}
         count, scores = self._num_scored, generation.prompt_logprobs
         if count is not None and scores is not None:
-            fields["prompt_logprobs"] = [_position(each, count, self._token_text) for each in scores]
+            told["prompt_logprobs"] = [_position(each, count, self._token_text) for each in scores]
         if self._return_token_ids:
-            fields["prompt_token_ids"] = list(generation.prompt_token_ids)
-        return fields
+            told["prompt_token_ids"] = list(generation.prompt_token_ids)
+        return told
 
 
 def _timings(times: SequenceTimes) -> wire.Timings:
@@ -268,7 +253,7 @@ class ChatWriter(ChunkWriter):
     _prefix = "chatcmpl"
     _kind = "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, service: TextService, sampling: SamplingParams) -> None:
+    def __init__(self, body: wire.ChatBody, service: TextService, sampling: SamplingParams) -> None:
         super().__init__(body, service, sampling.logprobs, sampling.prompt_logprobs)
         self._shows_reasoning = body.include_reasoning is not False
         self._frames: dict[tuple[type, int], TextFrames] = {}
@@ -335,10 +320,10 @@ class ChatWriter(ChunkWriter):
         if self._num_logprobs is not None:
             tokens = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
             logprobs = wire.ChatLogprobs(tokens)
-        fields = {"logprobs": logprobs, **self._end_fields(piece)}
+        told = {"logprobs": logprobs, **self._end_fields(piece)}
         if choice.has_calls and piece.finish_reason is FinishReason.STOP:
-            fields["finish_reason"] = "tool_calls"
-        return fields
+            told["finish_reason"] = "tool_calls"
+        return told
 
 
 def _alone(index: int, event: tool_calls.AnswerEvent) -> dict[str, Any]:

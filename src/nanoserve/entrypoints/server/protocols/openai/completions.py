@@ -8,23 +8,16 @@ from typing import Any, Final
 
 import attrs
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answer import Answer, Choice, TokenOffsets
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.fields import (
-    body_format,
-    check_openai,
-    given_sampling,
-    make_order,
-    read_sampling,
-)
+from nanoserve.entrypoints.server.http import fields
+from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.logprobs import TokenText, finite
-from nanoserve.entrypoints.server.http.sse import TextFrames, respond
+from nanoserve.entrypoints.server.http.sse import RequestContext, TextFrames
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
 from nanoserve.ports.checks import check_logprobs, shown
@@ -37,23 +30,22 @@ _LEGACY_MAX_TOKENS: Final = 16
 
 
 @post("/v1/completions", status_code=200, **documented(wire.CompletionBody))
-async def completions(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[wire.Completion]:
+async def completions(context: NamedDependency[RequestContext]) -> Response[wire.Completion]:
     """Continue each prompt `n` times; the choices of prompt p have the indices p * n to p * n + n - 1."""
-    body = await read_body(request, wire.CompletionBody)
+    body = await context.read(wire.CompletionBody)
+    service = context.service
     service.check_model(body.model)
     sampling, drops_output = completion_sampling(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)
-    answer_format = body_format(body)
+    answer_format = fields.body_format(body)
     orders = [
-        make_order(
+        fields.make_order(
             body,
             prompt=each,
             prompt_name="prompt",
             sampling=sampling,
-            client=client,
+            client=context.client,
             format=answer_format,
         )
         for each in prompts
@@ -61,7 +53,7 @@ async def completions(
     is_cut = body.truncate_prompt_tokens is not None
     texts = [each if isinstance(each, str) and not is_cut else None for each in prompts]
     writer = CompletionWriter(body, service, sampling, texts, drops_output=drops_output)
-    return await respond(request, service, writer, orders)
+    return await context.respond(writer, orders)
 
 
 def completion_sampling(body: wire.CompletionBody, service: TextService) -> tuple[SamplingParams, bool]:
@@ -69,7 +61,7 @@ def completion_sampling(body: wire.CompletionBody, service: TextService) -> tupl
 
     True with them where nothing was to be generated (`max_tokens: 0`): an engine has to generate at least one token.
     """
-    given = check_openai(body)
+    given = fields.check_openai(body)
     if body.top_logprobs is not None:
         raise BadValueError("top_logprobs", "belongs to chat; a completion's `logprobs` is a number")
     most = service.facts.max_logprobs
@@ -83,7 +75,7 @@ def completion_sampling(body: wire.CompletionBody, service: TextService) -> tupl
     scored = prompt_logprobs
     if body.echo and body.logprobs is not None:
         scored = max(body.logprobs, prompt_logprobs or 0)
-    sampling = read_sampling(
+    sampling = fields.read_sampling(
         body,
         Api.OPENAI,
         service.settings.defaults,
@@ -143,7 +135,7 @@ class CompletionWriter(ChunkWriter):
         *,
         drops_output: bool,
     ) -> None:
-        scored = given_sampling(body, Api.OPENAI).get("prompt_logprobs")
+        scored = fields.given_sampling(body, Api.OPENAI).get("prompt_logprobs")
         super().__init__(body, service, body.logprobs, None if scored is None else scored[1])
         self._service = service
         self._echo = bool(body.echo)
@@ -180,14 +172,14 @@ class CompletionWriter(ChunkWriter):
             piece = _without_output(piece)
         text, scored = await self._prompt_of(choice) if self._echo else ("", None)
         logprobs = await self._logprobs(choice, piece, start=len(text))
-        fields = self._end_fields(piece)
+        told = self._end_fields(piece)
         if choice.is_shown:
-            return wire.CompletionChoice(index=choice.index, text=piece.text, logprobs=logprobs, **fields)
+            return wire.CompletionChoice(index=choice.index, text=piece.text, logprobs=logprobs, **told)
         if scored is not None and logprobs is not None:
             both = map(operator.add, msgspec.structs.astuple(scored), msgspec.structs.astuple(logprobs))
             logprobs = wire.CompletionLogprobs(*both)
-        fields |= self._prompt_fields(choice.generation)
-        return wire.CompletionChoice(index=choice.index, text=text + piece.text, logprobs=logprobs, **fields)
+        told |= self._prompt_fields(choice.generation)
+        return wire.CompletionChoice(index=choice.index, text=text + piece.text, logprobs=logprobs, **told)
 
     async def _logprobs(self, choice: Choice, piece: Piece, start: int) -> wire.CompletionLogprobs | None:
         if self._num_logprobs is None:

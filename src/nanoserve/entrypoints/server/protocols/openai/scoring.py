@@ -1,23 +1,25 @@
-"""Scores of texts: documents in the order in which they answer a query (Jina's and Cohere's form), pairs, classes, raw vectors."""
+"""Vectors and scores of texts: embeddings, documents in the order in which they answer a query (Jina's and Cohere's form), pairs, classes, raw vectors."""
 
 from __future__ import annotations
 
+import array
+import base64
 import secrets
+import sys
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-from litestar import Request, post
+from litestar import post
 from litestar.di import NamedDependency
 from msgspec import UNSET, UnsetType
 
-from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.app.vectors import make_pairs
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.field_support import refusing
-from nanoserve.entrypoints.server.http.sse import unless_left
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.http.vectors import Pooler
+from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.completions import read_prompts
 from nanoserve.entrypoints.server.protocols.openai.wire import EmbeddingUsage
 from nanoserve.ports.checks import check_integer
@@ -142,20 +144,40 @@ class PooledList(_Listed, kw_only=True):
     data: list[PooledText]
 
 
+@post("/v1/embeddings", status_code=200, **documented(wire.EmbeddingBody))
+async def embeddings(context: NamedDependency[RequestContext]) -> wire.EmbeddingList:
+    """The vector of each text."""
+    body = await context.read(wire.EmbeddingBody)
+    model = context.service.check_model(body.model)
+    pooler = Pooler(context, body, "input")
+    texts = read_prompts(body.input, "input")
+    vectors, count = await context.unless_left(pooler.embed(texts, body.dimensions, body.prompt_name))
+    shown = packed if body.encoding_format == "base64" else list
+    return wire.EmbeddingList(
+        data=[wire.Embedding(index=place, embedding=shown(each)) for place, each in enumerate(vectors)],
+        model=model,
+        usage=EmbeddingUsage(count, count),
+    )
+
+
+def packed(vector: list[float]) -> str:
+    """Float32, least significant byte first, in base64."""
+    numbers = array.array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers).decode()
+
+
 @post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200, **documented(RerankBody))
-async def rerank(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Ranking:
+async def rerank(context: NamedDependency[RequestContext]) -> Ranking:
     """Order documents by how well they answer a query."""
-    body = await read_body(request, RerankBody)
-    model = service.check_model(body.model)
+    body = await context.read(RerankBody)
+    model = context.service.check_model(body.model)
     if body.top_n is not None:
         check_integer("top_n", body.top_n, 1)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    work = Pooler(body, service, client, "documents").score(
-        [(body.query, text) for text in texts], body.instruction
-    )
-    scores, count = await unless_left(request, work)
+    work = Pooler(context, body, "documents").score([(body.query, text) for text in texts], body.instruction)
+    scores, count = await context.unless_left(work)
     order = sorted(range(len(scores)), key=lambda place: -scores[place])[: body.top_n]
     shows = body.return_documents is not False
     return Ranking(
@@ -170,29 +192,25 @@ async def rerank(
 
 
 @post(["/v1/score", "/score"], status_code=200, **documented(ScoreBody))
-async def score(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> ScoreList:
+async def score(context: NamedDependency[RequestContext]) -> ScoreList:
     """Score pairs of texts."""
-    body = await read_body(request, ScoreBody)
-    model = service.check_model(body.model)
+    body = await context.read(ScoreBody)
+    model = context.service.check_model(body.model)
     pairs = make_pairs(body.text_1, body.text_2)
-    work = Pooler(body, service, client, "text_2").score(pairs, body.instruction)
-    scores, count = await unless_left(request, work)
+    work = Pooler(context, body, "text_2").score(pairs, body.instruction)
+    scores, count = await context.unless_left(work)
     found = [Score(index=place, score=each) for place, each in enumerate(scores)]
     return ScoreList(id=_name("score"), model=model, data=found, usage=EmbeddingUsage(count, count))
 
 
 @post("/classify", status_code=200, **documented(ClassifyBody))
-async def classify(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> ClassList:
+async def classify(context: NamedDependency[RequestContext]) -> ClassList:
     """Classify texts."""
-    body = await read_body(request, ClassifyBody)
-    model = service.check_model(body.model)
-    pooler = Pooler(body, service, client, "input")
+    body = await context.read(ClassifyBody)
+    model = context.service.check_model(body.model)
+    pooler = Pooler(context, body, "input")
     spec = pooler.spec(Task.CLASSIFY)
-    found = await unless_left(request, pooler.pool(spec, read_prompts(body.input, "input")))
+    found = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
     scores = [spec.scores(each) for each in found.all]
     classes = [
         Classes(index=place, label=spec.label(each), probs=each, num_classes=len(spec.labels))
@@ -203,20 +221,18 @@ async def classify(
 
 
 @post("/pooling", status_code=200, **documented(PoolingBody))
-async def pooling(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> PooledList:
+async def pooling(context: NamedDependency[RequestContext]) -> PooledList:
     """The vectors of texts as they were pooled, neither normalized nor turned into scores; of tokens that are classified the scores."""
-    body = await read_body(request, PoolingBody)
-    model = service.check_model(body.model)
-    pooler = Pooler(body, service, client, "input")
+    body = await context.read(PoolingBody)
+    model = context.service.check_model(body.model)
+    pooler = Pooler(context, body, "input")
     tasks = (Task.EMBED, Task.CLASSIFY, Task.TOKEN_CLASSIFY) if body.task is None else (Task(body.task),)
     spec = pooler.spec(*tasks)
     if body.use_activation and spec.task is Task.EMBED:
         raise BadValueError(
             "use_activation", "is for models that classify; /v1/embeddings normalizes vectors"
         )
-    found = await unless_left(request, pooler.pool(spec, read_prompts(body.input, "input")))
+    found = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
     data = [_pooled(spec, place, each, body.use_activation) for place, each in enumerate(found.all)]
     usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
     return PooledList(id=_name("pool"), model=model, data=data, usage=usage)
@@ -234,4 +250,4 @@ def _name(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-ROUTES: Final = (rerank, score, classify, pooling)
+ROUTES: Final = (embeddings, rerank, score, classify, pooling)

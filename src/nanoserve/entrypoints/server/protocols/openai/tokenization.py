@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import attrs
-from litestar import Request, get, post
+from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
-from nanoserve.entrypoints.server.http.sse import unless_left
+from nanoserve.entrypoints.server.http.bodies import documented
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import read_conversation
 from nanoserve.ports.errors import BadValueError
@@ -53,13 +53,11 @@ def _model(name: str, service: TextService) -> wire.ModelCard:
 
 
 @post("/tokenize", status_code=200, **documented(wire.TokenizeBody))
-async def tokenize(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService]
-) -> wire.TokenizedText:
+async def tokenize(context: NamedDependency[RequestContext]) -> wire.TokenizedText:
     """The ids of a text, or of the prompt that the model's template makes of a conversation."""
-    body = await read_body(request, wire.TokenizeBody)
+    body, service = await context.read(wire.TokenizeBody), context.service
     service.check_model(body.model)
-    ids = await unless_left(request, _ids(body, service))
+    ids = await context.unless_left(_ids(body, service))
     texts = None
     if body.return_token_strs:
         await service.tokenizing.learn_token_texts()
@@ -70,9 +68,9 @@ async def tokenize(
 
 
 @post("/detokenize", status_code=200, **documented(wire.DetokenizeBody))
-async def detokenize(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> wire.Text:
+async def detokenize(context: NamedDependency[RequestContext]) -> wire.Text:
     """The text of ids, special tokens included unless they are to be skipped."""
-    body = await read_body(request, wire.DetokenizeBody)
+    body, service = await context.read(wire.DetokenizeBody), context.service
     service.check_model(body.model)
     return wire.Text(await service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
 

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Response, post
 from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
-from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http import fields
+from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.field_support import harmless, only, refusing, sampling_body
-from nanoserve.entrypoints.server.http.fields import body_format, given_sampling, make_order, read_sampling
 from nanoserve.entrypoints.server.http.logprobs import as_id, finite
-from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
 from nanoserve.ports.checks import check_logprobs
@@ -97,29 +95,28 @@ class Tokens(msgspec.Struct, kw_only=True):
 
 
 @post("/inference/v1/generate", status_code=200, **documented(TokensBody))
-async def generate_tokens(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> Response[Tokens]:
+async def generate_tokens(context: NamedDependency[RequestContext]) -> Response[Tokens]:
     """Continue one prompt `n` times."""
-    body = await read_body(request, TokensBody)
+    body = await context.read(TokensBody)
+    service = context.service
     service.check_model(body.model)
     asked = body.sampling_params
-    given = {name: value for name, (_, value) in given_sampling(asked, Api.OPENAI).items()}
+    given = {name: value for name, (_, value) in fields.given_sampling(asked, Api.OPENAI).items()}
     for name, count in ("logprobs", asked.logprobs), ("prompt_logprobs", given.get("prompt_logprobs")):
         check_logprobs(name, count, service.facts.max_logprobs)
     detokenize = bool(given.get("stop"))
-    sampling = read_sampling(asked, Api.OPENAI, {}, logprobs=asked.logprobs, detokenize=detokenize)
-    order = make_order(
+    sampling = fields.read_sampling(asked, Api.OPENAI, {}, logprobs=asked.logprobs, detokenize=detokenize)
+    order = fields.make_order(
         body,
         prompt=tuple(body.token_ids),
         prompt_name="token_ids",
         sampling=sampling,
-        client=client,
-        format=body_format(asked),
+        client=context.client,
+        format=fields.body_format(asked),
         max_tokens_name=given.get("max_tokens") and "max_tokens",
     )
     writer = TokensWriter(body, service, sampling.logprobs, sampling.prompt_logprobs)
-    return await respond(request, service, writer, [order])
+    return await context.respond(writer, [order])
 
 
 class TokensWriter(ChunkWriter):
@@ -145,10 +142,10 @@ class TokensWriter(ChunkWriter):
         return {"request_id": self._head["id"].removeprefix(f"{self._prefix}-")}
 
     def _choice(self, choice: Choice, piece: Piece) -> TokensChoice:
-        fields = self._end_fields(piece) | self._token_fields(piece)
+        told = self._end_fields(piece) | self._token_fields(piece)
         if self._num_logprobs is not None:
-            fields["logprobs"] = _chosen(piece.logprobs, self._num_logprobs)
-        return TokensChoice(index=choice.index, **fields)
+            told["logprobs"] = _chosen(piece.logprobs, self._num_logprobs)
+        return TokensChoice(index=choice.index, **told)
 
 
 def _chosen(scores: Sequence[TokenLogprobs], count: int) -> IdLogprobs:

@@ -11,49 +11,39 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.orders import Client
-from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import documented, read_body
+from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.paging import Page, page
-from nanoserve.entrypoints.server.http.sse import respond
+from nanoserve.entrypoints.server.http.sse import RequestContext
+from nanoserve.entrypoints.server.protocols.responses import wire
 from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
-from nanoserve.entrypoints.server.protocols.responses.wire import (
-    CreateResponse,
-    Deleted,
-    ResponseObject,
-)
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
 _ITEM_LIMIT: Final = 100
 _NO_VALUES: Final = {"", "false", "0"}
-_ANSWER: Final = {200: ResponseSpec(ResponseObject, description="The response, or its events if streamed")}
+_ANSWER: Final = {
+    200: ResponseSpec(wire.ResponseObject, description="The response, or its events if streamed")
+}
 
 
-@post("/v1/responses", status_code=200, responses=_ANSWER, **documented(CreateResponse))
+@post("/v1/responses", status_code=200, responses=_ANSWER, **documented(wire.CreateResponse))
 async def create_response(
-    request: Request[Any, Any, Any],
-    service: NamedDependency[TextService],
-    client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
+    context: NamedDependency[RequestContext], conversations: NamedDependency[ConversationStore]
 ) -> Response[Any]:
     """Answer a conversation: at once, as a stream of events, or in the background."""
-    body = await read_body(request, CreateResponse)
-    responding = Responding(body, service=service, client=client, store=conversations)
+    body = await context.read(wire.CreateResponse)
+    responding = Responding(body, service=context.service, client=context.client, store=conversations)
     if body.background:
         return Response(await responding.in_background())
-    return await respond(request, service, responding.writer, [responding.order], opening=responding.open)
+    return await context.respond(responding.writer, [responding.order], opening=responding.open)
 
 
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)
 async def get_response(
-    request: Request[Any, Any, Any],
-    response_id: FromPath[str],
-    client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
+    request: Request[Any, Any, Any], record: NamedDependency[StoredResponse]
 ) -> Response[bytes]:
     """A stored response as it stands."""
-    record = _found(conversations, client, response_id)
     for name in ("stream", "starting_after"):
         if request.query_params.get(name, "").lower() not in _NO_VALUES:
             raise BadValueError(name, "stored responses are not streamed again; fetch it whole")
@@ -62,25 +52,17 @@ async def get_response(
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(
-    response_id: FromPath[str],
-    client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
-) -> Deleted:
+    record: NamedDependency[StoredResponse], conversations: NamedDependency[ConversationStore]
+) -> wire.Deleted:
     """Forget a response; one that is under way is cancelled."""
-    record = _found(conversations, client, response_id)
-    conversations.drop(client.name, response_id)
+    conversations.drop(record.owner, record.record_id)
     await record.cancel()
-    return Deleted(id=response_id)
+    return wire.Deleted(id=record.record_id)
 
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200, responses=_ANSWER)
-async def cancel_response(
-    response_id: FromPath[str],
-    client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
-) -> Response[bytes]:
+async def cancel_response(record: NamedDependency[StoredResponse]) -> Response[bytes]:
     """End a background response; one that has ended stays as it is."""
-    record = _found(conversations, client, response_id)
     if not record.background:
         raise BadValueError(
             "response_id", "only responses that were created with background can be cancelled"
@@ -100,12 +82,17 @@ async def list_input_items(
     order: FromQuery[Literal["asc", "desc"]] = "desc",
 ) -> Page:
     """The conversation that a response answered, earlier responses included."""
-    record = _found(conversations, client, response_id)
+    record = stored_response(response_id, client, conversations)  # behind the checks of the parameters
     ids = [each["id"] for each in record.asked]
     return page(record.asked, ids, after=after, limit=limit, newest_first=order == "desc")
 
 
-def _found(conversations: ConversationStore, client: Client, response_id: str) -> StoredResponse:
+def stored_response(
+    response_id: FromPath[str],
+    client: NamedDependency[Client],
+    conversations: NamedDependency[ConversationStore],
+) -> StoredResponse:
+    """The response that the path names, for injection into handlers. Raises `RequestError`."""
     record = conversations.find(client.name, response_id, StoredResponse)
     if record is None:
         raise RequestError(

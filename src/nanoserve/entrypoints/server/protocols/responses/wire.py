@@ -6,10 +6,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import FIELDS, harmless, only, sampling_body
+from nanoserve.entrypoints.server.http.field_support import EARLIER, FIELDS, harmless, only, sampling_body
 from nanoserve.ports.sampling import Api
-
-_EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 
 
 class InputPart(Struct, kw_only=True):
@@ -18,8 +16,8 @@ class InputPart(Struct, kw_only=True):
     type: str
     text: str | None = None
 
-    annotations: Annotated[Any, _EARLIER] = None
-    logprobs: Annotated[Any, _EARLIER] = None
+    annotations: Annotated[Any, EARLIER] = None
+    logprobs: Annotated[Any, EARLIER] = None
     prompt_cache_breakpoint: Annotated[Any, FIELDS["prompt_cache_options"]] = None
 
 
@@ -35,14 +33,14 @@ class InputItem(Struct, kw_only=True):
     input: str | None = None
     output: str | list[InputPart] | None = None
 
-    id: Annotated[str | None, _EARLIER] = None
-    status: Annotated[str | None, _EARLIER] = None
-    phase: Annotated[str | None, _EARLIER] = None
-    summary: Annotated[Any, _EARLIER] = None
-    encrypted_content: Annotated[Any, _EARLIER] = None
-    namespace: Annotated[Any, _EARLIER] = None
-    caller: Annotated[Any, _EARLIER] = None
-    async_: Annotated[Any, _EARLIER] = field(default=None, name="async")
+    id: Annotated[str | None, EARLIER] = None
+    status: Annotated[str | None, EARLIER] = None
+    phase: Annotated[str | None, EARLIER] = None
+    summary: Annotated[Any, EARLIER] = None
+    encrypted_content: Annotated[Any, EARLIER] = None
+    namespace: Annotated[Any, EARLIER] = None
+    caller: Annotated[Any, EARLIER] = None
+    async_: Annotated[Any, EARLIER] = field(default=None, name="async")
 
 
 _Key = Annotated[str, Meta(max_length=64)]
