@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3775,
     "domain": 8410,
-    "kernels": 12600,
-    "adapters/pytorch": 12930,
+    "kernels": 12910,
+    "adapters/pytorch": 13010,
     "adapters": 10837,
     "entrypoints/server": 10864,
     "entrypoints": 11561,
