@@ -14,7 +14,9 @@ from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
+from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import Chunk
+from tests.interpreter.gpu.serving import serve
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
@@ -90,3 +92,18 @@ def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool)
 def test_the_self_test_knows_them(tmp_path: Path, name: str) -> None:
     checkpoint(tmp_path, name)
     check_kernels(Bench(model=built(tmp_path, name, keep=True), block_size=16))
+
+
+@cases("form", ["blocks"], also=["rows"])
+def test_in_deterministic_mode_rows_of_8_bit_floats_answer_alike_alone_and_in_a_batch(
+    tmp_path: Path, form: str
+) -> None:
+    """In half precision what is multiplied with them is rounded to 8 bits as well, each row by itself."""
+    make_tiny_model(tmp_path, **MODELS["dense"][2] | {"hidden_size": 128})
+    store(tmp_path, form)
+    spec = attrs.evolve(read_spec(str(tmp_path)), stored="fp8")
+    model = build_model(spec, str(tmp_path), dtype=torch.float16, device=DEVICE, keep=True)
+    prompts = [make_prompt(9), make_prompt(23, seed=1)]
+    how = SamplingParams(temperature=0.0, max_tokens=3, logprobs=2)
+    together = serve(model, deterministic=True).answers(prompts, [how] * 2)
+    assert [serve(model, deterministic=True).answers([each], [how])[0] for each in prompts] == together

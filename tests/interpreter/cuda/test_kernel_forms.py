@@ -22,10 +22,11 @@ from nanoserve.kernels.paged_attention.launch import decode_attention
 from nanoserve.kernels.paged_attention.tuning import Tiling
 from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.pointwise.launch import gated_activation_into
-from nanoserve.kernels.linear.launch import LinearWorkspace, row_linear, skinny_linear
+from nanoserve.kernels.forms import FP8, StoredWeight
+from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention.launch import prefill_attention
-from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into
+from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into, quantize_rows_into
 
 HALF = torch.bfloat16
 cpu = torch.device("cpu")
@@ -45,6 +46,11 @@ def launch_all():
         skinny_linear(halves(2, 64), halves(64, 64), halves(2, width), workspace=space, gate=gate)
         if gate is not None:
             gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
+    numbers, scales = torch.zeros(2, 256, dtype=FP8.dtype), torch.zeros(2)
+    quantize_rows_into(halves(2, 512), numbers, scales, activation="silu")
+    for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
+        weight = StoredWeight(form, torch.zeros(64, 256, dtype=FP8.dtype), torch.zeros(64, count))
+        fp8_linear(numbers, scales, weight, halves(2, 64))
     x, partials = halves(2, 64), torch.zeros(2, 2, 64)
     add_rms_norm_into(x, norm, halves(2, 64), eps=0.1, partials=partials, branch_norm=norm)
     add_partials_into(x, partials, eps=0.1, branch_norm=norm)
@@ -76,4 +82,4 @@ def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == 3 + 3 + 2 + 2 + 1 + 3 + 3
+    assert json.loads(done.stdout) == 3 + 3 + 2 + (1 + 3) + 2 + 1 + 3 + 3

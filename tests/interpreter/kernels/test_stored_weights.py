@@ -15,27 +15,30 @@ from nanoserve.kernels.experts.cases import (
     random_experts,
 )
 from nanoserve.kernels.experts.tuning import ListTile
-from nanoserve.kernels.forms import FORMS, MXFP4, Form, Int4, Int8, StoredWeight
-from nanoserve.kernels.forms.integers import ROW
+from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int8, StoredWeight
+from nanoserve.kernels.forms.fp8 import BLOCK
+from nanoserve.kernels.forms.layout import ROW
 from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
 from nanoserve.kernels.linear.cases import (
     LinearCase,
+    check_fp8_linear,
     check_invariant_linear,
     check_row_linear,
     check_skinny_linear,
     check_split_linear,
     random_product,
 )
+from nanoserve.kernels.linear.launch import fp8_linear
+from nanoserve.kernels.pointwise.cases import check_quantize_rows
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-FP8 = FORMS["fp8"]
 IN_FORMS = cases(
     "form",
     FORMS.values(),
-    also=[Int4(32), Int4(64), Int4(ROW), Int8(32), Int8(ROW)],
+    also=[FP8(BLOCK), Int4(32), Int4(64), Int4(ROW), Int8(32), Int8(ROW)],
     ids=lambda form: f"{form.name}-{form.group}",
 )
 
@@ -103,7 +106,7 @@ def test_lists_with_the_tiles_of_half_precision(
     agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16], atol=1e-2)
 
 
-@cases("form", [FP8], also=[MXFP4()], ids=lambda form: form.name)
+@cases("form", [FP8(BLOCK)], also=[MXFP4()], ids=lambda form: form.name)
 def test_edge_blocks_of_8_bit_floats_and_last_groups(form: Form, inputs: Inputs) -> None:
     """Hidden size and size leave a rest of a block, of a step and of what one thread loads."""
     hidden, size = (352, 224) if form.multiple > 1 else (203, 151)
@@ -123,7 +126,7 @@ def test_every_number_of_mxfp4_under_every_usual_scale(device: torch.device) -> 
     assert torch.equal(stored.float(), wanted)
 
 
-def stored_product(inputs: Inputs, n: int, k: int, form: Form = FP8, **parts: Any) -> LinearCase:
+def stored_product(inputs: Inputs, n: int, k: int, form: Form, **parts: Any) -> LinearCase:
     k = -(-k // form.multiple) * form.multiple
     return random_product(inputs, n, k, **parts)._replace(weight=random_stored(inputs, form, n, k))
 
@@ -168,3 +171,34 @@ def test_many_rows_multiply_with_the_very_weight_that_is_meant(
     sizes: tuple[int, int], form: Form, inputs: Inputs
 ) -> None:
     agree(check_invariant_linear(inputs, stored_product(inputs, *sizes, form)), TOLERANCE[inputs.dtype])
+
+
+@cases("form", [FP8(), FP8(BLOCK)], also=[FP8(BLOCK, BLOCK)], ids=str)
+@cases(("sizes", "rows"), [((40, 203), 5)], also=[((130, 256), 70), ((66, 300), 257)], ids=str)
+def test_products_of_8_bit_floats(sizes: tuple[int, int], rows: int, form: FP8, device: torch.device) -> None:
+    """The numbers are multiplied exactly, so nothing but the result is rounded."""
+    inputs = Inputs(device, torch.float16)
+    stored = random_stored(inputs, FP8(form.group), *sizes)
+    if form.rows > 1:  # as of blocks: every row has the scales of the first of 128
+        stored.scales.copy_(stored.scales[::BLOCK].repeat_interleave(BLOCK, 0)[: len(stored)])
+    weight = StoredWeight(form, stored.numbers, stored.scales)
+    for parts in ({"bias": True}, {"added": True}):
+        product = random_product(inputs, *sizes, **parts)._replace(weight=weight)
+        agree(check_fp8_linear(inputs, product, [rows]), TOLERANCE[torch.float16])
+
+
+@cases("form", [FP8()], also=[FP8(BLOCK)], ids=str)
+def test_a_row_of_8_bit_floats_has_the_same_bits_in_any_batch(form: FP8, device: torch.device) -> None:
+    inputs = Inputs(device, torch.float16)
+    weight, numbers = random_stored(inputs, form, 40, 200), inputs.normal(300, 200).to(form.dtype)
+    scales = inputs.normal(300, dtype=torch.float32).exp()
+    batch, alone = inputs.poisoned(300, 40), inputs.poisoned(300, 40)
+    fp8_linear(numbers, scales, weight, batch, invariant=True)
+    for rows in (slice(0, 1), slice(63, 65), slice(7, 299)):
+        fp8_linear(numbers[rows], scales[rows], weight, alone[rows], invariant=True)
+        assert torch.equal(alone[rows], batch[rows])
+
+
+def test_rows_in_8_bit_floats(inputs: Inputs) -> None:
+    agree(check_quantize_rows(inputs, 3, 200), TOLERANCE[inputs.dtype])
+    agree(check_quantize_rows(inputs, 2, 72, "silu"), TOLERANCE[inputs.dtype])

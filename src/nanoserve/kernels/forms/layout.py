@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
+
+ROW: Final = 1 << 30
+"""The group of a row as a whole."""
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.forms import StoredWeight
+from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
+    fp8_linear,
     invariant_linear,
     row_linear,
     skinny_linear,
     slice_count,
     split_linear,
+    takes_fp8,
     widen_into,
 )
+from nanoserve.kernels.linear.tuning import FP8_ROWS
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)
@@ -130,6 +134,34 @@ def check_split_linear(
         inputs.settle()
         split_linear(x, product.weight, partials, pdl=inputs.pdl)
         yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))
+
+
+def check_fp8_linear(
+    inputs: Inputs, product: LinearCase, batches: Sequence[int] = FP8_ROWS, *, invariant: bool = False
+) -> Iterator[Comparison]:
+    """Rows of 8-bit floats, in every tile; what is added to the residual stream is added in place. Nothing where the weight is no such one."""
+    weight = product.weight
+    for rows in batches:
+        x = inputs.normal(rows, weight.shape[1])
+        if not takes_fp8(weight, x):
+            return
+        scales = x.float().abs().amax(1) / LARGEST
+        numbers = (x.float() / scales[:, None]).to(weight.form.dtype)
+        wanted, before = product.formula(numbers.float() * scales[:, None], gate=False), None
+        if product.added:
+            before = inputs.normal_like(wanted)
+            wanted = wanted + before.float()
+        out = expect(wanted, before)
+        parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
+        yield from inputs.compare(
+            fp8_linear,
+            product.case(rows),
+            x=numbers,
+            x_scales=scales,
+            out=out,
+            invariant=invariant,
+            **parts,
+        )
 
 
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import torch
 import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
-from nanoserve.kernels.forms import StoredWeight, row_arguments, step_arguments
+from nanoserve.kernels.forms import FP8, StoredWeight, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.tuning import (
+    FP8_ROWS,
     MAX_SKINNY_M,
     SkinnyTile,
+    fp8_tile,
     invariant_tile,
     padded,
     row_tile,
@@ -204,8 +206,47 @@ def invariant_linear(
     num_rows, (n, k) = len(x), weight.shape
     tile = invariant_tile(x.dtype)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
-        x_ptr=x, weight_ptr=weight, out_ptr=out, bias_ptr=bias, residual_ptr=residual, T=num_rows,
-        N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, GROUP=tile.group,
+        x_ptr=x, x_scale_ptr=None, weight_ptr=weight, scale_ptr=None, out_ptr=out, bias_ptr=bias, residual_ptr=residual,
+        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
+    """True if many rows like x multiply with a weight in 8-bit floats: it is kept in these, and float32 is not asked for."""
+    stored = isinstance(weight, StoredWeight) and isinstance(weight.form, FP8)
+    return stored and x.element_size() < 4
+
+
+def fp8_linear(
+    x: Tensor,
+    x_scales: Tensor,
+    weight: StoredWeight,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    invariant: bool = False,
+) -> None:
+    """Compute out = (x x_scales) weight^T + bias + residual of 8-bit floats on the tensor cores, which multiply them twice as fast as halves.
+
+    Args:
+        x: float8_e4m3fn [T, K], contiguous, T >= 1, as `quantize_rows_into` writes it.
+        x_scales: float32 [T].
+        weight: [N, K], in the form of 8-bit floats.
+        out: [T, N], contiguous; any float dtype.
+        bias: [N], added to the product.
+        residual: [T, N], contiguous, added to the sum; may be `out` itself.
+        invariant: whether each row has the same bits however many rows there are, at the price of one tile for all.
+    """
+    num_rows, (n, k) = len(x), weight.shape
+    tile = fp8_tile(FP8_ROWS[0] if invariant else num_rows)
+    scales, form = weight.scales, weight.form
+    assert isinstance(form, FP8)
+    invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
+        x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,
+        residual_ptr=residual, T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
+        GROUP=form.group, SCALES=scales.shape[-1], SHARED=form.rows % tile.bn == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

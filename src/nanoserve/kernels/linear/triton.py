@@ -269,29 +269,42 @@ def widen_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def invariant_kernel(
-    x_ptr, weight_ptr, out_ptr, bias_ptr, residual_ptr, T,
-    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, T,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr,
+    GROUP: tl.constexpr, SCALES: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Program i: a tile [BT, BN] of out = x weight^T + bias + residual; K in steps of BK from 0, nothing depends on T but the grid.
 
-    GROUP tiles of rows walk over the weight together, so that what they read of it stays in the L2 cache.
+    BAND tiles of rows walk over the weight together, so that what they read of it stays in the L2 cache. 8-bit floats have a scale for each
+    row of x, and SCALES for each row of the weight, of GROUP numbers; a step is a group or lies within one. Tensor cores add up few bits of their products: each step's
+    are added in float32.
     """
     program = tl.program_id(0)
     WIDTH: tl.constexpr = (N + BN - 1) // BN
-    # Programs run through a group column by column; the last group is lower if the tiles of rows do not fill it.
-    first = program // (GROUP * WIDTH) * GROUP
-    height = tl.minimum(tl.cdiv(T, BT) - first, GROUP)
-    within = program % (GROUP * WIDTH)
+    # Programs run through a band column by column; the last band is lower if the tiles of rows do not fill it.
+    first = program // (BAND * WIDTH) * BAND
+    height = tl.minimum(tl.cdiv(T, BT) - first, BAND)
+    within = program % (BAND * WIDTH)
     ts = (first + within % height) * BT + tl.arange(0, BT)
     columns = within // height * BN + tl.arange(0, BN)
     ks = tl.arange(0, BK)
+    rows = tl.minimum(columns, N - 1)
     x_ptrs = x_ptr + tl.minimum(ts, T - 1)[:, None].to(tl.int64) * K + ks[None, :]
-    weight_ptrs = weight_ptr + tl.minimum(columns, N - 1)[None, :].to(tl.int64) * K + ks[:, None]
+    weight_ptrs = weight_ptr + rows[None, :].to(tl.int64) * K + ks[:, None]
     sums = tl.zeros([BT, BN], tl.float32)
     for k in range(0, K, BK):
         x = load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0, "")
         weight = load_slice(weight_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
-        sums = tl.dot(x, weight, sums, input_precision="ieee")
+        if SCALES < 2:
+            sums = tl.dot(x, weight, sums, input_precision="ieee")
+        elif SHARED:
+            sums += tl.dot(x, weight) * tl.load(scale_ptr + within // height * BN * SCALES + k // GROUP)
+        else:
+            sums += tl.dot(x, weight) * tl.load(scale_ptr + rows * SCALES + k // GROUP)[None, :]
+    if x_scale_ptr is not None:
+        if SCALES == 1:
+            sums *= tl.load(scale_ptr + rows)[None, :]
+        sums *= tl.load(x_scale_ptr + tl.minimum(ts, T - 1))[:, None]
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (ts[:, None] < T) & (columns[None, :] < N)

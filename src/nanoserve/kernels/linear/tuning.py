@@ -22,7 +22,7 @@ configuration, and the same bits, whenever it runs at the same M.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -237,12 +237,12 @@ def _idle(n: int, rows: int) -> float:
 
 
 class InvariantTile(NamedTuple):
-    """`bt` rows of x times `bn` rows of the weight, `bk` elements of K at a time; `group` tiles share the weight."""
+    """`bt` rows of x times `bn` rows of the weight, `bk` elements of K at a time; `band` tiles share the weight."""
 
     bt: int
     bn: int
     bk: int
-    group: int
+    band: int
     warps: int
     stages: int
 
@@ -252,3 +252,17 @@ def invariant_tile(dtype: torch.dtype) -> InvariantTile:
     if dtype == torch.float32:
         return InvariantTile(64, 64, 32, 8, 4, 2)
     return InvariantTile(128, 128, 64, 8, 8, 3)
+
+
+FP8_ROWS: Final = (64, 256, 257)
+"""Rows of x for each tile of products of 8-bit floats, from the lowest on."""
+
+
+@cache
+def fp8_tile(rows: int) -> InvariantTile:
+    """The tile of a product of 8-bit floats, for so many rows; a step is a group of scales."""
+    if rows <= FP8_ROWS[0]:
+        return InvariantTile(64, 64, 128, 8, 4, 4)
+    if rows <= FP8_ROWS[1]:
+        return InvariantTile(64, 128, 128, 8, 4, 4)
+    return InvariantTile(128, 128, 128, 8, 8, 3)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.forms import FP8
+from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.pointwise import launch, reference
 from nanoserve.kernels.testing import Comparison, Inputs, expect
@@ -95,6 +97,24 @@ def check_gated_activation(
     gate_up = inputs.normal(rows, 2 * size) * 4
     out = expect(reference.gated_activation(gate_up, activation))
     return inputs.compare(launch.gated_activation_into, gate_up=gate_up, out=out, activation=activation)
+
+
+def check_quantize_rows(
+    inputs: Inputs, rows: int, size: int, activation: Activation | None = None
+) -> Iterator[Comparison]:
+    """Rows in 8-bit floats, some of them large and one of zeros, within half a step of theirs, or one where an interpreter cuts off."""
+    x = inputs.normal(rows, size if activation is None else 2 * size)
+    x *= inputs.normal(rows, 1).exp()
+    x[0] = 0
+    numbers, scales = inputs.poisoned(rows, size, dtype=FP8.dtype), inputs.poisoned(rows, dtype=torch.float32)
+    inputs.settle()
+    launch.quantize_rows_into(x, numbers, scales, activation=activation, pdl=inputs.pdl)
+    wanted = x.float() if activation is None else reference.gated_activation(x, activation)
+    case = f"{rows} x {size}, {activation}"
+    yield Comparison(f"scales of {case}", scales * LARGEST, wanted.abs().amax(1))
+    off = (numbers.float() * scales[:, None] - wanted).abs()
+    close = off <= wanted.abs() / 8 + scales[:, None] / 512
+    yield Comparison(f"numbers of {case}", close, torch.ones_like(close), exact=True)
 
 
 def check_sigmoid_mul(inputs: Inputs, rows: int, size: int) -> Iterator[Comparison]:

@@ -37,6 +37,7 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
+from nanoserve.kernels.linear.tuning import FP8_ROWS
 from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
@@ -233,13 +234,13 @@ class _Site:
         )
 
     def token_counts(self) -> list[int]:
-        """Numbers of tokens of mixed steps, one for each way in which these launch experts; none has more tokens than all rows together."""
+        """Numbers of tokens of mixed steps, one for each way in which these launch experts, and products of 8-bit floats; none has more tokens than all rows together."""
         sizes = self._sizes
         most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
         what: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         what["invariant"] = self._deterministic
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
-        return sorted(set[int]().union(*ways))
+        return sorted(set[int](min(each, most) for each in FP8_ROWS).union(*ways))
 
     def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
         """Size the KV pools from what weights, workspace and the worst step leave."""

@@ -177,5 +177,5 @@ class ForwardLauncher:
     def _compare(self, hidden: Tensor, out: Tensor) -> None:
         """The head's product [S, vocab] in `out`."""
         head = self._head
-        self._many.product(hidden, head.weight, head.bias, self._sums.columns(out, head.out_features))
+        self._many.products.multiply(self._space, hidden, head, self._sums.columns(out, head.out_features))
         self._sums.gather(out)

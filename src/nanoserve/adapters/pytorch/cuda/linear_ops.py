@@ -5,7 +5,7 @@ The *policy* says what is fused around a product; the number of rows decides (`d
 - `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in.
 - `Skinny`, up to 64 rows: tensor-core products; what is added to the residual stream stays behind as partial sums, which the
   next norm adds up, so that no kernel exists for the addition alone.
-- `Wide`, more rows and prompt chunks: the vendor's products with small kernels between them.
+- `Wide`, more rows and prompt chunks: the products of `many_rows` with small kernels between them.
 - `Invariant`: the same with products of one fixed order of summation, so that results do not depend on the batch.
 
 *Adapters* (`low_rank.StepLoras`), in steps whose rows have some, add to each product what they make of its input; a single row then takes the
@@ -20,6 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
@@ -28,14 +29,12 @@ from nanoserve.adapters.pytorch.layers.part import LowRank
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
-from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
     skinny_linear,
     slice_count,
     split_linear,
-    widen_into,
 )
 from nanoserve.kernels.pointwise.launch import (
     add_rms_norm_into,
@@ -191,15 +190,6 @@ class LinearOps:
         add_rms_norm_into(plain, norm.weight, normed, eps=norm.eps, pdl=self.pdl)
         return normed
 
-    def widened(self, linear: Linear) -> Tensor:
-        """The weight in the model's dtype: itself, or what it stands for where it is kept as stored, valid until the next call."""
-        matrix = linear.matrix
-        if not isinstance(matrix, StoredWeight):
-            return matrix
-        wide = self.space.widened[: matrix.shape.numel()].view(matrix.shape)
-        widen_into(matrix, wide)
-        return wide
-
     def slices(self, count: int) -> Tensor:
         """Float32 [count, rows, hidden], for what few tokens' products leave."""
         rows, hidden = self.stream.shape
@@ -290,26 +280,14 @@ class Wide:
 
     norms = False
     invariant = False
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """X weight^T + bias into `out`."""
-        if bias is None:
-            torch.mm(x, weight.t(), out=out)
-        else:
-            torch.addmm(bias, x, weight.t(), out=out)
-
-    def accumulate(self, x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor) -> None:
-        """Add x weight^T + bias to `stream`."""
-        torch.addmm(stream, x, weight.t(), out=stream)
-        if bias is not None:
-            stream += bias
+    products = VendorProducts()
 
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
         """See `Row`."""
         entered = out if gate is None else ops.entered[linear.out_features]
-        self.product(x, ops.widened(linear), linear.bias, entered)
+        self.products.multiply(ops.space, x, linear, entered)
         if gate is not None:
             gated_activation_into(entered, out, activation=gate, pdl=ops.pdl)
 
@@ -317,7 +295,7 @@ class Wide:
         """See `Row`."""
         part = ops.sums.part(len(inner))
         if part is None and norm is None:
-            self.accumulate(inner, ops.widened(linear), linear.bias, ops.stream)
+            self.products.multiply(ops.space, inner, linear, ops.stream, add=True)
             ops.adapt(inner, linear, ops.stream)
             return
         out = ops.normed if part is None else part
@@ -348,14 +326,7 @@ class Invariant(Wide):
     """The same bits for a token alone and in any batch."""
 
     invariant = True
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """See `Wide`; each row has the same bits however many there are."""
-        invariant_linear(x, weight, out, bias=bias)
-
-    def accumulate(self, x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor) -> None:
-        """See `Wide`."""
-        invariant_linear(x, weight, stream, bias=bias, residual=stream)
+    products = InvariantProducts()
 
 
 Policy = Row | Skinny | Wide

@@ -13,7 +13,7 @@ from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
-from nanoserve.kernels.linear.launch import LinearWorkspace
+from nanoserve.kernels.linear.launch import LinearWorkspace, takes_fp8
 from nanoserve.kernels.sampling.launch import DrawScratch
 
 MOST_SLICES = 8
@@ -97,6 +97,7 @@ class Workspace:
         logits: [S, vocab].
         partial_sums: float32, what the slices of products that the next norm adds up leave behind.
         widened: flat, the largest weight that is kept as stored, for products of many tokens.
+        quantized: flat float8_e4m3fn and float32 [T], what such products read, in 8-bit floats, and the scales of its rows.
         followed: flat, T times what a product after another one reads: as it was, and normed. `following`, what it makes.
     """
 
@@ -110,6 +111,7 @@ class Workspace:
     partial_sums: Tensor
     linear: LinearWorkspace
     widened: Tensor
+    quantized: tuple[Tensor, Tensor]
     mixing: Mixing
     followed: tuple[Tensor, Tensor]
     following: Tensor
@@ -134,7 +136,10 @@ def make_workspace(
     follows = [each.linear for each in products if each.follows]
     followed = max_tokens * max((each.in_features for each in follows), default=0)
     skinny = [each.linear for each in (*products, head) if adds_whole or not each.added]
-    stored = [each.linear.matrix for each in products if each.linear.weight_form is not None]
+    kept = [each.linear for each in products if each.linear.weight_form is not None]
+    eight_bits = [each for each in kept if takes_fp8(each.matrix, torch.empty(0, dtype=dtype))]
+    stored = [each.matrix for each in kept if each not in eight_bits]
+    quantized = max_tokens * max((each.in_features for each in eight_bits), default=0)
     hidden, vocab_size = head.linear.in_features, model.spec.vocab_size
     entering = [each.linear for each in products if not each.added]
     inner = max(each.linear.in_features for each in products if each.added)
@@ -161,6 +166,10 @@ def make_workspace(
             device=device,
         ),
         widened=empty(max((each.shape.numel() for each in stored), default=0)),
+        quantized=(
+            empty(quantized, of=torch.float8_e4m3fn),
+            empty(max_tokens if eight_bits else 0, of=torch.float32),
+        ),
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),

@@ -37,6 +37,7 @@ from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
     keep_as_stored,
     kept_scales,
+    note_blocks,
     scale_targets,
     stored_forms,
 )
@@ -121,6 +122,7 @@ def build_model(
     _load(spec, folder, model, made, read=True)
     with torch.inference_mode():
         model.arrange()
+        note_blocks(model)
     pack_linears(model, quantization if made is None else None)
     return model
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
 from nanoserve.kernels.forms import Form, Int4, Int8
-from nanoserve.kernels.forms.integers import GROUPS, ROW, Integers, scale_words
+from nanoserve.kernels.forms.integers import GROUPS, Integers, scale_words
+from nanoserve.kernels.forms.layout import ROW
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
 

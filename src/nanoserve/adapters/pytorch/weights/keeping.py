@@ -18,8 +18,9 @@ from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
-from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
-from nanoserve.kernels.forms import FORMS, Form
+from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS, in_blocks, scaled_name
+from nanoserve.kernels.forms import FORMS, FP8, Form
+from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.ports.model_spec import Packing, Stored
 
 SCALES, FORM = "_scales", "_form"
@@ -41,9 +42,10 @@ def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]
     """The form of each tensor of a checkpoint that has one, by the name of what it stands for; raises `ModelLoadError`."""
     found = [each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())]
     forms = PackedMatrices(found, packing).forms
+    scales = {scaled_name(each.name): each for each in found}
     for stored in found:
         if stored.dtype is EIGHT_BITS:
-            forms[stored.name] = FORMS["fp8"]
+            forms[stored.name] = FP8(BLOCK) if in_blocks(stored, scales.get(stored.name)) else FP8()
         elif stored.dtype is torch.uint8 and stored.name.endswith(BLOCKS):
             forms[stored.name.removesuffix(BLOCKS)] = FORMS["mxfp4"]
     return forms
@@ -63,6 +65,8 @@ def keep_as_stored(model: Model, forms: Mapping[str, Form]) -> None:
         kinds = set().union(*(found[_memory(getattr(module, name))] for module, name in group))
         form = kinds.pop()
         if form is not None and not kinds:
+            if len(group) > 1 and isinstance(form, FP8):
+                form = FP8(BLOCK)  # a shared expert is cut up, and with it rows and their scales
             for module, name in group:
                 _keep(module, name, form)
 
@@ -72,6 +76,15 @@ def all_forms(model: Model, stored: Stored) -> dict[str, Form]:
     stacks = ("experts.gate_up_proj", "experts.down_proj")
     names = model.checkpoint_tensors()
     return {name: FORMS[stored] for name in names if stored != "mxfp4" or name.endswith(stacks)}
+
+
+def note_blocks(model: Model) -> None:
+    """Let kernels know where 8-bit floats have the scales of whole blocks, once all lie in their places."""
+    for module, name in (each for group in _storables(model) for each in group):
+        form, scales = getattr(module, name + FORM), getattr(module, name + SCALES)
+        if isinstance(form, FP8) and form.group == BLOCK and scales.dim() == 2:
+            first = scales[::BLOCK].repeat_interleave(BLOCK, 0)[: len(scales)]
+            setattr(module, name + FORM, FP8(BLOCK, BLOCK if torch.equal(first, scales) else 1))
 
 
 def scale_targets(model: Model) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ class Scales:
             if not found.data.isfinite().all():
                 raise not_finite(found)
             scale = found.data.to(device=destination.device, dtype=torch.float32)
-            if not _in_blocks(stored, found):
+            if not in_blocks(stored, found):
                 scale = scale.reshape(-1, 1).expand(stored.shape[0], 1)
             else:
                 scale = scale.repeat_interleave(BLOCK, 0)[: stored.shape[0]]
@@ -118,6 +118,6 @@ def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
         )
 
 
-def _in_blocks(weight: StoredTensor, scale: StoredTensor) -> bool:
+def in_blocks(weight: StoredTensor, scale: StoredTensor | None) -> bool:
     """True where a scale belongs to a block; one of rows has their number."""
-    return scale.data.dim() == 2 and scale.shape[0] == -(-weight.shape[0] // BLOCK)
+    return scale is not None and len(scale.shape) == 2 and scale.shape[0] == -(-weight.shape[0] // BLOCK)

@@ -13,10 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from nanoserve.kernels.forms.layout import Form, gathered, scattered
+from nanoserve.kernels.forms.layout import ROW, Form, gathered, scattered
 
-ROW: Final = 1 << 30
-"""The group of a row as a whole."""
 GROUPS: Final = (32, 64, 128, ROW)
 """Those that kernels take: steps are whole groups, or lie within one."""
 _LOW: Final = 255

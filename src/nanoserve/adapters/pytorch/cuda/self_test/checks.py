@@ -24,7 +24,7 @@ from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.linear import cases as linear
-from nanoserve.kernels.linear.launch import slice_count
+from nanoserve.kernels.linear.launch import slice_count, takes_fp8
 from nanoserve.kernels.logits import cases as logits
 from nanoserve.kernels.low_rank import cases as low_rank
 from nanoserve.kernels.ngrams import cases as ngrams
@@ -118,6 +118,14 @@ def _check_gates(bench: Bench) -> Iterator[Comparison]:
             yield from pointwise.check_gated_activation(bench.inputs, ROWS[0], product.width, product.gate)
 
 
+def _check_fp8_linear(bench: Bench) -> Iterator[Comparison]:
+    """Products of many rows with 8-bit floats, and what makes their inputs such ones."""
+    for product in bench.products:
+        if takes_fp8(product.weight, bench.inputs.normal(1)):
+            yield from pointwise.check_quantize_rows(bench.inputs, ROWS[0], product.weight.shape[1])
+            yield from linear.check_fp8_linear(bench.inputs, product, invariant=bench.deterministic)
+
+
 def _check_embedding(bench: Bench) -> Iterator[Comparison]:
     embedding = bench.model.embedding
     return copies.check_embed_tokens(bench.inputs, embedding.weight, embedding.scale)
@@ -151,6 +159,7 @@ CHECKS: Final = (
         of_each(linear.check_invariant_linear, lambda bench: bench.products),
         invariant,
     ),
+    Check("fp8_linear", _check_fp8_linear),
     Check("add_low_rank", _check_low_rank, lambda bench: bench.lora_rank > 0),
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),

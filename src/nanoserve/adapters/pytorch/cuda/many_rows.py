@@ -1,0 +1,62 @@
+"""Products of many rows, where the arithmetic counts: the vendor's, those of one fixed order of summation, and those of 8-bit floats (ADR 0028)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.workspace import Workspace
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.forms import StoredWeight
+from nanoserve.kernels.linear.launch import fp8_linear, invariant_linear, takes_fp8, widen_into
+from nanoserve.kernels.pointwise.launch import quantize_rows_into
+
+
+class VendorProducts:
+    """The vendor's; a weight that is kept as stored is widened first, but 8-bit floats multiply with 8-bit floats."""
+
+    invariant = False
+
+    def multiply(
+        self, space: Workspace, x: Tensor, linear: Linear, out: Tensor, *, add: bool = False
+    ) -> None:
+        """Write linear(x), x [T, in_features], to `out` [T, out_features], or add it to that."""
+        matrix, bias = linear.matrix, linear.bias
+        if takes_fp8(matrix, x):
+            numbers, scales = space.quantized
+            numbers, scales = numbers[: x.numel()].view(x.shape), scales[: len(x)]
+            quantize_rows_into(x, numbers, scales)
+            residual = out if add else None
+            fp8_linear(numbers, scales, matrix, out, bias=bias, residual=residual, invariant=self.invariant)
+            return
+        weight = matrix
+        if isinstance(matrix, StoredWeight):
+            weight = space.widened[: matrix.shape.numel()].view(matrix.shape)
+            widen_into(matrix, weight)
+        assert isinstance(weight, Tensor)
+        self.multiply_plain(x, weight, bias, out, add=add)
+
+    def multiply_plain(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
+    ) -> None:
+        """Write x weight^T + bias to `out`, or add it to that."""
+        if add:
+            torch.addmm(out, x, weight.t(), out=out)
+            if bias is not None:
+                out += bias
+        elif bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+
+class InvariantProducts(VendorProducts):
+    """Products in which each row has the same bits however many there are."""
+
+    invariant = True
+
+    def multiply_plain(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
+    ) -> None:
+        """See `VendorProducts`."""
+        invariant_linear(x, weight, out, bias=bias, residual=out if add else None)
