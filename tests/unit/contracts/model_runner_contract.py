@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import pytest
-import torch
 
 from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.pooling import Pooling, PoolingKind
