@@ -204,6 +204,7 @@ def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
     dear, other = compiled(grammars, "regex", "[ab]+"), compiled(grammars, "regex", "[cd]+")
     matchers = [dear, other, dear.copy()]
     expected = masks_of(grammars, matchers)
+    dear.lexer.note_mask(is_quick=False)
     held = Held()
     held.hold(grammars, [dear])
     for late in ({0, 1, 2}, {0, 2}):
@@ -499,8 +500,6 @@ class Held:
     ) -> None:
         self._seen = seen
         self._held = [each.inner for each in matchers]
-        for each in matchers:
-            each.lexer.note_mask(is_quick=False)
         grammars._filler._executors = [self] * len(grammars._filler._executors)  # type: ignore[list-item]
 
     def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
