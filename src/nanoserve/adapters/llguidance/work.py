@@ -7,6 +7,7 @@ how large they are. To find out whether any text keeps several patterns takes it
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -130,10 +131,14 @@ class _Building:
 
     def __init__(self, name: str, root: Any, work: Work) -> None:
         self._name, self._work = name, work
-        self._addressed = _with_addresses(root)
+        self._root = root
         self._defined: dict[str, _Value] = {}
         self._references: dict[str, _Value] = {}
         self._depth = 0
+
+    @functools.cached_property
+    def _addressed(self) -> list[Any]:
+        return _with_addresses(self._root)
 
     def of(self, schema: Any) -> _Value:
         """What a schema says."""

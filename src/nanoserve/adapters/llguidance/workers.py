@@ -22,9 +22,9 @@ STACK_BYTES: Final = 256 << 20
 """Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 ROOM_SECONDS: Final = 0.05
 """Between two looks for room, which answers make by ending, and for clients that may be served again."""
-SHARE: Final = 1 / 64
+SHARE: Final = 1 / 128
 """Of the machine's processors, what one client may take in the long run at the door, and again in the engine: both compute on the same ones."""
-AHEAD_SECONDS: Final = 2.0
+AHEAD_SECONDS: Final = 4.0
 """Of its share, which a client may take at once: on two processors dozens of usual constraints, or three of the largest."""
 LOW_PRIORITY: Final = 15
 """As `nice` counts: a thirtieth of a processor that others want, too, and all of one that nobody wants."""
