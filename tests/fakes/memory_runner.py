@@ -197,7 +197,7 @@ class MemoryRunner:
             self._read_back(chunk)
         for index in plan.pooling_rows:
             self._pool(index, result)
-        counts, num_drafts = [], 0
+        counts, num_drafts, drafted_rows = [], 0, 0
         for chunk in plan.chunks:
             if chunk.samples:
                 self._draw(chunk.row, None, result)
@@ -208,10 +208,11 @@ class MemoryRunner:
             result.token_ids.extend(gained)
             counts.append(len(gained))
             num_drafts += drafted
+            drafted_rows += drafted > 0
             if row.logprobs:
                 result.logprobs[index] = tuple(map(_score, gained))
         self.widths.append((plan.width, tuple(counts[len(counts) - len(plan.decoding) :])))
-        return attrs.evolve(result, counts=tuple(counts), num_drafts=num_drafts)
+        return attrs.evolve(result, counts=tuple(counts), num_drafts=num_drafts, drafted_rows=drafted_rows)
 
     def _go_on_widely(self, row: _Row, width: int) -> tuple[list[int], int]:
         """The tokens that a row gains, and how many drafts it had. What is not reserved for it is not there to be written to."""

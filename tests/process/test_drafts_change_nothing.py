@@ -101,6 +101,7 @@ def test_answers_are_those_without_drafts(
             assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
         counters = engine.engine.scheduler.counters
         assert counters.draft_tokens >= counters.accepted_tokens
+        assert counters.draft_tokens >= counters.drafted_rows >= counters.accepted_tokens / (width - 1)
         assert counters.accepted_tokens or isinstance(drafter, NGramDrafter)
         preempted |= engine.has_preempted
     assert preempted or windows_alone

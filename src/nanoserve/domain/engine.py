@@ -298,7 +298,7 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
         preemptions=counters.preemptions,
         prompt_tokens=counters.computed_prompt_tokens,
         generated_tokens=counters.generated_tokens,
-        wide_steps=counters.wide_steps,
+        drafted_rows=counters.drafted_rows,
         draft_tokens=counters.draft_tokens,
         accepted_tokens=counters.accepted_tokens,
         leaked_blocks=counters.leaked_blocks,

@@ -134,7 +134,7 @@ class EngineState:
         free_blocks: blocks without a reference, cached ones among them; `leaked_blocks` must be 0.
         finished: ended sequences by reason (the values of `FinishReason`); `finished_requests` are requests, by the reason of
             the sequence that ended last.
-        wide_steps: those in which rows had drafts; `draft_tokens` were compared in them, and `accepted_tokens` of these were right.
+        drafted_rows: rows that had drafts, in each step again; `draft_tokens` were compared, and `accepted_tokens` of these were right.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found; `prefix_lost` would have been but for
             the cache groups of one kind, by its name: states are kept at some lengths only, and windows are evicted first.
         grammar_compiles: constraints that were made ready, and `grammar_compile_seconds` of workers; `mask_seconds` kept the
@@ -162,7 +162,7 @@ class EngineState:
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    wide_steps: int = 0
+    drafted_rows: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     prefix_queries: int = 0

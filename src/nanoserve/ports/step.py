@@ -240,7 +240,7 @@ class StepResult:
     Attributes:
         token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a wide step all that a row has gained, row after row.
         counts: of a wide step, how many tokens each of these rows has gained; empty where each has one.
-        num_drafts: of a wide step, how many drafts were compared.
+        num_drafts: of a wide step, how many drafts were compared, and `drafted_rows`, of how many rows.
         logprobs: by row, for the rows that asked, of each token that it gained.
         prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
             there, for the positions that this step's chunks computed.
@@ -253,6 +253,7 @@ class StepResult:
     token_ids: list[int]
     counts: tuple[int, ...] = ()
     num_drafts: int = 0
+    drafted_rows: int = 0
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
     pooled: dict[int, tuple[float, ...]] = attrs.field(factory=dict)

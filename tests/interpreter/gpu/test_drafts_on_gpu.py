@@ -138,6 +138,7 @@ def test_a_row_gains_what_is_right(
     # The first token follows the prompt; of seven more, steps of up to four have one that is no draft.
     assert counters.accepted_tokens == accepted
     assert counters.draft_tokens == (5 if acceptance else 3 * 4 + 2 + 1)
+    assert counters.drafted_rows == (2 if acceptance else 6)
 
 
 @cases("kind", ["gpt_oss", "deepseek_v3"], also=["gemma3_text", "mistral", "qwen3_moe"])

@@ -10,6 +10,7 @@ from nanoserve.ports.errors import BadValueError, ConflictError
 from nanoserve.ports.kv import BlockDirectory, BlockHash
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.steering import PauseMode, WeightsFacts
+from tests.fakes.counting_store import CountingStore
 from tests.unit.domain.late_copies import LateDirectory
 from tests.unit.domain.test_tiers import Will
 from tests.unit.domain.world import RecordingRunner, World, oracle
@@ -128,28 +129,6 @@ def test_pausing_twice_and_resuming_without_a_pause_change_nothing(mode: PauseMo
     assert stood == [True, False]
     world.run()
     assert world.scheduler.table.requests == {}
-
-
-class CountingStore:
-    """Counts what is written."""
-
-    written = 0
-
-    def read(self, source: object, /, *, anew: bool, partial: bool) -> None:
-        """Nothing to read."""
-
-    def complete(self) -> str:
-        return ""
-
-    def write(self) -> None:
-        self.written += 1
-
-    def sleep(self, level: int, /) -> None:
-        if level not in (1, 2):
-            raise BadValueError("level", "must be 1 or 2")
-
-    def wake(self, part: str, /) -> None:
-        """Nothing to bring back."""
 
 
 PREFIX = list(range(100, 140))

@@ -232,7 +232,7 @@ def test_drafts_that_are_never_right_are_given_up_and_tried_again_now_and_then()
     assert all(later - sooner == 65 for sooner, later in itertools.pairwise(tried))
     assert len(tried) == (300 - steps[-len(tried) - 1]) // 65
     assert world.answer("a").token_ids == oracle(range(4), 300)
-    assert world.scheduler.counters.wide_steps == len(steps) == len(drafter.leads)
+    assert world.scheduler.counters.drafted_rows == len(steps) == len(drafter.leads)
     assert world.scheduler.counters.accepted_tokens == 0
 
 
@@ -241,7 +241,17 @@ def test_a_wide_step_counts_where_a_row_had_drafts() -> None:
     world.add("a", range(4), max_tokens=30)
     world.run()
     assert any(plan.width > 1 for plan in world.runner.plans)
-    assert (world.scheduler.counters.wide_steps, world.scheduler.counters.draft_tokens) == (0, 0)
+    assert (world.scheduler.counters.drafted_rows, world.scheduler.counters.draft_tokens) == (0, 0)
+
+
+def test_each_row_that_has_drafts_counts_in_each_step() -> None:
+    world, _ = drafting_world(1.0, 4)
+    for name in "abc":
+        world.add(name, range(4), max_tokens=30)
+    world.run()
+    counters = world.scheduler.counters
+    # The first token follows the prompt; of the 29 others, each row has seven times four, and one that is no draft.
+    assert (counters.drafted_rows, counters.draft_tokens) == (3 * 7, 3 * 7 * 3)
 
 
 def test_a_request_can_do_without_drafts() -> None:
@@ -249,7 +259,7 @@ def test_a_request_can_do_without_drafts() -> None:
     world.add("a", range(4), max_tokens=80, drafts=False)
     world.run()
     assert not drafter.leads
-    assert not world.scheduler.counters.wide_steps
+    assert not world.scheduler.counters.drafted_rows
 
 
 def test_a_row_with_a_grammar_makes_its_steps_narrow() -> None:

@@ -92,6 +92,7 @@ class ScriptedEngine:
         while not reports:
             self._wake.set()
             await asyncio.sleep(0)
+            obeying.finish()
             if not self.engine.has_work:
                 obeying.settle()
         self._wake.set()

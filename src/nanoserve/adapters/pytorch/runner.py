@@ -40,7 +40,7 @@ class TorchTicket:
     Attributes:
         undrawn: until `draw`, of a step with masked rows: these, the sampling rows on the device, and their logits.
         rows: the rows that sampled, and `tokens`, [S], what they got; of a wide step each row as often as it gained a token.
-        counts, num_drafts: of a wide step, as in `StepResult`.
+        counts, num_drafts, drafted_rows: of a wide step, as in `StepResult`.
         asked: the rows that were to sample, where others than those.
         finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
@@ -51,6 +51,7 @@ class TorchTicket:
     rows: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
     num_drafts: int = 0
+    drafted_rows: int = 0
     asked: tuple[int, ...] = ()
     tokens: Tensor | None = None
     finite: Tensor | None = None
@@ -127,6 +128,7 @@ class TorchRunner:
         """A row without drafts costs what it does in a narrow step, and one at its end nothing."""
         drafts = self._draft(plan)
         ticket = TorchTicket(step=plan.step, num_drafts=sum(map(len, drafts.values())))
+        ticket.drafted_rows = sum(map(bool, drafts.values()))
         chunk_rows = [each.row for each in plan.chunks if each.samples]
         ticket.counts = (1,) * len(chunk_rows) + (0,) * len(plan.decoding)
         if not plan.chunks and not drafts:
@@ -225,6 +227,7 @@ class TorchRunner:
             token_ids=token_ids,
             counts=ticket.counts,
             num_drafts=ticket.num_drafts,
+            drafted_rows=ticket.drafted_rows,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             broken=broken,

@@ -43,6 +43,7 @@ class _Blank:
         partial: whether what is not read is taken from where the running model's weights came from.
         read: the tensors that have arrived, by their names in a checkpoint.
         sources: the folders that they came from with their digests; None for what no folder has any more.
+        digest: of all, once it is complete.
     """
 
     model: DecoderModel
@@ -50,7 +51,7 @@ class _Blank:
     partial: bool
     read: set[str] = attrs.field(factory=set)
     sources: list[tuple[str | None, bytes]] = attrs.field(factory=list)
-    is_complete: bool = False
+    digest: str = ""
 
 
 class ModelWeights:
@@ -74,6 +75,8 @@ class ModelWeights:
         """See `WeightStore`."""
         self._check_refusal()
         blank = None if anew else self._blank
+        if blank is not None and blank.digest:
+            raise ConflictError("the update is complete: finish it, or start another one")
         self._blank = None
         try:
             blank = self._new_blank(partial=partial) if blank is None else blank
@@ -93,6 +96,9 @@ class ModelWeights:
         blank, self._blank = self._blank, None
         if blank is None:
             raise ConflictError("no weights were read; start an update, and send them")
+        if blank.digest:  # it could not be written then
+            self._blank = blank
+            return blank.digest
         missing = sorted(blank.model.checkpoint_tensors().keys() - blank.read)
         if missing:
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -105,15 +111,16 @@ class ModelWeights:
             anew = made.get(path)
             if anew is None or (anew.shape != tensor.shape and not anew.is_mkldnn):
                 raise BadValueError(PARAMETER, f"{path} cannot be made anew beside a running engine")
-        blank.is_complete, self._blank = True, blank
         before = self._sources if blank.partial else []
-        return hashlib.sha256(b"".join(digest for _, digest in [*before, *blank.sources])).hexdigest()
+        blank.digest = hashlib.sha256(b"".join(digest for _, digest in [*before, *blank.sources])).hexdigest()
+        self._blank = blank
+        return blank.digest
 
     def write(self) -> None:
         """See `WeightStore`."""
         blank, self._blank = self._blank, None
         assert blank is not None
-        assert blank.is_complete
+        assert blank.digest
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
         with torch.inference_mode():
             for path, module, name, tensor in held_tensors(self._model):

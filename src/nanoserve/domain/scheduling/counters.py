@@ -25,5 +25,5 @@ class Counters:
     generated_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    wide_steps: int = 0
+    drafted_rows: int = 0
     leaked_blocks: int = 0

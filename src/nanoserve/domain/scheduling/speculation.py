@@ -130,13 +130,13 @@ class Speculation:
         """See how many of each row's drafts were right."""
         counters, width = self._table.counters, flight.plan.width
         counters.draft_tokens += result.num_drafts
+        counters.drafted_rows += result.drafted_rows
         counters.accepted_tokens += len(result.token_ids) - len(flight.sampling)
         for sequence, lacks in surplus(flight, result):
             if sequence not in self._members:  # the set finds out by itself
                 sequence.num_scheduled_tokens -= lacks
         if width == 1:
             return
-        counters.wide_steps += result.num_drafts > 0
         self._narrow_steps = 0
         self._wide_steps += 1
         if self._best == 1 or self._wide_steps % RECONSIDER == 0:

@@ -23,9 +23,10 @@ from nanoserve.entrypoints.server.http.bodies import only_query, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.loras import folder_below
 from nanoserve.entrypoints.server.watch.about import get_world_size, reset_prefix_cache, server_info
+from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, Sleep, WakeUp, WriteWeights
-from nanoserve.ports.errors import BadValueError, ConflictError
+from nanoserve.ports.errors import BadValueError, ConflictError, DrainingError
 from nanoserve.ports.steering import PARTS, PauseMode
 
 _MODES: Final = ", ".join(each.value for each in PauseMode)
@@ -33,9 +34,13 @@ _MODES: Final = ", ".join(each.value for each in PauseMode)
 
 @post("/pause", status_code=200, include_in_schema=False, guards=[only_query("mode", "clear_cache")])
 async def pause(
-    engine: NamedDependency[EngineClient], mode: FromQuery[str] = "abort", clear_cache: FromQuery[bool] = True
+    engine: NamedDependency[EngineClient],
+    health: NamedDependency[Health],
+    mode: FromQuery[str] = "abort",
+    clear_cache: FromQuery[bool] = True,
 ) -> dict[str, str]:
     """Answers once nothing runs any more; requests that come now wait. Blocks that are kept stay, whatever `clear_cache` says."""
+    _check_staying(health)
     try:
         wanted = PauseMode(mode)
     except ValueError:
@@ -45,6 +50,12 @@ async def pause(
         raise ConflictError("another client resumed the engine before the pause was complete; pause it again")
     structlog.get_logger().info("the engine was paused", mode=mode)
     return {"status": "paused"}
+
+
+def _check_staying(health: Health) -> None:
+    """Raises `DrainingError` where what runs is being finished, which would then wait for ever."""
+    if health.is_draining:
+        raise DrainingError("the server is shutting down, and finishes what it has accepted", retry_after=5)
 
 
 @post("/resume", status_code=200, include_in_schema=False, guards=[only_query()])
@@ -70,8 +81,10 @@ def check_access(access: AccessSettings, *, max_loras: int) -> None:
     for name in ("steering_key", "weight_dir"):
         if getattr(access, name) and not access.steering:
             raise BadValueError(name, "is for trainers; give --steering too")
-    if access.weight_dir is not None and not pathlib.Path(access.weight_dir).is_dir():
-        raise BadValueError("weight_dir", f"is no folder: {access.weight_dir}; make it first")
+    for name in ("weight_dir", "lora_dir"):
+        folder = getattr(access, name)
+        if folder is not None and not pathlib.Path(folder).is_dir():
+            raise BadValueError(name, f"is no folder: {folder}; make it first")
     if access.lora_dir is not None and not max_loras:
         raise BadValueError("lora_dir", "needs slots for adapters; give --max-loras too")
 
@@ -116,12 +129,19 @@ class WeightTransfer:
             self._last, self._next = self._now(), attrs.evolve(order, anew=False)
 
     async def finish(self, body: TransferBody) -> None:
-        """Let the engine have what was read, under the name that the body gives it."""
+        """Let the engine have what was read, under the name that the body gives it.
+
+        Raises `ConflictError` where that cannot be now, as while requests run; the update stays open.
+        """
         async with self.lock:
             if self._last is not None and self._next.anew:
                 raise ConflictError("nothing was read yet; POST /update_weights first, the update stays open")
-            self._take()
-            await self._engine.steer(WriteWeights(body.weight_version or body.weight_label or ""))
+            read = self._take()
+            try:
+                await self._engine.steer(WriteWeights(body.weight_version or body.weight_label or ""))
+            except ConflictError:
+                self._last, self._next = self._now(), read
+                raise
         label = self._engine.steering.weights.label
         structlog.get_logger().info("the weights were updated", weights=label)
 
@@ -131,6 +151,10 @@ class WeightTransfer:
         found = self._engine.steering
         weights = found.weights
         return WeightInfo(weights.label, weights.version, weights.digest, found.lost or None)
+
+    def give_up(self) -> None:
+        """Let the next update begin at once."""
+        self._last = None
 
     def _take(self) -> ReadWeights:
         if self._last is None:
@@ -191,8 +215,11 @@ async def update_weights(asked: Asked, transfer: Transfer) -> dict[str, str]:
     """Read a folder and check it; `weight_dir` outside of `update_info` is a whole update in one call."""
     if asked.weight_dir is not None:
         transfer.start(partial=asked.partial)
-        await transfer.read(asked.weight_dir)
-        await transfer.finish(asked)
+        try:
+            await transfer.read(asked.weight_dir)
+            await transfer.finish(asked)
+        finally:
+            transfer.give_up()
         return {"message": "Weights updated"}
     _refuse_others("update_info", asked.update_info, ("weight_dir",))
     folder = asked.update_info.get("weight_dir")
@@ -223,8 +250,11 @@ def _refuse_others(field: str, info: Mapping[str, Any], known: Collection[str]) 
 
 
 @post("/sleep", status_code=200, include_in_schema=False, guards=[only_query("level")])
-async def sleep(engine: NamedDependency[EngineClient], level: FromQuery[int] = 1) -> dict[str, bool]:
+async def sleep(
+    engine: NamedDependency[EngineClient], health: NamedDependency[Health], level: FromQuery[int] = 1
+) -> dict[str, bool]:
     """Free memory once the steps in flight are home; requests wait, and are computed again from where they were asked."""
+    _check_staying(health)
     await engine.steer(Sleep(level))
     structlog.get_logger().info("the engine sleeps", level=level)
     return {"is_sleeping": True}

@@ -181,6 +181,19 @@ def test_what_is_wrong_is_named_and_the_weights_stay(tmp_path: Path, wrong: str)
     assert torch.equal(logits(model), logits(loaded))
 
 
+def test_what_is_complete_may_be_written_later_and_is_added_to_no_more(tmp_path: Path) -> None:
+    old, new = two(tmp_path)
+    model = old.build()
+    weights = ModelWeights(model, str(old.folder), None)
+    weights.read(str(new.folder), anew=True, partial=False)
+    digest = weights.complete()
+    with pytest.raises(ConflictError, match="is complete"):
+        weights.read(str(old.folder), anew=False, partial=False)
+    assert weights.complete() == digest
+    weights.write()
+    assert torch.equal(logits(model), logits(new.build()))
+
+
 def test_a_tied_model_takes_no_head_of_its_own_and_one_of_another_model_is_refused(tmp_path: Path) -> None:
     old, new = two(tmp_path, tie_word_embeddings=True)
     other = make_tiny_model(tmp_path / "other", "qwen3", tie_word_embeddings=True)

@@ -18,6 +18,7 @@ from nanoserve.entrypoints.server.http.security import Key, KeyRing, read_keys, 
 from nanoserve.entrypoints.server.serving import drain
 from nanoserve.entrypoints.server.steering import ABANDONED, PATHS, check_access
 from nanoserve.ports.errors import BadValueError
+from tests.fakes.counting_store import CountingStore
 from tests.patience import PATIENCE, wait_until
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -216,6 +217,42 @@ def test_an_update_of_which_nothing_was_read_stays_open(tmp_path: pathlib.Path) 
         assert http.post("/start_weight_update").status_code == 409
 
 
+@pytest.mark.parametrize("in_one_call", [False, True])
+def test_an_update_that_running_requests_hold_up_stays_open(
+    tmp_path: pathlib.Path, in_one_call: bool
+) -> None:
+    (tmp_path / "a").mkdir()
+    access = AccessSettings(steering=True, weight_dir=str(tmp_path))
+    with app_world(access=access, eos_token_ids=()) as world, client(world) as trainer:
+        store = world.engine.engine._weight_store = CountingStore()
+        world.engine.budget = 10
+        with client(world) as http, concurrent.futures.ThreadPoolExecutor(2) as pool:
+            asked = pool.submit(http.post, "/v1/messages", json=MESSAGE)
+            wait_until(lambda: world.engine.budget == 0)
+            if in_one_call:
+                refused = trainer.post("/update_weights", json={"weight_dir": "a"})
+            else:
+                assert trainer.post("/start_weight_update").status_code == 200
+                body = {"update_info": {"weight_dir": "a"}}
+                assert trainer.post("/update_weights", json=body).status_code == 200
+                refused = trainer.post("/finish_weight_update")
+            assert refused.status_code == 409
+            assert "pause the engine" in refused.json()["error"]["message"]
+            again = trainer.post("/start_weight_update")
+            assert again.status_code == (200 if in_one_call else 409)
+            if in_one_call:
+                assert trainer.post("/update_weights", json={"update_info": {"weight_dir": "a"}}).is_success
+            assert (store.written, trainer.get("/weight_info").json()["version"]) == (0, 0)
+            paused = pool.submit(trainer.post, "/pause", params={"mode": "keep"})
+            wait_until(lambda: world.engine.steering.paused)
+            world.call(lambda: world.engine.allow(None))
+            assert paused.result(PATIENCE).status_code == 200
+            assert trainer.post("/finish_weight_update").json()["version"] == 1
+            assert store.written == 1
+            assert trainer.post("/resume").status_code == 200
+            assert asked.result(PATIENCE).json()["stop_reason"] == "max_tokens"
+
+
 def test_an_update_that_can_never_come_is_refused_where_it_begins(tmp_path: pathlib.Path) -> None:
     for access, said in (
         (STEERED, "--weight-dir"),
@@ -265,6 +302,7 @@ def test_settings_of_trainers_need_their_partners(tmp_path: pathlib.Path) -> Non
         (AccessSettings(weight_dir=folder), "weight_dir: is for trainers; give --steering too"),
         (AccessSettings(steering=True, weight_dir=f"{folder}/nope"), "weight_dir: is no folder"),
         (AccessSettings(lora_dir=folder), "lora_dir: needs slots"),
+        (AccessSettings(lora_dir=f"{folder}/nope"), "lora_dir: is no folder: .*nope; make it first"),
     ):
         with pytest.raises(BadValueError, match=said):
             check_access(access, max_loras=0)
@@ -278,9 +316,16 @@ def test_a_paused_server_that_ends_answers_what_has_waited() -> None:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ask, world)
             wait_until(lambda: len(world.engine.requests) == 1)
+            world.call(lambda: world.engine.allow(0))
             ending = drain(world.server, lambda: 0, patience=10 * PATIENCE, now=asyncio.Event())
             try:
-                assert asyncio.run_coroutine_threadsafe(ending, world.loop).result(PATIENCE)
+                ended = asyncio.run_coroutine_threadsafe(ending, world.loop)
+                wait_until(lambda: not world.engine.steering.paused)
+                for path in ("/pause", "/pause?mode=keep", "/sleep"):
+                    refused = http.post(path)
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+                world.call(lambda: world.engine.allow(None))
+                assert ended.result(PATIENCE)
                 assert waiting.result(PATIENCE)["choices"][0]["text"]
             finally:
                 world.call(world.engine.engine.resume)

@@ -24,7 +24,7 @@ _COUNTERS: Final = (
     "preemptions",
     "prompt_tokens",
     "generated_tokens",
-    "wide_steps",
+    "drafted_rows",
     "draft_tokens",
     "accepted_tokens",
     "prefix_queries",

@@ -252,6 +252,7 @@ class Drawing:
             token_ids=[token for each in gained for token in each],
             counts=counts,
             num_drafts=sum(arrived[1::columns]),
+            drafted_rows=sum(map(bool, arrived[1::columns])),
             logprobs={row: scores[: count_of[row]] for row, scores in ticket.logprobs().items()},
             prompt_logprobs=prompt_logprobs,
             broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),

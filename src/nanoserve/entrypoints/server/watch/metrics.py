@@ -190,7 +190,7 @@ _COUNTERS: Final = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries", _SHARED),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits", _SHARED),
     ("engine_steps", "Steps computed.", "steps", _OURS),
-    ("spec_decode_num_drafts", "Steps in which rows had drafts.", "wide_steps", _OURS),
+    ("spec_decode_num_drafts", "Rows that had drafts, in each step again.", "drafted_rows", _SHARED),
     ("spec_decode_num_draft_tokens", "Drafts compared with what was drawn.", "draft_tokens", _SHARED),
     ("spec_decode_num_accepted_tokens", "Those that were right.", "accepted_tokens", _SHARED),
     ("grammar_compiles", "Constraints made ready.", "grammar_compiles", _OURS),
