@@ -22,11 +22,17 @@ OPTIONS = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "4")
 LIVING = {"validating", "in_progress", "finalizing", "cancelling"}
 
 
-def requests(path: pathlib.Path) -> pathlib.Path:
+def requests(path: pathlib.Path, count: int = COUNT) -> pathlib.Path:
+    """So many lines, the first `COUNT` of them unlike each other."""
     body = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     lines = [
-        {"custom_id": f"line-{n}", "method": "POST", "url": URL, "body": {**body, "prompt": f"Once {n} upon"}}
-        for n in range(COUNT)
+        {
+            "custom_id": f"line-{n}",
+            "method": "POST",
+            "url": URL,
+            "body": {**body, "prompt": f"Once {n % COUNT} upon"},
+        }
+        for n in range(count)
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
@@ -105,30 +111,43 @@ def ask_to_leave(server: ServerProcess) -> None:
     assert "ended unfinished" not in server.err.read_text()
 
 
+def interrupted(
+    folder: pathlib.Path, count: int, end: Callable[[ServerProcess], None]
+) -> tuple[tuple[str, ...], str, bytes]:
+    """The options of a server that was ended after it had answered some lines of a batch of so many, that batch, and what is written of it.
+
+    Where it was quick enough to answer all before, another one has ten times as many.
+    """
+    options = (*OPTIONS, "--batch-dir", str(folder / f"kept-{count}"))
+    with server_process(folder, *options) as server:
+        server.wait_until_ready()
+        with client_of(server) as client:
+            batch = begin(client, requests(folder / "requests.jsonl", count))
+            wait_until(lambda: counts(client, batch.id).completed >= 3)
+        end(server)
+    (written,) = (folder / f"kept-{count}" / "anonymous").glob("*-output.jsonl")
+    raw = written.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    return (options, batch.id, whole) if whole.count(b"\n") < count else interrupted(folder, 10 * count, end)
+
+
 @pytest.mark.parametrize("end", [kill_all, ask_to_leave])
 def test_another_server_loses_nothing_and_repeats_nothing(
     tmp_path: pathlib.Path, expected: dict[str, str], end: Callable[[ServerProcess], None]
 ) -> None:
-    options = (*OPTIONS, "--batch-dir", str(tmp_path / "kept"))
+    options, batch_id, whole = interrupted(tmp_path, COUNT, end)
+    assert whole.count(b"\n") >= 3
     with server_process(tmp_path, *options) as server:
         server.wait_until_ready()
         with client_of(server) as client:
-            batch = begin(client, requests(tmp_path / "requests.jsonl"))
-            wait_until(lambda: counts(client, batch.id).completed >= 3)
-        end(server)
-    (written,) = (tmp_path / "kept" / "anonymous").glob("*-output.jsonl")
-    raw = written.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    assert 3 <= whole.count(b"\n") < COUNT
-    with server_process(tmp_path, *options) as server:
-        server.wait_until_ready()
-        with client_of(server) as client:
-            done = ended(client, batch.id)
+            done = ended(client, batch_id)
+            count = done.request_counts.total
             assert (done.status, done.metadata) == ("completed", {"for": "a test"})
-            assert done.request_counts.model_dump() == {"total": COUNT, "completed": COUNT, "failed": 0}
-            assert texts(client, done.output_file_id) == {k: v for k, v in expected.items() if k != "chat"}
+            assert done.request_counts.model_dump() == {"total": count, "completed": count, "failed": 0}
+            answers = {f"line-{n}": expected[f"line-{n % COUNT}"] for n in range(count)}
+            assert texts(client, done.output_file_id) == answers
             assert client.files.content(done.output_file_id).read().startswith(whole)
-            assert counted(server) == COUNT - whole.count(b"\n")
+            assert counted(server) == count - whole.count(b"\n")
 
 
 def counted(server: ServerProcess) -> float:

@@ -70,7 +70,8 @@ async def send(
                 answer = await client.post(line.url, content=line.body, headers=_JSON)
             except httpx.TransportError:
                 return None
-            return _read_reply(answer)
+            reply = _read_reply(answer)
+            return None if reply.status < 300 and _is_cut(reply.body) else reply
 
         async def write(line: Line, reply: Reply) -> None:
             await answers.write(reply.entry(line))
@@ -87,6 +88,16 @@ def _read_reply(answer: httpx.Response) -> Reply:
     asked = answer.headers.get("retry-after", "")
     wait = float(asked) if asked.isdecimal() else None
     return Reply(answer.status_code, body, answer.headers.get("x-request-id", ""), wait)
+
+
+def _is_cut(body: object) -> bool:
+    """True if a pause has ended the answer under way, as each protocol says it."""
+    said = body if isinstance(body, dict) else {}
+    choices = said.get("choices")
+    choices = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    if any(each.get("finish_reason") == "abort" for each in choices):
+        return True
+    return said.get("status") == "cancelled" or said.get("stop_reason") == "pause_turn"
 
 
 def run_batch(file: str, output: str, address: Address, *, concurrency: int, priority: int | None) -> Tally:

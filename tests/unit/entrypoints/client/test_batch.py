@@ -17,8 +17,8 @@ from nanoserve.entrypoints.client.batch import Tally, read_lines, run_batch
 from nanoserve.entrypoints.client.server import read_address
 from nanoserve.ports.errors import BadValueError
 
-Answer = Callable[[dict[str, Any], int], int]
-"""The status for a body that has been sent so many times before; 0 hangs up."""
+Answer = Callable[[dict[str, Any], int], int | dict[str, Any]]
+"""The status for a body that has been sent so many times before, or what is said with 200; 0 hangs up."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,9 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
             if not status:
                 self.close_connection = True
                 return
-            said = json.dumps({"path": self.path, **body}).encode()
+            more = status if isinstance(status, dict) else {}
+            status = 200 if isinstance(status, dict) else status
+            said = json.dumps({"path": self.path, **body, **more}).encode()
             self.send_response(status)
             self.send_header("content-length", str(len(said)))
             self.send_header("retry-after", "0")
@@ -97,6 +99,24 @@ def test_a_server_that_is_full_away_or_failing_is_asked_again(tmp_path: pathlib.
         assert {text: sent.count(text) for text in story} == {text: len(each) for text, each in story.items()}
     statuses = {name: each["status_code"] for name, each in answers(tmp_path / "out").items()}
     assert statuses == {"c-full": 200, "c-away": 200, "c-failing": 500, "c-once": 200}
+
+
+def test_an_answer_that_a_pause_has_cut_is_asked_for_again(tmp_path: pathlib.Path) -> None:
+    cut: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"finish_reason": "stop"}, {"finish_reason": "abort"}]},
+        "response": {"status": "cancelled"},
+        "message": {"stop_reason": "pause_turn"},
+    }
+    whole: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"finish_reason": "stop"}]},
+        "response": {"status": "completed"},
+        "message": {"stop_reason": "end_turn"},
+    }
+    with serving(lambda body, before: (whole if before else cut)[body["input"]]) as (url, sent):
+        assert run(requests(tmp_path, list(cut)), tmp_path / "out", url) == Tally(completed=3)
+        assert sorted(sent) == sorted([*cut, *cut])
+    found = answers(tmp_path / "out")
+    assert all(found[f"c-{name}"]["body"].items() >= said.items() for name, said in whole.items())
 
 
 def test_half_a_line_that_a_kill_has_left_is_answered_again(tmp_path: pathlib.Path) -> None:

@@ -197,6 +197,8 @@ class Batches:
 
     async def _validate(self, run: _Run) -> None:
         batch = run.batch
+        if await self._lacks_input(run):
+            return
         path = self.folder.path(run.owner, batch.input_file_id)
         batch.request_counts.total, errors = await asyncio.to_thread(_check, path, batch.endpoint)
         if errors:
@@ -226,13 +228,15 @@ class Batches:
                 return _pending(self.folder.path(owner, batch.input_file_id), good.done | bad.done)
 
             _count(batch, good, bad)
+            if _is_left(batch) and await self._lacks_input(run):
+                return
             if batch.expired_at is None:
                 ask = functools.partial(self._counted, owner)
                 work = batch_lines.answer_lines(pending(), ask, write, self._slots)
                 with contextlib.suppress(_StoppedError):
                     await unless(run.stop.wait(), work, _StoppedError)
-                is_left = batch.status == "in_progress" and await asyncio.to_thread(any, pending())
-                batch.expired_at = int(self.now()) if is_left else None
+                if batch.status == "in_progress" and _is_left(batch):
+                    batch.expired_at = int(self.now())
             if batch.expired_at is not None:
                 await self._save(run)  # said first, so that a kill from here on changes nothing
                 await batch_lines.answer_lines(pending(), _expired, write, asyncio.Semaphore(_GROUP))
@@ -248,10 +252,15 @@ class Batches:
 
     async def _end(self, run: _Run) -> None:
         """Make files of the answers; what a kill interrupts here is done again."""
-        batch, owner = run.batch, run.owner
-        is_cancelled = batch.status == "cancelling"
+        is_cancelled = run.batch.status == "cancelling"
         if not is_cancelled:
             await self._become(run, "finalizing")
+        await self._make_files(run)
+        ended = "completed" if run.batch.expired_at is None else "expired"
+        await self._become(run, "cancelled" if is_cancelled else ended)
+
+    async def _make_files(self, run: _Run) -> None:
+        batch, owner = run.batch, run.owner
         for name, place in zip(batch.file_ids, ("output_file_id", "error_file_id"), strict=True):
             path = self.folder.path(owner, name)
             if size := self.folder.size(owner, name):
@@ -264,8 +273,16 @@ class Batches:
                 )
                 await self._insist(run, functools.partial(self.save, owner, record))
                 setattr(batch, place, name)
-        ended = "completed" if batch.expired_at is None else "expired"
-        await self._become(run, "cancelled" if is_cancelled else ended)
+
+    async def _lacks_input(self, run: _Run) -> bool:
+        """True where the lines are gone, though their folder is there: the batch has failed then, with the answers that it has."""
+        name = run.batch.input_file_id
+        if self.folder.size(run.owner, name) is not None:
+            return False
+        await self._make_files(run)
+        message = f"The lines of {name} are gone from the server's folder; upload those that have no answer, and create a batch of them."
+        await self._fail(run, store.BatchError("input_file_gone", message))
+        return True
 
     async def _fail(self, run: _Run, *errors: store.BatchError) -> None:
         run.batch.errors = store.BatchErrors([*errors])
@@ -297,6 +314,12 @@ class Batches:
                 run.waits = None
                 return
             await asyncio.sleep(_PERIOD)
+
+
+def _is_left(batch: store.Batch) -> bool:
+    """True while some lines have no answer."""
+    counts = batch.request_counts
+    return counts.completed + counts.failed < counts.total
 
 
 async def _expired(_: batch_lines.Line) -> batch_lines.Reply:

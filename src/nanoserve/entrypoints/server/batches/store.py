@@ -168,11 +168,11 @@ class BatchFolder:
         """The file with the lines of a record, whose id was made here."""
         return self._root / (owner or _ANYBODY) / f"{record_id}.jsonl"
 
-    def size(self, owner: str, record_id: str) -> int:
-        """Bytes of the lines of a record, 0 where there are none; raises `OSError` where the folder is gone."""
+    def size(self, owner: str, record_id: str) -> int | None:
+        """Bytes of the lines of a record, None where there is no file; raises `OSError` where the folder is gone."""
         self._check()
         path = self.path(owner, record_id)
-        return path.stat().st_size if path.exists() else 0
+        return path.stat().st_size if path.exists() else None
 
     def _check(self) -> None:
         """Raises `OSError` where the folder is gone, or an empty one stands in its place, as where a mount is missing."""

@@ -308,6 +308,29 @@ def test_lines_that_a_pause_aborts_are_asked_again(
         assert len(world.engine.requests) == 2
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_batch_whose_lines_alone_are_gone_fails_by_name_with_what_it_has(
+    tmp_path: pathlib.Path, answered: bool
+) -> None:
+    with batch_world(tmp_path, batch_lines=2) as world, world.client() as client:
+        world.call(lambda: world.engine.allow(0))
+        file_id = file_of(client, lines("ae") + b"\n" + lines("be", max_tokens=400))
+        batch = create(client, file_id)
+        world.wait_until(lambda: len(world.engine.requests) == 2)
+        if answered:
+            world.call(lambda: world.engine.allow(SOME_TURNS))
+            wait_until(lambda: state(client, batch)["request_counts"]["completed"] == 1)
+    (tmp_path / "anonymous" / f"{file_id}.jsonl").unlink()
+    with batch_world(tmp_path) as world, world.client() as client:
+        done = ended(client, batch)
+        assert done["status"] == "failed"
+        (error,) = done["errors"]["data"]
+        assert error["code"] == "input_file_gone"
+        assert file_id in error["message"]
+        kept = {} if done["output_file_id"] is None else content(client, done["output_file_id"])
+        assert [*kept] == (["ae"] if answered else [])
+
+
 @pytest.mark.parametrize("stands", [False, True])
 def test_a_folder_that_goes_away_is_waited_for(
     tmp_path: pathlib.Path, stands: bool, capsys: pytest.CaptureFixture[str]
