@@ -18,7 +18,7 @@ ROOMS = {
     "kernels": 12910,
     "adapters/pytorch": 13010,
     "adapters": 10837,
-    "entrypoints/server": 10864,
+    "entrypoints/server": 10904,
     "entrypoints": 11561,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
