@@ -29,6 +29,7 @@ from nanoserve.kernels.linear.cases import (
     random_product,
 )
 from nanoserve.kernels.linear.launch import fp8_linear
+from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile
 from nanoserve.kernels.pointwise.cases import check_quantize_rows
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
@@ -174,7 +175,12 @@ def test_many_rows_multiply_with_the_very_weight_that_is_meant(
 
 
 @cases("form", [FP8(), FP8(BLOCK)], also=[FP8(BLOCK, BLOCK)], ids=str)
-@cases(("sizes", "rows"), [((40, 203), 5)], also=[((130, 256), 70), ((66, 300), 257)], ids=str)
+@cases(
+    ("sizes", "rows"),
+    [((40, 203), 5)],
+    also=[((130, 256), 70), ((66, 300), 257), ((8448, 128), 257)],
+    ids=str,
+)
 def test_products_of_8_bit_floats(sizes: tuple[int, int], rows: int, form: FP8, device: torch.device) -> None:
     """The numbers are multiplied exactly, so nothing but the result is rounded."""
     inputs = Inputs(device, torch.float16)
@@ -202,3 +208,14 @@ def test_a_row_of_8_bit_floats_has_the_same_bits_in_any_batch(form: FP8, device:
 def test_rows_in_8_bit_floats(inputs: Inputs) -> None:
     agree(check_quantize_rows(inputs, 3, 200), TOLERANCE[inputs.dtype])
     agree(check_quantize_rows(inputs, 2, 72, "silu"), TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("n", [66, 4096, 28672])
+def test_every_tile_of_8_bit_floats_is_named_by_the_fewest_rows_that_have_it(n: int, blocks: bool) -> None:
+    ways = fp8_rows(n, blocks=blocks)
+    assert {fp8_tile(rows, n, blocks=blocks) for rows in range(1, 40_000, 63)} <= {
+        fp8_tile(rows, n, blocks=blocks) for rows in ways
+    }
+    for rows in set(ways) - {1}:
+        assert fp8_tile(rows, n, blocks=blocks) != fp8_tile(rows - 1, n, blocks=blocks)

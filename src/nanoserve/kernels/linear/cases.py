@@ -15,6 +15,7 @@ from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
     fp8_linear,
+    fp8_ways,
     invariant_linear,
     row_linear,
     skinny_linear,
@@ -23,7 +24,6 @@ from nanoserve.kernels.linear.launch import (
     takes_fp8,
     widen_into,
 )
-from nanoserve.kernels.linear.tuning import FP8_ROWS
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)
@@ -137,11 +137,11 @@ def check_split_linear(
 
 
 def check_fp8_linear(
-    inputs: Inputs, product: LinearCase, batches: Sequence[int] = FP8_ROWS, *, invariant: bool = False
+    inputs: Inputs, product: LinearCase, batches: Sequence[int] = (), *, invariant: bool = False
 ) -> Iterator[Comparison]:
     """Rows of 8-bit floats, in every tile; what is added to the residual stream is added in place. Nothing where the weight is no such one."""
     weight = product.weight
-    for rows in batches:
+    for rows in batches or fp8_ways(weight, inputs.normal(1)):
         x = inputs.normal(rows, weight.shape[1])
         if not takes_fp8(weight, x):
             return

@@ -15,9 +15,10 @@ from nanoserve.kernels.forms import FP8, StoredWeight, row_arguments, step_argum
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.tuning import (
-    FP8_ROWS,
+    FP8_TILES,
     MAX_SKINNY_M,
     SkinnyTile,
+    fp8_rows,
     fp8_tile,
     invariant_tile,
     padded,
@@ -218,6 +219,11 @@ def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeigh
     return stored and x.element_size() < 4
 
 
+def fp8_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
+    """Numbers of rows like x, one for each way in which a weight multiplies them in 8-bit floats."""
+    return fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1) if takes_fp8(weight, x) else []
+
+
 def fp8_linear(
     x: Tensor,
     x_scales: Tensor,
@@ -240,9 +246,9 @@ def fp8_linear(
         invariant: whether each row has the same bits however many rows there are, at the price of one tile for all.
     """
     num_rows, (n, k) = len(x), weight.shape
-    tile = fp8_tile(FP8_ROWS[0] if invariant else num_rows)
     scales, form = weight.scales, weight.form
     assert isinstance(form, FP8)
+    tile = FP8_TILES[-1][0] if invariant else fp8_tile(num_rows, n, blocks=scales.shape[-1] > 1)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,
         residual_ptr=residual, T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,

@@ -7,6 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -37,7 +38,7 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
-from nanoserve.kernels.linear.tuning import FP8_ROWS
+from nanoserve.kernels.linear.launch import fp8_ways
 from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
@@ -240,7 +241,9 @@ class _Site:
         what: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         what["invariant"] = self._deterministic
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
-        return sorted(set[int](min(each, most) for each in FP8_ROWS).union(*ways))
+        some = torch.empty(0, dtype=self._dtype)
+        tiles = (fp8_ways(each.linear.matrix, some) for each in self._model.products())
+        return sorted(set[int]().union(*ways, (min(each, most) for each in chain.from_iterable(tiles))))
 
     def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
         """Size the KV pools from what weights, workspace and the worst step leave."""
