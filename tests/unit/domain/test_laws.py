@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from nanoserve.domain.kv.kinds import RecurrentLaw, law_of, pool_needs
-from nanoserve.domain.kv.laws import Law, Snapshots
+from nanoserve.domain.kv.laws import Law
+from nanoserve.domain.kv.states import Snapshots
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import (
     CacheGroup,

@@ -31,14 +31,13 @@ from collections.abc import Collection, Iterable
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.kinds import law_of
-from nanoserve.domain.kv.laws import Law, Snapshots
-from nanoserve.domain.kv.names import Promises, fast_hash, strong_hash
-from nanoserve.domain.kv.states import PlannedCopy, States
-from nanoserve.domain.kv.tiers import Tiers
+from nanoserve.domain.kv.laws import Law
+from nanoserve.domain.kv.names import Names, Promises, fast_hash, strong_hash
+from nanoserve.domain.kv.states import PlannedCopy, Snapshots, States
+from nanoserve.domain.kv.tiers import Tiers, cannot_be_carried
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports import trace
-from nanoserve.ports.errors import BadValueError
-from nanoserve.ports.kv import BlockDirectory, BlockHash
+from nanoserve.ports.kv import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 
@@ -72,32 +71,26 @@ class KVCache:
                 states.append((group, law.snapshots, pool))
             elif not law.keeps_nothing:
                 self._paged.append((group, law, pool))
-        self._hash = strong_hash if isolated else fast_hash
+        self.hashes = Names(block_size, strong_hash if isolated else fast_hash)
         self.statistics = PrefixStatistics()
         self.exchanged: dict[int, list[TableUpdate]] = {}
         self.journal: list[trace.KVChange] | None = None
         self.events: EventLog | None = None
         pools = {group: pool for group, _, pool in self._paged}
         self.promises = Promises(pools, block_size, self.hashes, self._note)
-        self.states = States(states, self.hashes, self._note)
-        self._names_of_states = {self._names[group] for group, _, _ in states}
+        self.states = States(states, block_size, self.hashes, self._note)
         self.has_states = bool(states)
         self.tiers: Tiers | None = None
 
     def add_tiers(self, num_slots: int, *, min_tokens: int, directory: BlockDirectory | None = None) -> None:
         """Keep blocks beside the device, too, `num_slots` of them in host memory."""
-        if len(self.allocators) > 1 or self._forgets or self.has_states or self.keeps_nothing:
-            names = ", ".join(self._names)
-            message = f"this model keeps other things than every token's keys and values ({names}), and cannot be offloaded"
-            raise BadValueError("kv_offload_memory", message)
-        self.tiers = Tiers(
-            self.allocators[0],
-            num_slots,
-            block_size=self.block_size,
-            min_tokens=min_tokens,
-            directory=directory,
-            note=self._note,
-        )
+        if (
+            any(law.forgets or law.snapshots or law.keeps_nothing for law in self._laws)
+            or len(self._laws) > 1
+        ):
+            raise cannot_be_carried(self._names)
+        pool, size = self.allocators[0], self.block_size
+        self.tiers = Tiers(pool, num_slots, size, min_tokens=min_tokens, directory=directory, note=self._note)
 
     def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
         """True if a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
@@ -105,11 +98,7 @@ class KVCache:
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.allocators, strict=True))
 
     def match(self, sequence: Sequence) -> int:
-        """How many leading blocks can be reused; never all of the tokens, since one must be computed.
-
-        What the groups of one kind alone have lost is noted, and where it is states, the junction up to which all else could be
-        reused.
-        """
+        """How many leading blocks can be reused; never all of the tokens, since one must be computed."""
         sequence.junction, sequence.lost_tokens = 0, {}
         if sequence.hash_root is None or sequence.computes_all:
             return 0
@@ -118,20 +107,8 @@ class KVCache:
         lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
         shared = max(set.intersection(*lengths))
         if shared < len(hashes) and len(set(self._names)) > 1:
-            sequence.lost_tokens = self._lost(lengths, shared)
-            for name in self._names_of_states & sequence.lost_tokens.keys():
-                sequence.junction = shared * self.block_size + sequence.lost_tokens[name]
+            self.states.note_lost(sequence, shared, list(zip(self._names, lengths, strict=True)))
         return shared
-
-    def _lost(self, lengths: list[set[int]], shared: int) -> dict[str, int]:
-        """Tokens beyond `shared` blocks that all groups but those of one kind could reuse, by the name of that kind."""
-        lost = {}
-        for name in dict.fromkeys(self._names):
-            others = (each for each, own in zip(lengths, self._names, strict=True) if own != name)
-            reached = max(set.intersection(*others))
-            if reached > shared:
-                lost[name] = (reached - shared) * self.block_size
-        return lost
 
     def chunk_end(self, sequence: Sequence, start: int, most: int) -> int:
         """Where a chunk of at most `most` tokens from `start` on ends; at `start` where it must be whole and is longer."""
@@ -174,7 +151,7 @@ class KVCache:
             self.statistics.hit_tokens += shared * self.block_size
             self.statistics.lost_tokens.update(sequence.lost_tokens)
         if self.journal is not None:
-            self.journal.append(trace.TablesGiven(sequence.key, shared, self.traced_tables(sequence)))
+            self.journal.append(trace.TablesGiven(sequence.key, shared, self.states.tables_beside(sequence)))
             self.states.note_admitted(sequence, copies)
         if self.tiers is not None:
             self.tiers.keep(sequence, 0, shared)
@@ -285,11 +262,6 @@ class KVCache:
         self.exchanged.pop(sequence.row, None)
         self._note(trace.TablesReturned(sequence.key))
 
-    def traced_tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
-        """Its tables as the step log has them, which reports states apart from blocks."""
-        laws = zip(self._laws, sequence.block_tables, strict=False)
-        return tuple(tuple(table) if law.snapshots is None else () for law, table in laws)
-
     def forget_steps(self, copies: Iterable[PlannedCopy]) -> None:
         """Steps in flight, which have these `copies`, do not count any more."""
         self.states.cancel(copies)
@@ -308,15 +280,3 @@ class KVCache:
     def _note(self, change: trace.KVChange) -> None:
         if self.journal is not None:
             self.journal.append(change)
-
-    def hashes(self, sequence: Sequence, count: int) -> list[BlockHash]:
-        """The names of a sequence's first `count` full blocks; it remembers them."""
-        known, size = sequence.block_hashes, self.block_size
-        assert sequence.hash_root is not None
-        parent = known[-1] if known else sequence.hash_root
-        prompt = sequence.request.prompt_token_ids  # a tuple: what is cut from it need not be made one
-        tokens = prompt if count * size <= len(prompt) else sequence.token_ids
-        for index in range(len(known), count):
-            parent = self._hash(parent, tuple(tokens[index * size : (index + 1) * size]))
-            known.append(parent)
-        return known[:count] if len(known) > count else known

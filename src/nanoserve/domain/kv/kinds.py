@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from nanoserve.domain.kv.laws import Find, Law, Snapshots, WindowLaw
+from nanoserve.domain.kv.laws import Find, Law, WindowLaw
+from nanoserve.domain.kv.states import Snapshots
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Uncached, Window
 

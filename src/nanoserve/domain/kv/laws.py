@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import attrs
 
+from nanoserve.domain.kv.states import Snapshots
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import PoolNeed
 
@@ -19,34 +20,6 @@ Find = Callable[[BlockHash], int | None]
 """The page that holds a content; None where none does."""
 USUAL_LENGTH = 4096
 """Tokens of the sequences for which pools are balanced against each other; longer ones find room, for fewer at a time."""
-
-
-@attrs.frozen
-class Snapshots:
-    """The *reuse points* of a sequence, lengths at which a copy of its state is kept, all at the end of a block.
-
-    In a prompt they are the last one that leaves a token to compute, every `prompt_interval` tokens, and the junction
-    where another group's prefix reached further than any state did, at which the next prompt that branches off there
-    goes on (the idea of Marconi, Pan et al. 2024). While decoding there is one every `decode_interval` tokens.
-    """
-
-    block_size: int
-    prompt_interval: int
-    decode_interval: int
-
-    def next_point(self, start: int, num_tokens: int, junction: int) -> int | None:
-        """The first reuse point behind `start` in a prompt of `num_tokens`."""
-        last = (num_tokens - 1) // self.block_size * self.block_size
-        regular = (start // self.prompt_interval + 1) * self.prompt_interval
-        return min((each for each in (last, junction, regular) if start < each <= last), default=None)
-
-    def is_point(self, length: int, num_tokens: int, junction: int) -> bool:
-        """True if a prompt of `num_tokens` has a reuse point there."""
-        return length > 0 and self.next_point(length - 1, num_tokens, junction) == length
-
-    def is_due(self, length: int) -> bool:
-        """True if a decoding sequence has a reuse point there."""
-        return length % self.decode_interval == 0
 
 
 @attrs.frozen

@@ -72,6 +72,26 @@ def _packer(count: int) -> struct.Struct:
 
 
 @attrs.frozen
+class Names:
+    """The names of sequences' blocks of this size, by this hash."""
+
+    block_size: int
+    hash_block: HashFunction
+
+    def __call__(self, sequence: Sequence, count: int) -> list[BlockHash]:
+        """Those of its first `count` full blocks; it remembers them."""
+        known, size = sequence.block_hashes, self.block_size
+        assert sequence.hash_root is not None
+        parent = known[-1] if known else sequence.hash_root
+        prompt = sequence.request.prompt_token_ids  # a tuple: what is cut from it need not be made one
+        tokens = prompt if count * size <= len(prompt) else sequence.token_ids
+        for index in range(len(known), count):
+            parent = self.hash_block(parent, tuple(tokens[index * size : (index + 1) * size]))
+            known.append(parent)
+        return known[:count] if len(known) > count else known
+
+
+@attrs.frozen
 class _Promise:
     """The blocks that were named for a chunk of a row, each by group, index and number."""
 

@@ -20,11 +20,38 @@ import attrs
 
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.event_log import EventLog
-from nanoserve.domain.kv.laws import Snapshots
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy
 from nanoserve.ports.trace import KVChange, StateCopied, StateHeld
+
+
+@attrs.frozen
+class Snapshots:
+    """The *reuse points* of a sequence, lengths at which a copy of its state is kept, all at the end of a block.
+
+    In a prompt they are the last one that leaves a token to compute, every `prompt_interval` tokens, and the junction
+    where another group's prefix reached further than any state did, at which the next prompt that branches off there
+    goes on (the idea of Marconi, Pan et al. 2024). While decoding there is one every `decode_interval` tokens.
+    """
+
+    block_size: int
+    prompt_interval: int
+    decode_interval: int
+
+    def next_point(self, start: int, num_tokens: int, junction: int) -> int | None:
+        """The first reuse point behind `start` in a prompt of `num_tokens`."""
+        last = (num_tokens - 1) // self.block_size * self.block_size
+        regular = (start // self.prompt_interval + 1) * self.prompt_interval
+        return min((each for each in (last, junction, regular) if start < each <= last), default=None)
+
+    def is_point(self, length: int, num_tokens: int, junction: int) -> bool:
+        """True if a prompt of `num_tokens` has a reuse point there."""
+        return length > 0 and self.next_point(length - 1, num_tokens, junction) == length
+
+    def is_due(self, length: int) -> bool:
+        """True if a decoding sequence has a reuse point there."""
+        return length % self.decode_interval == 0
 
 
 @attrs.frozen
@@ -51,12 +78,13 @@ class States:
     def __init__(
         self,
         groups: list[tuple[int, Snapshots, BlockAllocator]],
+        block_size: int,
         names: Callable[[Sequence, int], list[BlockHash]],
         note: Callable[[KVChange], None],
     ) -> None:
         self._groups = groups
         self._pools = {group: pool for group, _, pool in groups}
-        self._hashes = names
+        self._block_size, self._hashes = block_size, names
         self._note = note
         self.events: EventLog | None = None
 
@@ -65,6 +93,24 @@ class States:
         tables, kept = sequence.block_tables, sequence.snapshots
         groups = [group for group, _, _ in self._groups] if tables else []
         return tuple((group, tables[group][0], kept.get(group, SINK_BLOCK)) for group in groups)
+
+    def tables_beside(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
+        """Its tables of blocks, as the step log has them, which reports states apart; those of recurrent groups are empty."""
+        tables = enumerate(sequence.block_tables)
+        return tuple(() if group in self._pools else tuple(table) for group, table in tables)
+
+    def note_lost(self, sequence: Sequence, shared: int, lengths: list[tuple[str, set[int]]]) -> None:
+        """Note tokens beyond `shared` blocks that all groups but those of one kind could reuse, by the name of that kind.
+
+        Where the others are states, note the junction up to which all else could be reused. `lengths` are, for each group, the name
+        of its kind and the lengths in blocks that it could reuse.
+        """
+        for name in dict.fromkeys(kind for kind, _ in lengths):
+            reached = max(set.intersection(*(reusable for kind, reusable in lengths if kind != name)))
+            if reached > shared:
+                sequence.lost_tokens[name] = (reached - shared) * self._block_size
+                if name in {lengths[group][0] for group in self._pools}:
+                    sequence.junction = reached * self._block_size
 
     def cut(self, sequence: Sequence, start: int, end: int) -> int:
         """Where a chunk of a prompt from `start` on ends: at `end`, or at a reuse point before it that has no snapshot.
@@ -169,7 +215,3 @@ class States:
 
     def _names(self, sequence: Sequence, length: int) -> list[BlockHash]:
         return self._hashes(sequence, length // self._block_size)
-
-    @property
-    def _block_size(self) -> int:
-        return self._groups[0][1].block_size

@@ -33,6 +33,7 @@ from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.engine_facts import TierCounts
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv import BlockDirectory, BlockHash, Tier
 from nanoserve.ports.step import SlotCopy, StepPlan
 from nanoserve.ports.trace import BlocksFetched, BlocksLanded, KVChange
@@ -60,6 +61,12 @@ class _Wait:
     held: list[int]
 
 
+def cannot_be_carried(kinds: Iterable[str]) -> BadValueError:
+    """The error for a model whose cache groups of these kinds have no blocks that every later token reads."""
+    keeps = f"keeps other things than every token's keys and values ({', '.join(kinds)})"
+    return BadValueError("kv_offload_memory", f"this model {keeps}, and cannot be offloaded")
+
+
 class Tiers:
     """Host memory and perhaps a directory behind the one pool of a KV cache.
 
@@ -72,8 +79,8 @@ class Tiers:
         self,
         pool: BlockAllocator,
         num_slots: int,
-        *,
         block_size: int,
+        *,
         min_tokens: int,
         directory: BlockDirectory | None = None,
         note: Callable[[KVChange], None],

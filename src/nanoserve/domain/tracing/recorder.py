@@ -201,6 +201,6 @@ def _traced(sequence: Sequence, scheduler: Scheduler) -> trace.TracedSequence:
         num_cached_tokens=sequence.num_cached_tokens,
         num_scheduled_tokens=scheduler.table.decoding.num_planned(sequence) if is_running else 0,
         num_shared_blocks=sequence.num_shared_blocks,
-        tables=scheduler.cache.traced_tables(sequence),
+        tables=scheduler.cache.states.tables_beside(sequence),
         states=scheduler.cache.states.of(sequence),
     )
