@@ -262,7 +262,7 @@ class Scheduler:
         self._observe(flight, now)
         self.committed_step = flight.plan.step
         if self._speculation is not None:
-            self._speculation.come_home(flight)
+            self._speculation.members.land(flight.plan.width)
         self._note_written(flight, result, now)
         if flight.is_exact:
             landed = flight.land(result, self.constraints.missed, self.table.cut_short_at)

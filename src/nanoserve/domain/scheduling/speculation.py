@@ -29,11 +29,11 @@ PROBE_AFTER: Final = 64
 
 
 class Speculation:
-    """Drafts for the rows of one scheduler. They take nothing from anybody: where blocks or a step's budget are short, it is narrow."""
+    """Drafts for `members`, a scheduler's decode set. They take nothing from anybody: where blocks or a step's budget are short, it is narrow."""
 
     def __init__(self, limits: Limits, cache: KVCache, table: SequenceTable) -> None:
         assert isinstance(table.decoding, WideDecodeSet)
-        self._limits, self._cache, self._table, self._members = limits, cache, table, table.decoding
+        self._limits, self._cache, self._table, self.members = limits, cache, table, table.decoding
         self._costs = sorted(limits.step_seconds)
         most = limits.max_width
         self._widths = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
@@ -47,7 +47,7 @@ class Speculation:
 
         A narrow step has no limits of rows on the device, so it waits until it is known that no row has come to its end.
         """
-        members, cache, table = self._members, self._cache, self._table
+        members, cache, table = self.members, self._cache, self._table
         if not members or cache.has_states or table.constraints.matchers or table.suspects:
             width = 1
         else:
@@ -99,13 +99,9 @@ class Speculation:
         (low, fast), (high, slow) = self._costs[right - 1 : right + 1]
         return max(fast + (num_tokens - low) * (slow - fast) / (high - low), 1e-9)
 
-    def come_home(self, flight: InFlightStep) -> None:
-        """The oldest step in flight is committed."""
-        self._members.land(flight.plan.width)
-
     def forget_flights(self) -> None:
         """No step in flight counts any more, and nothing decodes."""
-        self._members.forget_flights()
+        self.members.forget_flights()
         self._rounds.clear()
 
     def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
@@ -133,7 +129,7 @@ class Speculation:
         counters.drafted_rows += result.drafted_rows
         counters.accepted_tokens += len(result.token_ids) - len(flight.sampling)
         for sequence, lacks in surplus(flight, result):
-            if sequence not in self._members:  # the set finds out by itself
+            if sequence not in self.members:  # the set finds out by itself
                 sequence.num_scheduled_tokens -= lacks
         if width == 1:
             return
