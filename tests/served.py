@@ -16,7 +16,7 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.events import PromptPooled, PromptScored, TokensGenerated
-from nanoserve.ports.grammar import Grammars
+from nanoserve.ports.grammar import Constraint, Grammars
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import SamplingParams
@@ -108,6 +108,18 @@ class Served:
         while self.engine.has_work:
             self.turn(answers)
         assert all(answer.finish_reason is FinishReason.LENGTH for answer in answers.values())
+        return list(answers.values())
+
+    def bound(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], grammars: Sequence[str]
+    ) -> list[Answer]:
+        """Serve all prompts at once, each bound to answers as `FiniteGrammars` reads them, or to nothing; token 1 ends them."""
+        answers = {str(number): Answer() for number in range(len(prompts))}
+        for number, (prompt, each, text) in enumerate(zip(prompts, params, grammars, strict=True)):
+            more: dict[str, Any] = {"constraint": Constraint("answers", text)} if text else {}
+            self.add(str(number), prompt, each, number, eos_token_ids=frozenset({1}), **more)
+        while self.engine.has_work:
+            self.turn(answers)
         return list(answers.values())
 
     def pooled(

@@ -89,13 +89,34 @@ class FiniteGrammars:
                 wrong[place] = f"token {token} was drawn, and the constraint does not allow it"
         return wrong
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+    def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
+        """What comes next in all answers, then the guesses that are right so far."""
+        ahead, found = matcher.copy(), list[int]()
+        assert isinstance(ahead, FiniteMatcher)
+        while len(ahead.following()) == 1 and not ahead.may_end() and len(found) < count:
+            found += ahead.following()
+            ahead.consume(found[-1])
+        for token in more(list(found)):
+            if not ahead.consume(token):
+                break
+            found.append(token)
+        return found[:count]
+
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
         """What may come next, at once."""
-        masks = [self._mask(each) for each in matchers]
-        for number, mask in enumerate(masks):
-            block.mask(number)[:] = mask
-        filled = Filled(empty={number for number, mask in enumerate(masks) if not any(mask)})
-        return lambda: filled
+        number, empty = 0, set[int]()
+        for matcher, tokens in zip(matchers, drafts or [()] * len(matchers), strict=True):
+            ahead = matcher.copy()
+            assert isinstance(ahead, FiniteMatcher)
+            if not any(self._mask(ahead)):
+                empty.add(number)
+            for token in (*tokens, None):
+                block.mask(number)[:] = self._mask(ahead)
+                number += 1
+                assert token is None or ahead.consume(token)
+        return lambda: Filled(empty=empty)
 
     def is_ready(self, _matcher: Matcher, /) -> bool:
         """No mask is ever late."""
@@ -130,10 +151,13 @@ class HeldGrammars(FiniteGrammars):
         self.held: set[str] = set()
         self.on_rest: Callable[[], object] = lambda: None
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
         """Half of a late mask is written when the step is drawn."""
-        filled = super().fill(matchers, block)()
-        late = {number for number, each in enumerate(matchers) if not self.is_ready(each)}
+        filled = super().fill(matchers, block, drafts)()
+        numbers = itertools.accumulate([1 + len(each) for each in drafts or [()] * len(matchers)], initial=0)
+        late = {number for number, each in zip(numbers, matchers, strict=False) if not self.is_ready(each)}
         for number in late:
             block.mask(number)[:] = bytes([0b10101010]) * block.width
         return lambda: Filled(late, filled.empty - late)
@@ -156,10 +180,12 @@ class TardyGrammars(HeldGrammars):
         turns = [{each} for number, each in enumerate(languages, 1) for _ in range(number)]
         self._turns = itertools.cycle([*turns, set[str]()])
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
         """The next turn begins."""
         self.rest()
-        return super().fill(matchers, block)
+        return super().fill(matchers, block, drafts)
 
     def rest(self) -> None:
         """The next turn begins."""

@@ -168,7 +168,7 @@ class MemoryRunner:
         for chunk in plan.chunks:
             self._forward(chunk.row, chunk.start, chunk.length, result)
         if plan.width > 1:
-            return self._compute_wide(plan, result)
+            return self._compute_wide(plan, result, masks)
         for index in plan.decoding:
             self._go_on_narrowly(index, result)
         for chunk in plan.chunks:
@@ -189,22 +189,37 @@ class MemoryRunner:
             raise BrokenPlanError(f"row {index} is at its end in a narrow step")
         self._forward(index, row.num_computed, 1, result)
 
-    def _compute_wide(self, plan: StepPlan, result: StepResult) -> StepResult:
+    def _compute_wide(self, plan: StepPlan, result: StepResult, masks: Mapping[int, bytes]) -> StepResult:
         """Draft, compute and compare, row by row."""
-        if plan.masked or self._recurrent:
+        if self._recurrent:
             raise BrokenPlanError("a step is wide that must not be")
+        given = {each.row: each.token_ids for each in plan.drafts}
+        if not set(given) <= set(plan.masked) & set(plan.decoding):
+            raise BrokenPlanError("a plan has drafts for rows that it must not")
+        missing = set(plan.masked) - set(masks)
         for chunk in plan.chunks:
             self._read_back(chunk)
         for index in plan.pooling_rows:
             self._pool(index, result)
         counts, num_drafts, drafted_rows = [], 0, 0
         for chunk in plan.chunks:
-            if chunk.samples:
-                self._draw(chunk.row, None, result)
+            if chunk.samples and chunk.row in missing:
+                self.rows[chunk.row].num_computed -= 1
+                counts.append(0)
+            elif chunk.samples:
+                self._draw(chunk.row, masks.get(chunk.row), result)
                 counts.append(1)
         for index in plan.decoding:
             row = self.rows[index]
-            gained, drafted = self._go_on_widely(row, plan.width)
+            drafts = given.get(index, ()) if index in plan.masked else None
+            every = masks.get(index) if index in plan.masked else None
+            if every is not None and len(every) != (1 + len(drafts or ())) * (-(-self._vocab_size // 32) * 4):
+                raise BrokenPlanError(f"row {index} has masks for other drafts than it has")
+            gained, drafted = self._go_on_widely(row, plan.width, drafts, every)
+            if index in missing:
+                del row.token_ids[len(row.token_ids) - len(gained) :]
+                row.num_computed -= len(gained)
+                gained = []
             result.token_ids.extend(gained)
             counts.append(len(gained))
             num_drafts += drafted
@@ -214,14 +229,20 @@ class MemoryRunner:
         self.widths.append((plan.width, tuple(counts[len(counts) - len(plan.decoding) :])))
         return attrs.evolve(result, counts=tuple(counts), num_drafts=num_drafts, drafted_rows=drafted_rows)
 
-    def _go_on_widely(self, row: _Row, width: int) -> tuple[list[int], int]:
+    def _go_on_widely(
+        self, row: _Row, width: int, drafts: Sequence[int] | None, masks: bytes | None
+    ) -> tuple[list[int], int]:
         """The tokens that a row gains, and how many drafts it had. What is not reserved for it is not there to be written to."""
         length = len(row.token_ids)
         if length == row.max_length:
             return [], 0
-        drafts: Sequence[int] = ()
-        if self._drafter is not None and row.takes_drafts:
-            drafts = self._drafter.propose(tuple(row.token_ids), width - 1)[: row.max_length - length - 1]
+        if drafts is None:
+            drafts = ()
+            if self._drafter is not None and row.takes_drafts:
+                drafts = self._drafter.propose(tuple(row.token_ids), width - 1)
+        if len(drafts) >= width:
+            raise BrokenPlanError("a row has more drafts than its step is wide")
+        drafts = drafts[: row.max_length - length - 1]
         guessed = attrs.evolve(row, token_ids=[*row.token_ids, *drafts])
         for position in range(row.num_computed, len(guessed.token_ids)):
             self._write(guessed, position)
@@ -230,7 +251,9 @@ class MemoryRunner:
             seen = attrs.evolve(
                 guessed, token_ids=guessed.token_ids[: length + place], num_computed=length + place
             )
-            drawn.append(self._next_token(seen, None))
+            size = -(-self._vocab_size // 32) * 4
+            mask = None if masks is None else masks[place * size : (place + 1) * size]
+            drawn.append(self._next_token(seen, mask))
         gained = drawn[: accepted_length(drafts, drawn)]
         row.num_computed += len(gained)
         row.token_ids += gained

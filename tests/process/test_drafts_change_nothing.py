@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import attrs
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.poisoned import PoisonedEngine, same
 from tests.served import Answer
@@ -119,3 +121,41 @@ def test_in_deterministic_mode_all_bits_are_those_without_drafts(
     drafted = serve(drafter=knowing(prompts[:6], without, 0.8), max_width=4, depth=2)
     assert drafted.answers(prompts[:6], params) == without
     assert drafted.engine.scheduler.counters.accepted_tokens
+
+
+BOUND = ["5 6 7 8 9 10 11 12", "|".join(f"20 21 {each} 22 23 {each} 24" for each in range(30, 60)), ""]
+
+
+@pytest.mark.parametrize("tiny", ["llama", "mistral", "deepseek_v3"], indirect=True)
+@pytest.mark.parametrize("grammars", [FiniteGrammars, lambda vocab, ends: tardy(vocab, ends, BOUND[:2])])
+def test_answers_with_grammars_are_those_without_drafts(
+    model: DecoderModel, prompts: list[list[int]], grammars: Callable[..., FiniteGrammars]
+) -> None:
+    params = [attrs.evolve(PARAMS[number], max_tokens=20) for number in (0, 1, 2, 3, 4, 9)]
+    asked = (prompts[:6], params, BOUND * 2)
+    without = PoisonedEngine(model, block_size=4, grammars=grammars(VOCAB, END)).bound(*asked)
+    for width, depth in ((4, 2), (8, 1)):
+        engine = PoisonedEngine(
+            model,
+            drafter=NGramDrafter(),
+            grammars=grammars(VOCAB, END),
+            block_size=4,
+            num_blocks=40,
+            depth=depth,
+            max_width=width,
+        )
+        for one, other in zip(engine.bound(*asked), without, strict=True):
+            same(one, other)
+            assert one.finish_reason is other.finish_reason
+        assert engine.engine.scheduler.counters.accepted_tokens > 5
+        assert without[0].tokens == [5, 6, 7, 8, 9, 10, 11, 12, 1]
+
+
+END = frozenset({1})
+
+
+def tardy(vocab: int, ends: frozenset[int], texts: Sequence[str]) -> TardyGrammars:
+    """Each of these is late at times."""
+    grammars = TardyGrammars(vocab, texts)
+    grammars.ends = ends
+    return grammars

@@ -27,15 +27,18 @@ class LateDraws:
         """Draw it; returns who compute their newest token again, as their masks are late."""
         self.is_undrawn = False
         constraints, table = self._scheduler.constraints, self._scheduler.table
-        missed_before = constraints.missed
-        drawn = constraints.draw(self._scheduler.flights[0], ticket)
+        missed_before, flight = constraints.missed, self._scheduler.flights[0]
+        drawn = constraints.draw(flight, ticket)
         for sequence in drawn.stuck:
             table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
         table.counters.late_masks += len(drawn.late)
         late = [each for each in drawn.late if each.phase is Phase.RUNNING]
         again = [each for each in late if self._scheduler.cache.may_compute_again(each)]
+        # A wide step gives less than its width in any case, which is seen when it lands.
+        wide = flight.decoding.sequences if flight.plan.width > 1 else ()
         for sequence in again:
-            table.repeat(sequence, sits_out=sequence in missed_before)
+            if sequence not in wide or sequence in missed_before:
+                table.repeat(sequence, sits_out=sequence in missed_before)
         for sequence in [each for each in late if each not in again]:
             table.preempt(sequence)
-        return again
+        return [each for each in again if each not in wide]

@@ -15,6 +15,8 @@ import attrs
 
 TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
+MOST_DRAFTED: Final = 64
+"""Tokens of a wide step that has masked rows: for each of them a mask may have to be made."""
 AT_FAULT: Final = "constraint: "
 """How the error of an answer begins that ends because of what was asked of it."""
 BOUNDED_WHITESPACE: Final = r" |\r?\n {0,40}|\r?\n\t{0,10}"
@@ -152,13 +154,18 @@ def new_block(vocab_size: int, count: int) -> MaskBlock:
 
 @attrs.frozen(eq=False)
 class Masks(Mapping[int, memoryview]):
-    """Masks by device row; `numbers` are their places in the block."""
+    """Masks by device row; `numbers` are their places in the block.
+
+    Rows that have drafts have several, one behind the other: the next one is that behind the first draft. `counts` says how many.
+    """
 
     block: MaskBlock
     numbers: Mapping[int, int]
+    counts: Mapping[int, int] = attrs.field(factory=dict)
 
     def __getitem__(self, row: int) -> memoryview:
-        return self.block.mask(self.numbers[row])
+        first, width = self.numbers[row], self.block.width
+        return memoryview(self.block.memory)[first * width : (first + self.counts.get(row, 1)) * width]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.numbers)
@@ -190,9 +197,18 @@ class Grammars(Protocol):
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
         """Every matcher goes on by a token, which is no end-of-sequence id. Returns why some, by their place, cannot."""
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+    def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
+        """Up to `count` tokens that the matcher would consume one after the other.
+
+        First those that write a text which must come next, then what `more` guesses behind them. None where that takes time.
+        """
+
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
         """Begin to write into a block what each matcher would consume next, in their order.
 
+        With `drafts`, those of each matcher, its mask is followed by those that come behind each of them; `Filled` has the number of the first.
         Call what it returns once: that waits for all but those that take too long. Matchers and block are not to be used before.
         """
 
@@ -231,5 +247,5 @@ class LateDrawing(Protocol[TicketT_contra]):
         """Draw for every sampling row of the newest submitted step, which had masked rows; once, before `collect`.
 
         A masked row without a mask is not drawn: it keeps its tokens, so that it can compute the newest one again, and what stands
-        for it in the result is dropped. May raise as `submit` does.
+        for it in the result is dropped; in a wide step nothing does. May raise as `submit` does.
         """

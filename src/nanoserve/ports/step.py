@@ -20,7 +20,10 @@ a wide step writes nothing at position `max_length` - 1 or behind it (such write
 for as far as all steps in flight can bring it. A narrow step never has a row at its end, and has no counts.
 
 A row whose draws depend on more than seed, position and logits has no drafts yet (`RowSampling.takes_drafts`), nor has one for which
-nothing was guessed: it computes and gains one token. Steps with masked rows are narrow.
+nothing was guessed: it computes and gains one token.
+
+Drafts of masked rows come with the plan, since each position needs its own mask and only the host can make those. It must know the
+row's tokens for that, so a wide step with masked rows is planned when no step is in flight.
 """
 
 from __future__ import annotations
@@ -141,6 +144,14 @@ class SlotCopy:
 
 
 @attrs.frozen
+class RowDrafts:
+    """Drafts of a masked row that decodes, of which `LateDrawing.draw` gets one mask more than there are."""
+
+    row: int
+    token_ids: tuple[int, ...]
+
+
+@attrs.frozen
 class Chunk:
     """Compute tokens [start, start + length) of a row, which then yields one token (`samples`) or its vector (`pools`)."""
 
@@ -178,6 +189,7 @@ class StepPlan:
             `EngineSizes.max_width`, and rows times width are never more than the most tokens of a step.
         masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
             queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
+        drafts: of a wide step, those of masked rows; the others of these have none.
         stores: blocks to carry out to host memory. What is in them was written by steps that have been collected, and no step
             writes to them before the copy is reported; so it may be done at any time from now on.
         loads: blocks to bring in from host memory. Steps before this one may still use the blocks, so it is done after them; this
@@ -196,6 +208,7 @@ class StepPlan:
     width: int = 1
     copies: tuple[BlockCopy, ...] = ()
     masked: tuple[int, ...] = ()
+    drafts: tuple[RowDrafts, ...] = ()
     stores: tuple[SlotCopy, ...] = ()
     loads: tuple[SlotCopy, ...] = ()
     lora_loads: tuple[LoraLoad, ...] = ()

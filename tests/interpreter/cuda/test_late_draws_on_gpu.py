@@ -120,7 +120,7 @@ def test_a_block_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest
 
 
 def test_a_block_that_is_still_written_to_is_not_lent_again() -> None:
-    blocks = PinnedBlocks(vocab_size=67, max_rows=3, device=DEVICE)
+    blocks = PinnedBlocks(vocab_size=67, most=3, device=DEVICE)
     block = blocks.take()
     assert (block.width, len(block.memory)) == (12, 36)
     late = Future[None]()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.arena import GIVEN, Arena
 from nanoserve.adapters.pytorch.cuda.building import build_runner, by_ngrams
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import DecoderModel
@@ -22,6 +22,7 @@ from nanoserve.ports.drafting import Drafter
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
+from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU
 from tests.interpreter.matrix import cases
@@ -51,6 +52,8 @@ def by(drafter: Drafter) -> Drafting:
             for row in batch_rows.tolist():
                 length = int(arena.lengths[row])
                 known = arena.tokens[row, :length].tolist()
+                if int(arena.takes_drafts[row]) == GIVEN:
+                    continue
                 drafts = drafter.propose(known, width - 1) if int(arena.takes_drafts[row]) else ()
                 padded = [*drafts, *[-1] * (width - 1)][: width - 1]
                 arena.tokens[row, length : length + width - 1] = torch.tensor(padded, dtype=torch.int32)
@@ -161,6 +164,28 @@ def test_in_deterministic_mode_all_bits_are_those_without_drafts(
     served = serve(model, drafting, deterministic=True, max_width=4, depth=2)
     assert served.answers(prompts[:2], scored) == without
     assert served.engine.scheduler.counters.accepted_tokens
+
+
+BOUND = ["5 6 7 8 9 10", "|".join(f"20 21 {each} 22 23 {each}" for each in range(30, 60)), ""]
+
+
+@cases(("depth", "is_tardy"), [(2, False)], also=[(1, False), (2, True)])
+def test_answers_with_grammars_are_those_without_drafts(
+    model: DecoderModel, prompts: list[list[int]], depth: int, is_tardy: bool
+) -> None:
+    def grammars() -> FiniteGrammars:
+        made = TardyGrammars(VOCAB, BOUND[:2]) if is_tardy else FiniteGrammars(VOCAB)
+        made.ends = frozenset({1})
+        return made
+
+    asked = (prompts[:3], [attrs.evolve(PARAMS[number], max_tokens=8) for number in (1, 2, 4)], BOUND)
+    without = serve(model, grammars=grammars()).bound(*asked)
+    served = serve(model, depth=depth, max_width=4, grammars=grammars())
+    for one, other in zip(served.bound(*asked), without, strict=True):
+        same(one, other)
+        assert one.finish_reason is other.finish_reason
+    assert without[0].tokens[:6] == [5, 6, 7, 8, 9, 10]
+    assert served.engine.scheduler.counters.accepted_tokens >= 4
 
 
 def test_a_family_without_drafts_is_refused_by_name(make: Callable[[str], TinyModel]) -> None:

@@ -93,10 +93,10 @@ class SlowGrammars(FiniteGrammars):
         assert not self._is_filling, "matchers are used while their masks are made"
         return super().consume(tokens)
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, *drafts: Any) -> Callable[[], Filled]:
         assert not self._is_filling, "matchers are used while their masks are made"
         self._is_filling = True
-        filled = super().fill(matchers, block)()
+        filled = super().fill(matchers, block, *drafts)()
         late = {number for number, each in enumerate(matchers) if not self._has_mask(each)}
         for number in late:
             block.mask(number)[:] = bytes([0b10101010]) * block.width  # half of it is written
@@ -385,9 +385,9 @@ def test_events_are_made_while_masks_are() -> None:
     order: list[str] = []
 
     class Noting(FiniteGrammars):
-        def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        def fill(self, matchers: Sequence[Matcher], block: MaskBlock, *drafts: Any) -> Callable[[], Filled]:
             order.append("begin")
-            filled = super().fill(matchers, block)
+            filled = super().fill(matchers, block, *drafts)
 
             def wait() -> Filled:
                 order.append("wait")

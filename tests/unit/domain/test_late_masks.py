@@ -132,11 +132,11 @@ def test_one_that_has_come_by_the_next_step_is_not_waited_for_behind_its_end(cou
     """What is late when a step is planned may be there when it is drawn, and the answer through."""
 
     class Brief(HeldGrammars):
-        def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+        def fill(self, matchers: Sequence[Matcher], block: MaskBlock, *drafts: Any) -> Callable[[], Filled]:
             if self.was_late:
                 self.held.clear()
             self.was_late = bool(self.held)
-            return super().fill(matchers, block)
+            return super().fill(matchers, block, *drafts)
 
         was_late = False
 

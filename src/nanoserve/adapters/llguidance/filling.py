@@ -18,6 +18,7 @@ thread that fills their next mask. So are, for a while, those of a matcher whose
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from typing import Final, cast
 
 from llguidance import LLExecutor, LLMatcher
 
-from nanoserve.adapters.llguidance.matchers import GrammarMatcher, SharedLexer
+from nanoserve.adapters.llguidance.matchers import DEAR_SECONDS, GrammarMatcher, SharedLexer
 from nanoserve.adapters.llguidance.reading import refusal
 from nanoserve.ports.grammar import Filled, MaskBlock, Matcher
 
@@ -51,8 +52,6 @@ CAREFUL_TOGETHER: Final = 3
 """The same after it was late together with others: it may have been one of those."""
 FEW: Final = 16
 """Of so many it is likely enough: others go on together."""
-DEAR_SECONDS: Final = 0.001
-"""That a mask, or consuming a token, may take the caller before it is dear."""
 MOST_THREADS: Final = 64
 """That fill masks, those that are late still among them."""
 _LEXER_FAILED: Final = "lexer error"
@@ -71,7 +70,7 @@ class Job:
         self._batch, self.executor = batch, executor
 
     def add(self, members: list[tuple[int, GrammarMatcher]]) -> None:
-        """All of a step that share a lexer."""
+        """All of a step that share a lexer, by the numbers of their masks or the first of these."""
         self.members += members
         members[0][1].lexer.job = self
 
@@ -112,11 +111,15 @@ class Job:
         for _, matcher in self.members:
             if matcher.pending_tokens:
                 catch_up(matcher)
-        jobs = [(matcher.inner, number) for number, matcher in self.members]
+        drafts = batch.drafts
+        jobs = [(matcher.inner, number) for number, matcher in self.members if number not in drafts]
+        drafted = [(each.inner, number, drafts[number]) for number, each in self.members if number in drafts]
+        where = batch.address, block.width, len(block.memory) // block.width
         batch.begun.release()
-        self.executor.unsafe_compute_mask_ptr(
-            jobs, batch.address, block.width, len(block.memory) // block.width
-        )
+        if drafted:
+            self.executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        if jobs:
+            self.executor.unsafe_compute_mask_ptr(jobs, *where)
 
     def is_in_time(self) -> bool:
         """Whether all is filled; else nobody waits any more."""
@@ -136,12 +139,13 @@ class Batch:
 
     Attributes:
         jobs: all; threads take them from `line`.
+        drafts: by the number of a matcher's mask, tokens behind each of which it has another one.
         begun: released by each as it comes to its masks, and as it ends.
         all_ended: set once no thread is at work.
     """
 
-    def __init__(self, block: MaskBlock) -> None:
-        self.block = block
+    def __init__(self, block: MaskBlock, drafts: Mapping[int, list[int]]) -> None:
+        self.block, self.drafts = block, drafts
         self._memory = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
         self.address = ctypes.addressof(self._memory)
         self.jobs: list[Job] = []
@@ -211,7 +215,9 @@ class MaskFiller:
         except Exception:  # noqa: BLE001 - raised before any has gone on; one by one they show which is at fault
             return []
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock) -> Callable[[], Filled]:
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = ()
+    ) -> Callable[[], Filled]:
         """As in `Grammars`."""
         started = time.perf_counter()
         self._intervals.append(started - self._started)
@@ -219,14 +225,18 @@ class MaskFiller:
         self._started = started
         late, quick = set[int](), list[tuple[int, GrammarMatcher]]()
         by_lexer: dict[SharedLexer, list[tuple[int, GrammarMatcher]]] = {}
-        for number, matcher in enumerate(cast("Sequence[GrammarMatcher]", matchers)):
+        numbers: Sequence[int] = range(len(matchers))
+        if drafts:
+            numbers = [*itertools.accumulate([1 + len(each) for each in drafts], initial=0)][:-1]
+        drafted = {number: list(each) for number, each in zip(numbers, drafts, strict=False) if each}
+        for number, matcher in zip(numbers, cast("Sequence[GrammarMatcher]", matchers), strict=True):
             if matcher.lexer.is_in_use:
                 late.add(number)
-            elif matcher.is_quick and len(matchers) < FEWEST_MASKS:
+            elif matcher.is_quick and len(matchers) < FEWEST_MASKS and number not in drafted:
                 quick.append((number, matcher))
             else:
                 by_lexer.setdefault(matcher.lexer, []).append((number, matcher))
-        batch = self._begin(by_lexer.values(), block) if by_lexer else None
+        batch = self._begin(by_lexer.values(), Batch(block, drafted)) if by_lexer else None
         if quick:
             _fill_at_once(quick, block)
         self.steps += 1
@@ -241,9 +251,8 @@ class MaskFiller:
 
         return wait
 
-    def _begin(self, lexers: Collection[list[tuple[int, GrammarMatcher]]], block: MaskBlock) -> Batch:
+    def _begin(self, lexers: Collection[list[tuple[int, GrammarMatcher]]], batch: Batch) -> Batch:
         """Masks of matchers that share lexers, by threads."""
-        batch = Batch(block)
         self._cut(batch, lexers)
         busy = min(len(self._executors), len(batch.jobs))
         for _ in range(busy):

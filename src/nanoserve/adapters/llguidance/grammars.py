@@ -258,12 +258,19 @@ class LLGrammars:
         """As in `Grammars`."""
         return self._filler.consume(tokens)
 
-    def fill(self, matchers: Sequence[Matcher], block: MaskBlock, /) -> Callable[[], Filled]:
+    def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
+        """As in `Grammars`."""
+        assert isinstance(matcher, GrammarMatcher)
+        return matcher.draft(count, more, self._vocabulary.tokenize_bytes)
+
+    def fill(
+        self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
+    ) -> Callable[[], Filled]:
         """As in `Grammars`."""
         if self._growing:
             self.moves += sum(each.spread() for each in self._growing)
             self._growing = weakref.WeakSet(each for each in self._growing if each.is_growing)
-        return self._filler.fill(matchers, block)
+        return self._filler.fill(matchers, block, drafts)
 
     def is_ready(self, matcher: Matcher, /) -> bool:
         """As in `Grammars`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -13,6 +15,9 @@ from nanoserve.ports.grammar import Pending
 
 QUICK_MASKS: Final = 2
 """Masks of a lexer that other threads make in time before the engine's own thread makes them."""
+DEAR_SECONDS: Final = 0.001
+"""A mask, consuming a token or making drafts that takes the caller more is dear."""
+BYTES_PER_DRAFT: Final = 16
 MOST_KEPT: Final = 256
 """Tokens of an answer that are kept for another lexer to read."""
 
@@ -72,6 +77,7 @@ class GrammarMatcher:
         self.lexer = SharedLexer() if lexer is None else lexer
         self.lexer.add(self)
         self.careful = 0
+        self._drafts_are_dear = False
         self.said = []
         self.pending_tokens: list[int] = []
 
@@ -79,6 +85,23 @@ class GrammarMatcher:
     def is_quick(self) -> bool:
         """True if its next mask is worth no other thread."""
         return self.lexer.is_quick and not self.careful and not self.pending_tokens
+
+    def draft(
+        self,
+        count: int,
+        more: Callable[[list[int]], Sequence[int]],
+        tokenize: Callable[[bytes], list[int]],
+    ) -> list[int]:
+        """As in `Grammars`. One that speaks of ids is not asked: its masks are corrected one by one."""
+        is_slow = self._drafts_are_dear or self.careful or self.pending_tokens
+        if is_slow or self.names_ids or self.lexer.is_in_use:
+            return []
+        started = time.thread_time()
+        text = self.inner.compute_ff_bytes()[: count * BYTES_PER_DRAFT]
+        forced = tokenize(text)[:count] if text else []
+        self._drafts_are_dear = time.thread_time() - started >= DEAR_SECONDS
+        found = [*forced, *more(forced)][:count]
+        return found[: self.inner.validate_tokens(found)] if found else []
 
     def went_on(self, token: int) -> None:
         """The library's matcher has gone on by a token."""

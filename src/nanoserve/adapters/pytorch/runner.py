@@ -6,8 +6,10 @@ rows already hold the tokens that this one sampled.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 import torch
@@ -38,7 +40,7 @@ class TorchTicket:
     """A submitted step's outcome, on the device.
 
     Attributes:
-        undrawn: until `draw`, of a step with masked rows: these, the sampling rows on the device, and their logits.
+        undrawn: until `draw`, of a step with masked rows: these, and what draws it by masks, but for rows that get none.
         rows: the rows that sampled, and `tokens`, [S], what they got; of a wide step each row as often as it gained a token.
         counts, num_drafts, drafted_rows: of a wide step, as in `StepResult`.
         asked: the rows that were to sample, where others than those.
@@ -47,7 +49,7 @@ class TorchTicket:
     """
 
     step: int
-    undrawn: tuple[tuple[int, ...], Tensor, Tensor] | None = None
+    undrawn: tuple[tuple[int, ...], Callable[..., None]] | None = None
     rows: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
     num_drafts: int = 0
@@ -118,10 +120,9 @@ class TorchRunner:
         if plan.chunks:
             hidden = hidden.index_select(0, step.inputs.logits_indices)
         logits = self._model.logits(hidden)
-        if plan.masked:
-            ticket.undrawn = (plan.masked, step.sampling, logits)
-        else:
-            self._sample(ticket, step.sampling, logits, {})
+        self._draw_now_or_later(
+            plan, ticket, functools.partial(self._draw_narrow, ticket, step.sampling, logits)
+        )
         return ticket
 
     def _submit_wide(self, plan: StepPlan) -> TorchTicket:
@@ -138,41 +139,72 @@ class TorchRunner:
         low_rank = self._row_loras and self._row_loras.of_step(plan.chunks, spans)
         hidden = self._model(inputs, self.kv, low_rank=low_rank)
         self._read_prompts(plan.chunks, hidden, ticket)
-        rows = [*chunk_rows, *(row for row, length in spans for _ in range(length))]
-        ahead = [0] * len(chunk_rows) + [place for _, length in spans for place in range(length)]
-        if rows:
+        if len(inputs.logits_indices):
             logits = self._model.logits(hidden.index_select(0, inputs.logits_indices))
-            scored = self._scored(rows)
-            untouched = logits[scored]
+            guesses = dict[int, Sequence[int]].fromkeys(chunk_rows, ()) | drafts
+            asked = (*chunk_rows, *plan.decoding)
+            self._draw_now_or_later(
+                plan, ticket, functools.partial(self._draw_wide, ticket, asked, guesses, logits)
+            )
+        return ticket
+
+    def _draw_now_or_later(self, plan: StepPlan, ticket: TorchTicket, draw: Callable[..., None]) -> None:
+        if plan.masked:
+            ticket.undrawn = plan.masked, draw
+        else:
+            draw(masks={}, missing=frozenset())
+
+    def _draw_wide(
+        self,
+        ticket: TorchTicket,
+        asked: Sequence[int],
+        guesses: Mapping[int, Sequence[int]],
+        logits: Tensor,
+        *,
+        masks: Mapping[int, memoryview],
+        missing: AbstractSet[int],
+    ) -> None:
+        """Draw for rows, each with what was guessed of it, from logits of all these places."""
+        spans = [(row, ahead) for row, drafts in guesses.items() for ahead in range(1 + len(drafts))]
+        if missing:
+            drawn = [place for place, (row, _) in enumerate(spans) if row not in missing]
+            spans, logits = [spans[place] for place in drawn], logits[drawn]
+            guesses = {row: drafts for row, drafts in guesses.items() if row not in missing}
+        rows, ahead = [row for row, _ in spans], [ahead for _, ahead in spans]
+        scored = self._scored(rows)
+        untouched = logits[scored]
+        for place, (row, each) in enumerate(spans) if masks else ():
+            if row in masks:
+                logits[place].masked_fill_(_forbidden(masks[row], logits, each), -torch.inf)
+        kept: list[int] = []
+        if rows:
             tokens = self._sampler.sample(logits, rows, torch.tensor(ahead, device=logits.device))
-            kept = self._accept(chunk_rows, drafts, tokens.tolist())
-            gained = Counter(rows[place] for place in kept)
-            ticket.counts = (1,) * len(chunk_rows) + tuple(gained[row] for row in plan.decoding)
+            kept = self._accept(guesses, tokens.tolist())
             ticket.rows, ticket.tokens = tuple(rows[place] for place in kept), tokens[kept]
             self._note_draws(ticket, logits[kept], untouched[[place in kept for place in scored]])
-        return ticket
+        gained = Counter(rows[place] for place in kept)
+        ticket.counts = tuple(gained[row] for row in asked)
 
     def _draft(self, plan: StepPlan) -> dict[int, Sequence[int]]:
         """What is guessed of each decoding row that is not at its end."""
         drafts: dict[int, Sequence[int]] = {}
+        given = {each.row: each.token_ids for each in plan.drafts}
         for row in plan.decoding:
             room = self._longest[row] - self._rows.length(row) - 1
             if room < 0:
                 continue
             most = min(plan.width - 1, room)
-            guesses: Sequence[int] = ()
-            if most and self._drafter is not None and row not in self._undrafted:
+            guesses: Sequence[int] = given.get(row, ())[:most]
+            if most and self._drafter is not None and row not in self._undrafted and row not in plan.masked:
                 guesses = self._drafter.propose(self._rows.token_ids(row), most)
             drafts[row] = guesses
         return drafts
 
-    def _accept(
-        self, chunk_rows: Sequence[int], drafts: Mapping[int, Sequence[int]], drawn: list[int]
-    ) -> list[int]:
+    def _accept(self, drafts: Mapping[int, Sequence[int]], drawn: list[int]) -> list[int]:
         """Extend rows by the draws that count, whose places are returned."""
         kept: list[int] = []
         place = 0
-        for row, guesses in [*((row, ()) for row in chunk_rows), *drafts.items()]:
+        for row, guesses in drafts.items():
             after = place + 1 + len(guesses)
             count = accepted_length(guesses, drawn[place:after])
             self._rows.extend(row, drawn[place : place + count])
@@ -196,8 +228,18 @@ class TorchRunner:
     def draw(self, ticket: TorchTicket, masks: Masks, /) -> None:
         """As in `LateDrawing`."""
         assert ticket.undrawn is not None
-        (masked, index, logits), ticket.undrawn = ticket.undrawn, None
-        missing = set(masked) - masks.keys()
+        (masked, draw), ticket.undrawn = ticket.undrawn, None
+        draw(masks=masks, missing=set(masked) - masks.keys())
+
+    def _draw_narrow(
+        self,
+        ticket: TorchTicket,
+        index: Tensor,
+        logits: Tensor,
+        *,
+        masks: Mapping[int, memoryview],
+        missing: AbstractSet[int],
+    ) -> None:
         if missing:
             drawn = [place for place, row in enumerate(ticket.rows) if row not in missing]
             index, logits = index[drawn], logits[drawn]
@@ -290,7 +332,7 @@ class TorchRunner:
         rows = ticket.rows
         untouched = logits[self._scored(rows)] if self._logprobs else logits
         for row, mask in masks.items():
-            logits[rows.index(row)].masked_fill_(_forbidden(mask, logits), -torch.inf)
+            logits[rows.index(row)].masked_fill_(_forbidden(mask, logits, 0), -torch.inf)
         ticket.tokens = tokens = self._sampler.sample(logits, rows)
         self._rows.append(index, rows, tokens)
         self._note_draws(ticket, logits, untouched)
@@ -312,8 +354,9 @@ class TorchRunner:
             ticket.scores = score_tensors(scored, tokens, top)
 
 
-def _forbidden(mask: memoryview, logits: Tensor) -> Tensor:
-    """The ids that a mask does not allow, bool [vocab], where the logits are."""
-    packed = torch.frombuffer(mask, dtype=torch.uint8).int()
+def _forbidden(masks: memoryview, logits: Tensor, number: int) -> Tensor:
+    """The ids that a mask of those of a row does not allow, bool [vocab], where the logits are."""
+    width = -(-logits.shape[1] // 32) * 4
+    packed = torch.frombuffer(masks[number * width : (number + 1) * width], dtype=torch.uint8).int()
     eights = _FORBIDDEN.index_select(0, packed).view(torch.bool)
     return eights[: logits.shape[1]].to(logits.device)

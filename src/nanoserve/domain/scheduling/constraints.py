@@ -6,6 +6,9 @@ preemption loses was not consumed, and what is computed again is drawn under the
 Workers may take their time over a grammar or over a mask. Whoever needs it waits meanwhile, and no other sequence does:
 before its grammar is ready a sequence stands in no line of the queue; one whose mask is late sits out on its row.
 
+In a wide step (`ports/step.py`) rows have drafts: what the grammar leaves no choice of as text, and what n-grams guess behind that. A model
+may still cut such a text into other tokens, so these are drafts like others, and each place of theirs has its own mask.
+
 A crowd of such answers costs the engine little more than as many free ones: their matchers go on in one call, and their masks
 are begun as soon as the tokens are known, written where the device reads them, and waited for when the step is drawn.
 """
@@ -14,11 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
 
+from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Sequence
@@ -49,11 +54,12 @@ class DrawOutcome:
 
 @attrs.frozen
 class Filling:
-    """The masks of a step, which are being made; `rows` have them in this order."""
+    """The masks of a step, which are being made; `rows` have them by the number of the first, and `counts` says who has several."""
 
     flight: InFlightStep
     block: MaskBlock
-    rows: list[tuple[int, Sequence]]
+    rows: dict[int, tuple[int, Sequence]]
+    counts: dict[int, int]
     wait: Callable[[], Filled]
 
 
@@ -70,6 +76,7 @@ class Constraints:
     def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
         self._grammars = grammars
         self._drawer = drawer
+        self._ngrams = NGramDrafter()
         self.matchers: dict[Sequence, Matcher] = {}
         self.missed: frozenset[Sequence] = frozenset()
         self._free: set[Sequence] = set()
@@ -156,6 +163,19 @@ class Constraints:
         decoding = [row for sequence, row in zip(sequences, rows, strict=True) if sequence in bound]
         return (*finished, *decoding)
 
+    def draft(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Up to so many drafts of a sequence that has a constraint, all of which its masks allow."""
+        matcher = self.matchers[sequence]
+        # Masks that the engine changes itself, it changes for the newest token alone.
+        if sequence in self._free or sequence in self._unsure or not sequence.sampling.takes_drafts:
+            return ()
+        assert self._grammars is not None
+        ngrams, known = self._ngrams, sequence.token_ids
+        found = self._grammars.draft(
+            matcher, count, lambda forced: ngrams.propose([*known, *forced], count - len(forced))
+        )
+        return tuple(itertools.takewhile(lambda token: token not in sequence.stop_ids, found))
+
     def consume(
         self, progress: list[tuple[Sequence, int, TokenLogprobs | None]]
     ) -> list[tuple[Sequence, str]]:
@@ -188,17 +208,23 @@ class Constraints:
         if stale is not None:  # of a step that failed: its matchers are in use until its masks are made
             with contextlib.suppress(Exception):
                 stale.wait()
-        by_row = flight.by_row
-        rows = [(row, sequence) for row in flight.plan.masked if (sequence := by_row[row]) in self.matchers]
+        by_row, drafts = flight.by_row, {each.row: each.token_ids for each in flight.plan.drafts}
+        members = [
+            (row, sequence) for row in flight.plan.masked if (sequence := by_row[row]) in self.matchers
+        ]
         if self._free:
-            rows.sort(key=lambda each: each[1] in self._free)  # the bound come first
-        block = self._drawer.mask_block(len(rows))
+            members.sort(key=lambda each: each[1] in self._free)  # the bound come first
+        bound = [(row, self.matchers[each]) for row, each in members if each not in self._free]
+        counts = {row: 1 + len(tokens) for row, tokens in drafts.items()}
+        ends = itertools.accumulate([counts.get(row, 1) for row, _ in members], initial=0)
+        rows = dict(zip(ends, members, strict=False))
+        block = self._drawer.mask_block(len(members) + sum(counts.values()) - len(counts))
         block.step_rows = len(by_row)
-        bound = [self.matchers[sequence] for _, sequence in rows if sequence not in self._free]
-        wait = self._grammars.fill(bound, block) if bound else Filled
-        for number in range(len(bound), len(rows)):
-            block.mask(number)[:] = _all_but(rows[number][1].request.eos_token_ids, block.width)
-        self._filling = Filling(flight, block, rows, wait)
+        behind = ([drafts.get(row, ()) for row, _ in bound],) if drafts else ()
+        wait = self._grammars.fill([each for _, each in bound], block, *behind) if bound else Filled
+        for number, (_, sequence) in [*rows.items()][len(bound) :]:
+            block.mask(number)[:] = _all_but(sequence.request.eos_token_ids, block.width)
+        self._filling = Filling(flight, block, rows, counts, wait)
 
     def draw(self, flight: InFlightStep, ticket: object) -> DrawOutcome:
         """Draw a step before which all is committed.
@@ -212,7 +238,7 @@ class Constraints:
         assert self._drawer is not None
         filled = filling.wait()
         living = self.matchers
-        numbers = {row: number for number, (row, each) in enumerate(filling.rows) if each in living}
+        numbers = {row: number for number, (row, each) in filling.rows.items() if each in living}
         drawn = DrawOutcome([], [])
         empty = self._set_ends(filling, filled) if self._unsure else filled.empty
         for missing, sequences in ((filled.late, drawn.late), (empty, drawn.stuck)):
@@ -220,17 +246,17 @@ class Constraints:
                 row, sequence = filling.rows[number]
                 if numbers.pop(row, None) is not None:
                     sequences.append(sequence)
-        for _, sequence in filling.rows if self.late else ():
+        for _, sequence in filling.rows.values() if self.late else ():
             self.late.pop(sequence, None)
         self.late.update((each, living[each]) for each in drawn.late)
         self.missed = frozenset(drawn.late)
-        self._drawer.draw(ticket, Masks(filling.block, numbers))
+        self._drawer.draw(ticket, Masks(filling.block, numbers, filling.counts))
         return drawn
 
     def _set_ends(self, filling: Filling, filled: Filled) -> set[int]:
         """Set the end-of-sequence ids that grammars did not; returns the numbers of the masks that are empty then."""
         empty = set(filled.empty)
-        for number, (_, sequence) in enumerate(filling.rows):
+        for number, (_, sequence) in filling.rows.items():
             if sequence not in self._unsure or sequence in self._free or number in filled.late:
                 continue
             request, matcher, mask = sequence.request, self.matchers[sequence], filling.block.mask(number)

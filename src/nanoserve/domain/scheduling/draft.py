@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 
 from nanoserve.domain.kv.states import PlannedCopy
+from nanoserve.domain.scheduling.steps import DecodingRows
 from nanoserve.domain.sequence import Sequence
-from nanoserve.ports.step import AdmittedRow, Chunk, LoraLoad, StepPlan, TableUpdate
+from nanoserve.ports.step import AdmittedRow, Chunk, LoraLoad, RowDrafts, StepPlan, TableUpdate
 
 
 @attrs.define
@@ -15,6 +16,7 @@ class Draft:
 
     step: int
     width: int = 1
+    drafts: dict[Sequence, tuple[int, ...]] = attrs.field(factory=dict)
     chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
     admitted: list[AdmittedRow] = attrs.field(factory=list)
     table_updates: list[TableUpdate] = attrs.field(factory=list)
@@ -63,7 +65,7 @@ class Draft:
     def seal(
         self,
         released: list[int],
-        decoding: tuple[int, ...],
+        decoding: DecodingRows,
         masked: tuple[int, ...] = (),
         lora_loads: tuple[LoraLoad, ...] = (),
     ) -> StepPlan:
@@ -74,9 +76,15 @@ class Draft:
             admitted=tuple(self.admitted),
             table_updates=tuple(self.table_updates),
             chunks=tuple(chunk for _, chunk in self.chunks),
-            decoding=decoding,
+            decoding=decoding.rows,
             width=self.width,
             copies=tuple([each.copy for each in self.copies]) if self.copies else (),
             masked=masked,
+            drafts=self._drafts_of(decoding) if self.drafts else (),
             lora_loads=lora_loads,
         )
+
+    def _drafts_of(self, decoding: DecodingRows) -> tuple[RowDrafts, ...]:
+        """Those that still decode: others may have lost their rows since they were drafted."""
+        rows = zip(decoding.rows, decoding.sequences, strict=True)
+        return tuple([RowDrafts(row, self.drafts[each]) for row, each in rows if self.drafts.get(each)])

@@ -98,7 +98,8 @@ class Scheduler:
         now, table = self._clock.now(), self.table
         for sequence in table.deadlines.due(now):
             table.finish(sequence, FinishReason.TIMEOUT)
-        width = self._speculation.choose_width() if self._speculation else 1
+        chooses = self._speculation is not None and not self.constraints.matchers
+        width = self._speculation.choose_width() if self._speculation and chooses else 1
         if table.is_settled and width and not self.cache.exchanged and not table.decoding.has_date(width):
             return self._repeat(width, now)
         self._let_arrived_go()
@@ -106,7 +107,8 @@ class Scheduler:
             width = self._speculation.choose_width()
         if not width or (self.suspects and self.flights):
             return None
-        draft = Draft(table.step + 1, width)
+        drafts = self._speculation.drafts if self._speculation else {}
+        draft = Draft(table.step + 1, width, drafts)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - width * len(table.decoding)
         if self._chunk_budget is not None:
@@ -152,7 +154,7 @@ class Scheduler:
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
         loads = table.loras.take_planned() if table.loras.planned else ()
-        plan = draft.seal(table.rows.released(), decoding.rows, masked, loads)
+        plan = draft.seal(table.rows.released(), decoding, masked, loads)
         if tiers is not None:
             plan = tiers.go_along(plan)
         members.advance(draft.width)
@@ -270,9 +272,6 @@ class Scheduler:
             assert self._speculation is not None
             landed = self._speculation.land(flight, result)
         progress = self._gain(*landed)
-        if flight.plan.masked:
-            for sequence, error in self.constraints.consume(progress):
-                self.table.finish(sequence, FinishReason.ERROR, error)
         if self.suspects:
             cleared = self.suspects.acquit()
             if cleared is not None and self.suspects:  # it stands back while others are left
@@ -306,6 +305,8 @@ class Scheduler:
             if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
                 sequence.stop = token
             self.table.finish(sequence, reason)
+        for sequence, error in self.constraints.consume(progress) if self.constraints.matchers else ():
+            self.table.finish(sequence, FinishReason.ERROR, error)
         return progress
 
     def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:

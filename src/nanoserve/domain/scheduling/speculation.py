@@ -3,6 +3,9 @@
 The answer does not depend on it, so a step is as wide as pays. Of a row whose drafts are right with probability a, a step of width w
 brings (1 - a**w) / (1 - a) tokens on average; a is what was seen of the row lately, and a guess at first. What a step costs follows from
 its tokens, which is measured when the engine starts (`Limits.step_seconds`); where it is not, steps are as wide as they may be.
+
+Drafts of rows with grammars are made here, of tokens that are known: so each step waits for the one before. That goes on while it brings
+more than steps that follow each other closely, and is tried again after a while.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress, Stopped, stopped_by
 from nanoserve.domain.scheduling.wide_steps import WideDecodeSet, rounds, surplus
-from nanoserve.domain.sequence import Phase
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.grammar import MOST_DRAFTED
 from nanoserve.ports.step import StepResult
 
 LEARNING_RATE: Final = 0.25
@@ -26,10 +30,20 @@ RECONSIDER: Final = 4
 """After so many wide steps, and when rows come or go, the width is chosen anew."""
 PROBE_AFTER: Final = 64
 """After so many narrow steps a wide one shows whether drafts have become better."""
+IDLE_SECONDS: Final = 0.0003
+"""The device has nothing to do for so long where a step waits for the one before."""
+TRIAL: Final = 2.0
+"""Drafts of grammars are thought to bring so many tokens per row and step at first."""
+TRIAL_RATE: Final = 1 / 32
+TRY_AGAIN_AFTER: Final = 256
 
 
 class Speculation:
-    """Drafts for `members`, a scheduler's decode set. They take nothing from anybody: where blocks or a step's budget are short, it is narrow."""
+    """Drafts for `members`, a scheduler's decode set. They take nothing from anybody: where blocks or a step's budget are short, it is narrow.
+
+    Attributes:
+        drafts: for the next step, those of rows with grammars.
+    """
 
     def __init__(self, limits: Limits, cache: KVCache, table: SequenceTable) -> None:
         assert isinstance(table.decoding, WideDecodeSet)
@@ -39,6 +53,9 @@ class Speculation:
         self._widths = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
         self._rows: DecodingRows | None = None
         self._best = most
+        self.drafts: dict[Sequence, tuple[int, ...]] = {}
+        self._per_row = TRIAL
+        self._untried = 0
         self._narrow_steps = self._wide_steps = 0
         self._rounds: list[list[Progress]] = []
 
@@ -48,13 +65,19 @@ class Speculation:
         A narrow step has no limits of rows on the device, so it waits until it is known that no row has come to its end.
         """
         members, cache, table = self.members, self._cache, self._table
-        if not members or cache.has_states or table.constraints.matchers or table.suspects:
+        self.drafts = {}
+        if not members or cache.has_states or table.suspects:
             width = 1
+        elif table.constraints.matchers:
+            width = self._masked_width(members.snapshot())
         else:
             width = self._best_width(members.snapshot())
+        if not width:
+            return 0
         blocks = -(-width // self._limits.block_size)
         if width > 1 and cache.has_room(blocks * len(members.needing_blocks(width))):
             return width
+        self.drafts = {}
         members.tighten()
         is_short = members.slack and not cache.has_room(len(members.needing_blocks(1)))
         return 0 if is_short or members.may_overrun() else 1
@@ -63,7 +86,10 @@ class Speculation:
         """What pays best; what was found last stands while nothing is learnt and the same rows decode."""
         if rows is not self._rows:
             self._rows = rows
-            self._best = self._most_tokens_per_second(rows)
+            self._best = widest = self._widest(rows)
+            if self._costs:
+                most = [widest if each.sampling.takes_drafts else 1 for each in rows.sequences]
+                self._best = self._most_tokens_per_second(rows, most)
         if self._best > 1:
             return self._best
         self._narrow_steps += 1
@@ -73,19 +99,56 @@ class Speculation:
             return 1
         return self._widest(rows)
 
-    def _widest(self, rows: DecodingRows) -> int:
-        budget = self._limits.max_num_batched_tokens
+    def _masked_width(self, rows: DecodingRows) -> int:
+        """As `choose_width`, where some have grammars; makes their drafts."""
+        constraints, count = self._table.constraints, len(rows.rows)
+        bound = [each for each in rows.sequences if each in constraints.matchers]
+        if not bound:
+            return self._best_width(rows)
+        widest = self._widest(rows, MOST_DRAFTED)
+        if widest == 1 or not self._pays(count):
+            return 1
+        if self.members.in_flight:
+            return 0
+        self.drafts = {each: constraints.draft(each, widest - 1) for each in bound}
+        most = [
+            1 + len(self.drafts[each]) if each in self.drafts else widest if each.sampling.takes_drafts else 1
+            for each in rows.sequences
+        ]
+        width = self._most_tokens_per_second(rows, most)
+        if width == 1:
+            self._note_gain(1.0)
+        return width
+
+    def _pays(self, count: int) -> bool:
+        """Find out if steps with drafts of grammars bring more than others."""
+        if not self._costs:
+            pays = self._per_row > CLEARLY_BETTER
+        else:
+            seconds = self._seconds(2 * count) + IDLE_SECONDS
+            pays = self._per_row / seconds > CLEARLY_BETTER / self._seconds(count)
+        self._untried = 0 if pays else self._untried + 1
+        if self._untried > TRY_AGAIN_AFTER:
+            self._per_row, pays = TRIAL, True
+        return pays
+
+    def _note_gain(self, tokens_per_row: float) -> None:
+        self._per_row += TRIAL_RATE * (tokens_per_row - self._per_row)
+
+    def _widest(self, rows: DecodingRows, most: int = 1 << 30) -> int:
+        budget = min(self._limits.max_num_batched_tokens, most)
         return max((width for width in self._widths if width * len(rows.rows) <= budget), default=1)
 
-    def _most_tokens_per_second(self, rows: DecodingRows) -> int:
-        widest, count = self._widest(rows), len(rows.rows)
+    def _most_tokens_per_second(self, rows: DecodingRows, most: list[int]) -> int:
+        """The width that pays best where rows yield `most` tokens in a step, each its own."""
+        widths = [each for each in self._widths if each < 2 * max(most)]
         if not self._costs:
-            return widest
-        rates = [each.acceptance if each.sampling.takes_drafts else 0.0 for each in rows.sequences]
+            return widths[-1]
+        rates = [(each.acceptance, bound) for each, bound in zip(rows.sequences, most, strict=True)]
         speeds = {
-            width: sum(_expected(rate, width) for rate in rates) / self._seconds(width * count)
-            for width in self._widths
-            if width <= widest
+            width: sum(_expected(rate, min(width, bound)) for rate, bound in rates)
+            / self._seconds(width * len(most))
+            for width in widths
         }
         best = max(speeds, key=lambda width: speeds[width])
         return best if speeds[best] > CLEARLY_BETTER * speeds[1] else 1
@@ -127,9 +190,12 @@ class Speculation:
         counters, width = self._table.counters, flight.plan.width
         counters.draft_tokens += result.num_drafts
         counters.drafted_rows += result.drafted_rows
-        counters.accepted_tokens += len(result.token_ids) - len(flight.sampling)
+        if result.counts:
+            yielded = len(result.counts) - result.counts.count(0)
+            counters.accepted_tokens += len(result.token_ids) - yielded
         for sequence, lacks in surplus(flight, result):
-            if sequence not in self.members:  # the set finds out by itself
+            # The set finds out by itself, and one that sits out was told.
+            if sequence not in self.members and sequence not in self._table.constraints.missed:
                 sequence.num_scheduled_tokens -= lacks
         if width == 1:
             return
@@ -138,9 +204,13 @@ class Speculation:
         if self._best == 1 or self._wide_steps % RECONSIDER == 0:
             self._rows = None
         counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
-        for sequence, count in zip(flight.decoding.sequences, counts, strict=True):
-            if count:
-                seen = (count - 1) / min(count, width - 1)
+        if flight.plan.masked:
+            self._note_gain(sum(counts) / len(counts))
+        given = {each.row: len(each.token_ids) for each in flight.plan.drafts}
+        most = [given.get(row, 0 if row in flight.plan.masked else width - 1) for row in flight.plan.decoding]
+        for sequence, count, drafts in zip(flight.decoding.sequences, counts, most, strict=True):
+            if count and drafts:
+                seen = (count - 1) / min(count, drafts)
                 sequence.acceptance += LEARNING_RATE * (seen - sequence.acceptance)
 
 

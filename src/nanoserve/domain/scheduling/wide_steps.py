@@ -23,19 +23,20 @@ class WideDecodeSet(DecodeSet):
 
     Attributes:
         landed: tokens per row of the steps that are committed.
+        in_flight: steps that are planned and not committed.
         is_exact: whether no offset can be too low: all steps since the offsets were set right are narrow.
     """
 
     def __init__(self, block_size: int) -> None:
         super().__init__(block_size)
         self.landed = 0
-        self._in_flight = 0
+        self.in_flight = 0
         self._late: dict[Sequence, None] = {}
 
     @property
     def slack(self) -> int:
         """By how much positions may be lower than the steps in flight have been planned for."""
-        return self.reach - self.landed - self._in_flight
+        return self.reach - self.landed - self.in_flight
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
         """See `DecodeSet`."""
@@ -45,19 +46,19 @@ class WideDecodeSet(DecodeSet):
     def advance(self, width: int) -> None:
         """See `DecodeSet`."""
         super().advance(width)
-        self._in_flight += 1
+        self.in_flight += 1
         if width > 1:
             self.is_exact = False
 
     def land(self, width: int) -> None:
         """The oldest step in flight, of that width, has come home with its tokens."""
         self.landed += width
-        self._in_flight -= 1
+        self.in_flight -= 1
 
     def forget_flights(self) -> None:
         """No step in flight counts any more, and nothing decodes."""
         assert not self._members
-        self.landed, self._in_flight, self.is_exact = self.reach, 0, True
+        self.landed, self.in_flight, self.is_exact = self.reach, 0, True
 
     def tighten(self) -> None:
         """Set all offsets right, if that is known."""

@@ -28,7 +28,7 @@ def propose_ngrams(
             lie within W.
         batch_rows: int32 [B], rows; they may only repeat where `takes_drafts` is 0.
         lengths: int32 [R], tokens of each row, 1 or more.
-        takes_drafts: int32 [R]; 0 for a row that gets none.
+        takes_drafts: int32 [R]; 0 for a row that gets none, 1 for one that does, 2 for one whose drafts stay as they are.
         width: a power of two, one more than the drafts of a row.
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """

@@ -30,7 +30,8 @@ def propose_kernel(
     wait_for_last(PDL)
     row = tl.load(batch_rows_ptr + tl.program_id(0))
     length = tl.load(lengths_ptr + row)
-    wanted = tl.load(takes_drafts_ptr + row) != 0
+    asked = tl.load(takes_drafts_ptr + row)
+    wanted = asked == 1
     tokens_ptr += row.to(tl.int64) * tokens_stride
     newest = length - 1
     new_1 = tl.load(tokens_ptr + newest)
@@ -53,4 +54,4 @@ def propose_kernel(
     ahead = tl.arange(0, WIDTH)
     source = after + ahead % tl.maximum(length - after, 1)
     drafts = tl.load(tokens_ptr + source, mask=(ahead < WIDTH - 1) & (found > 0), other=-1)
-    tl.store(tokens_ptr + length + ahead, drafts, mask=ahead < WIDTH - 1)
+    tl.store(tokens_ptr + length + ahead, drafts, mask=(ahead < WIDTH - 1) & (asked < 2))

@@ -15,7 +15,6 @@ from traceback import walk_tb
 import pytest
 from llguidance import LLExecutor, LLMatcher
 
-from nanoserve.adapters.llguidance import filling
 from nanoserve.adapters.llguidance.filling import (
     CAREFUL_ALONE,
     CAREFUL_TOGETHER,
@@ -34,7 +33,7 @@ from nanoserve.adapters.llguidance.grammars import (
     Lexers,
     LLGrammars,
 )
-from nanoserve.adapters.llguidance.matchers import MOST_KEPT, QUICK_MASKS, GrammarMatcher
+from nanoserve.adapters.llguidance.matchers import DEAR_SECONDS, MOST_KEPT, QUICK_MASKS, GrammarMatcher
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, new_block
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -355,7 +354,7 @@ def test_a_lexer_with_a_mask_that_was_dear_is_left_to_threads_from_then_on(
 
         def unsafe_compute_mask_ptr(self, address: int, width: int) -> None:
             nonlocal seconds
-            seconds += filling.DEAR_SECONDS
+            seconds += DEAR_SECONDS
             self.inner.unsafe_compute_mask_ptr(address, width)
 
         def __getattr__(self, name: str) -> object:
@@ -454,7 +453,7 @@ def test_after_a_token_that_was_dear_the_next_are_consumed_off_the_step(
 
         def consume_token(self, token: int) -> bool:
             nonlocal seconds
-            seconds += filling.DEAR_SECONDS
+            seconds += DEAR_SECONDS
             return self.inner.consume_token(token)
 
     dear, usual = (compiled(grammars, "regex", "ab+") for _ in range(2))

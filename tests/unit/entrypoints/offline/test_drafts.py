@@ -29,3 +29,22 @@ def test_answers_are_the_same_with_drafts_and_take_fewer_steps(params: SamplingP
         assert steps <= most
     if params is GREEDY:
         assert answers("ngram", params)[1] < most
+
+
+def test_answers_by_schema_are_the_same_and_take_fewer_steps() -> None:
+    record = {
+        "type": "object",
+        "properties": {"customer_name": {"enum": ["Ada", "Bob"]}, "order_number": {"type": "integer"}},
+    }
+    schema = record | {"required": ["customer_name", "order_number"], "additionalProperties": False}
+    params = [SamplingParams(temperature=0.0, max_tokens=60, logprobs=1), SEEDED]
+    found = []
+    for speculate in ("off", "ngram", "auto"):
+        with LLM(dtype="float32", threads=1, paranoid=True, speculate=speculate) as llm:
+            outputs = llm.generate(PROMPTS, params, structured_outputs={"json": schema}, use_tqdm=False)
+            steps = llm._open_session.assembly.engine.counts().steps
+        found.append(([list(each.token_ids) for output in outputs for each in output.outputs], steps))
+    (without, most), *drafted = found
+    for answers_, steps in drafted:
+        assert answers_ == without
+        assert steps < 0.8 * most

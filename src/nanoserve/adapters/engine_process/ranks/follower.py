@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import traceback
 from collections import deque
@@ -54,7 +55,7 @@ def _follow(
     for message in messages:
         if isinstance(message, plans.Draw):
             step, ticket = undrawn.popleft()
-            runner.draw(ticket, _lent(runner, message.masks))
+            runner.draw(ticket, _lent(runner, message.masks, message.counts))
             tell(step, ticket)
             continue
         if isinstance(message, plans.Loras):
@@ -68,12 +69,14 @@ def _follow(
             tell(plan.step, ticket)
 
 
-def _lent(runner: Any, masks: Mapping[int, bytearray]) -> Masks:
+def _lent(runner: Any, masks: Mapping[int, bytearray], counts: Mapping[int, int]) -> Masks:
     """Masks of rows, in memory that the runner draws from."""
-    block = runner.mask_block(len(masks))
-    for number, mask in enumerate(masks.values()):
-        block.mask(number)[:] = mask
-    return Masks(block, {row: number for number, row in enumerate(masks)})
+    every = [counts.get(row, 1) for row in masks]
+    block = runner.mask_block(sum(every))
+    lent = Masks(block, dict(zip(masks, itertools.accumulate(every, initial=0), strict=False)), counts)
+    for row, mask in masks.items():
+        lent[row][:] = mask
+    return lent
 
 
 def _expect(kind: type, message: Any) -> Any:

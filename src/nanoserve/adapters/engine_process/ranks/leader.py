@@ -271,7 +271,9 @@ class LeadingRunner(Generic[TicketT]):
 
     def draw(self, ticket: TicketT, masks: Masks, /) -> None:
         """As in `LateDrawing`, on all ranks."""
-        self._ranks.send(plans.Draw({row: bytearray(mask) for row, mask in masks.items()}))
+        self._ranks.send(
+            plans.Draw({row: bytearray(mask) for row, mask in masks.items()}, dict(masks.counts))
+        )
         try:
             self._drawer.draw(ticket, masks)
         except Exception as error:  # noqa: BLE001 - as above

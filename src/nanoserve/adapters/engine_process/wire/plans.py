@@ -38,9 +38,10 @@ class Build(msgspec.Struct, array_like=True, tag=1):
 
 
 class Draw(msgspec.Struct, array_like=True, tag=2):
-    """Draw the oldest step that waits for masks; they are by row."""
+    """Draw the oldest step that waits for masks; as in `Masks`."""
 
     masks: dict[int, bytearray]
+    counts: dict[int, int] = {}
 
 
 Row: Final[Any] = array_form(AdmittedRow, 0, token_ids=bytes)

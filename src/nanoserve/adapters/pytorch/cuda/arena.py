@@ -20,6 +20,7 @@ from nanoserve.ports.engine_facts import EngineSizes
 
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
+GIVEN, NO_DRAFT = 2, -1
 Shapes = Mapping[str, tuple[int, ...]]
 """Of sections, by name."""
 
@@ -38,7 +39,7 @@ class Arena:
         lengths: int32 [rows], tokens of each row, the newest included; advanced by the device.
         num_prompt_tokens: int32 [rows].
         limits: int32 [rows], tokens that each row may come to have.
-        takes_drafts: int32 [rows], 0 for a row that has none.
+        takes_drafts: int32 [rows], 0 for a row that has none, `GIVEN` for one whose drafts the host writes.
         block_tables: of each layer, that of its cache group, int32 [rows, max_blocks].
         settings: of the draw, as arguments of `sample_and_append` by their names: int32 or float32 [rows] each.
         seeds: int32 [rows, 2], low word first.
@@ -117,10 +118,10 @@ class Arena:
         self.places.fill_(self.sink_row)
         self.sampling_places.fill_(self.sink_row)
 
-    def write(self, section: str, values: Sequence[int], *, row: int = 0) -> None:
-        """Write integers from the start of a section or of one of its rows on, with the next `flush`; writes before one flush must not overlap."""
+    def write(self, section: str, values: Sequence[int], *, row: int = 0, column: int = 0) -> None:
+        """Write integers into a section or one of its rows, with the next `flush`; writes before one flush must not overlap."""
         start, row_size = self._places[section]
-        self._runs.append((start + row * row_size, values))
+        self._runs.append((start + row * row_size + column, values))
 
     def write_settings(self, settings: DeviceSettings, row: int) -> None:
         """As `write`, all that the draw of a row needs."""

@@ -86,6 +86,10 @@ class Batches:
         self.admissions += 1
         self._admitted_at[row] = self.admissions
 
+    def length(self, row: int) -> int:
+        """How long a row is of which no step is in flight."""
+        return self._lengths[row] + (self._steps if row in self._batch.rows else 0)
+
     def add_tokens(self, rows: Sequence[int]) -> None:
         """A mixed step gave these rows, which are not in the batch, one token each."""
         for row in rows:

@@ -92,9 +92,9 @@ class Decoding:
             )
         return Key(bucket, self.splits(bucket, longest), not special, adapted, wide)
 
-    def draw_key(self, count: int) -> Key:
+    def draw_key(self, count: int, width: int = 0) -> Key:
         """What the draw of a step of `count` rows, some of which have masks, is launched as."""
-        return Key(bucket_of(count, self._most), DRAW_ALONE, samples=True)
+        return Key(bucket_of(count, self._most), DRAW_ALONE, samples=True, width=width)
 
     def splits(self, bucket: int, longest: int) -> int:
         """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
@@ -136,7 +136,7 @@ class Decoding:
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
         bucket, splits, samples, adapted, width = key
         if splits == DRAW_ALONE:
-            self._drawing.draw_masked(places[:bucket], pdl=self._pdl)
+            self._drawing.draw_masked(places[:bucket], width=width, pdl=self._pdl)
             return
         if width > 1:
             self.propose(batch_rows=places[:bucket], width=width, pdl=self._pdl)

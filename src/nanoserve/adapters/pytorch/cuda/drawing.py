@@ -23,7 +23,7 @@ from nanoserve.adapters.pytorch.pooling import Pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, PackedScores
 from nanoserve.kernels.sampling.launch import sample_and_append
-from nanoserve.ports.grammar import Masks
+from nanoserve.ports.grammar import MOST_DRAFTED, Masks
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
 RING_SLOTS = 16
@@ -41,6 +41,7 @@ class CudaTicket:
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
         pooled: rows that were pooled with their vectors on the device, and these on their way.
         width: of a wide plan's step, tokens that each row has drawn at the most; else 0. `admissions`, how many rows had been admitted.
+        asked: of a wide plan's step in which some rows got nothing, the rows of the plan's `sampling_rows`.
         is_empty: whether the step computes nothing.
     """
 
@@ -54,6 +55,7 @@ class CudaTicket:
     late: CudaTicket | None = None
     pooled: tuple[tuple[Pooled, Download], ...] = ()
     width: int = 0
+    asked: tuple[int, ...] = ()
     admissions: int = 0
     is_empty: bool = False
 
@@ -61,6 +63,8 @@ class CudaTicket:
     def rows(self) -> Sequence[int]:
         """The rows of the plan's `sampling_rows`."""
         drawn = self.drawn_rows
+        if self.asked:
+            return self.asked
         return drawn if self.order is None else [drawn[place] for place in self.order]
 
     def logprobs(self) -> dict[int, tuple[TokenLogprobs, ...]]:
@@ -88,7 +92,9 @@ class Drawing:
         self._ring = 0
         self._masked_slot: int | None = None
         self.blocks = PinnedBlocks(
-            vocab_size=sampler.vocab_size, max_rows=arena.sizes.max_num_seqs, device=arena.lengths.device
+            vocab_size=sampler.vocab_size,
+            most=max(sizes.max_num_seqs, MOST_DRAFTED if sizes.max_width > 1 else 0),
+            device=arena.lengths.device,
         )
 
     def draw(self, logits: Tensor, places: Tensor, *, width: int = 0, pdl: bool) -> None:
@@ -110,11 +116,11 @@ class Drawing:
             pdl=pdl,
         )
 
-    def draw_masked(self, places: Tensor, *, pdl: bool) -> None:
+    def draw_masked(self, places: Tensor, *, width: int = 0, pdl: bool) -> None:
         """`draw` from the logits that the newest forward pass left, with the masks that were sent; may be captured."""
-        logits = self._space.logits[: len(places)]
+        logits = self._space.logits[: len(places) * max(width, 1)]
         self.blocks.exclude(logits)
-        self.draw(logits, places, pdl=pdl)
+        self.draw(logits, places, width=width, pdl=pdl)
 
     def rehearse_mask(self, logits: Tensor) -> None:
         """Launch what excludes tokens, over these logits, which a draw has been made of."""
@@ -181,24 +187,30 @@ class Drawing:
         """
         # Scores are of the logits as the model made them; `process` returns a copy.
         special, places = self._sampler.special(rows), places[: len(rows)]
+        asked: tuple[int, ...] = ()
         owners = tuple([row for row in rows for _ in range(width)]) if width > 1 else rows
         shaped = self._sampler.process(logits, owners) if special else logits
         ends = self._arena.lengths.index_select(0, places) if special and width > 1 else None
         if masks:
-            self.blocks.send(masks, rows)
-            self.blocks.exclude(shaped)
+            self.blocks.exclude(shaped, self.blocks.send(masks, rows, max(width, 1)))
         if missing:
-            drawn = [place for place, row in enumerate(rows) if row not in missing]
+            drawn, given = [place for place, row in enumerate(rows) if row not in missing], order
             order = tuple(
-                bisect_left(drawn, place) % len(drawn) if drawn else 0 for place in order or range(len(rows))
+                bisect_left(drawn, place) % len(drawn) if drawn else 0 for place in given or range(len(rows))
             )
+            asked = tuple(rows[place] for place in given or range(len(rows))) if width else ()
             if not drawn:
-                return CudaTicket(step=step, order=order, prompt_scores=prompt_scores)
+                return CudaTicket(
+                    step=step, order=order, prompt_scores=prompt_scores, asked=asked, width=width
+                )
             index = torch.tensor(drawn, device=places.device)
-            logits, shaped, places = (each.index_select(0, index) for each in (logits, shaped, places))
-            rows = tuple(rows[place] for place in drawn)
+            logits, shaped = (_of_rows(each, index, max(width, 1)) for each in (logits, shaped))
+            places, rows = places.index_select(0, index), tuple(rows[place] for place in drawn)
+            ends = None if ends is None else ends.index_select(0, index)
+            owners = tuple([row for row in owners if row in rows])
         self.draw(shaped, places, width=width, pdl=False)
         ticket = self.ticket(step, rows, order, prompt_scores, masked=bool(masks), width=width)
+        ticket.asked = asked
         if not special:
             return ticket
         tokens = self._newest(places)
@@ -223,6 +235,9 @@ class Drawing:
         prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
         for each in ticket.prompt_scores:
             prompt_logprobs.setdefault(each.row, {}).update(each.read())
+        if ticket.slot is None and ticket.asked:
+            counts = (0,) * len(ticket.asked)
+            return StepResult(token_ids=[], counts=counts, prompt_logprobs=prompt_logprobs)
         if ticket.slot is None:
             return StepResult(token_ids=[0] * len(ticket.order or ()), prompt_logprobs=prompt_logprobs)
         if ticket.width:
@@ -243,10 +258,11 @@ class Drawing:
     ) -> StepResult:
         """Of each row the number of its tokens, that of its drafts, and its tokens: see `sample_and_append`."""
         columns, rows = ticket.width + 2, ticket.rows
-        arrived = self.arrivals.wait(slot, len(rows) * columns)
-        places = [columns * place for place in ticket.order or range(len(rows))]
-        counts = tuple([arrived[place] for place in places])
-        gained = [arrived[place + 2 : place + 2 + arrived[place]] for place in places]
+        arrived = self.arrivals.wait(slot, len(ticket.drawn_rows) * columns)
+        places = {row: columns * place for place, row in enumerate(ticket.drawn_rows)}
+        counts = tuple([arrived[places[row]] if row in places else 0 for row in rows])
+        starts = [places.get(row, 0) + 2 for row in rows]
+        gained = [arrived[start : start + count] for start, count in zip(starts, counts, strict=True)]
         count_of = dict(zip(rows, counts, strict=True))
         return StepResult(
             token_ids=[token for each in gained for token in each],
@@ -257,3 +273,8 @@ class Drawing:
             prompt_logprobs=prompt_logprobs,
             broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),
         )
+
+
+def _of_rows(logits: Tensor, index: Tensor, width: int) -> Tensor:
+    """The logits of some rows, each of which has `width` places."""
+    return logits.view(-1, width, logits.shape[1]).index_select(0, index).flatten(0, 1)

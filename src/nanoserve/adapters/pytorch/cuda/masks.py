@@ -15,48 +15,58 @@ ALIGNED = 32
 
 
 class PinnedBlock(MaskBlock):
-    """Masks, int32 [max_rows, words], behind the places of their rows among the logits; below 0 for a mask of no row."""
+    """Masks, int32 [most, words], behind the places of theirs among the logits; below 0 for a mask that is not used."""
 
-    def __init__(self, max_rows: int, words: int, device: torch.device) -> None:
-        self.head, on_gpu = -(-max_rows // ALIGNED) * ALIGNED, device.type == "cuda"
-        self.host = torch.full((self.head + max_rows * words,), -1, dtype=torch.int32, pin_memory=on_gpu)
+    def __init__(self, most: int, words: int, device: torch.device) -> None:
+        self.head, on_gpu = -(-most // ALIGNED) * ALIGNED, device.type == "cuda"
+        self.host = torch.full((self.head + most * words,), -1, dtype=torch.int32, pin_memory=on_gpu)
         self.numbers = self.host[: self.head].numpy()
         super().__init__(self.host.numpy()[self.head :].data.cast("B"), 4 * words)
 
 
 class PinnedBlocks:
-    """Blocks of up to `max_rows` masks; one, and more only while late masks are written into it.
+    """Blocks of up to `most` masks; one, and more only while late masks are written into it.
 
     A step takes its block once the device has drawn with what was in it. The device has one copy, which all blocks are sent to:
     reading the host's from a kernel takes more than twice as long as sending it.
     """
 
-    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._words, self._max_rows, self._device = -(-vocab_size // 32), max_rows, device
-        first = PinnedBlock(max_rows, self._words, device)
+    def __init__(self, *, vocab_size: int, most: int, device: torch.device) -> None:
+        self._words, self._most, self._device = -(-vocab_size // 32), most, device
+        first = PinnedBlock(most, self._words, device)
         self._blocks = [first]
         self._sent = torch.full_like(first.host, -1, device=device)
-        self._places, self._masks = self._sent[: first.head], self._sent[first.head :].view(max_rows, -1)
+        self._places, self._masks = self._sent[: first.head], self._sent[first.head :].view(most, -1)
 
     def take(self) -> PinnedBlock:
         """The first that is not written to any more."""
         for block in self._blocks:
             if not block.is_written():
                 return block
-        self._blocks.append(PinnedBlock(self._max_rows, self._words, self._device))
+        self._blocks.append(PinnedBlock(self._most, self._words, self._device))
         return self._blocks[-1]
 
-    def send(self, masks: Masks, rows: Sequence[int]) -> None:
-        """Note which of the masks are used, for logits that are of these rows, and have the device take them; returns at once."""
-        block = masks.block
+    def send(self, masks: Masks, rows: Sequence[int], width: int = 1) -> int:
+        """Note which of the masks are used, for `width` logits of each of these rows, and have the device take them; returns at once.
+
+        Returns behind which number none is used.
+        """
+        block, used = masks.block, 0
         assert isinstance(block, PinnedBlock)
         block.numbers.fill(-1)
         for place, row in enumerate(rows):
             if row in masks.numbers:
-                block.numbers[masks.numbers[row]] = place
-        used = block.head + self._words * (max(masks.numbers.values(), default=-1) + 1)
-        self._sent[:used].copy_(block.host[:used], non_blocking=True)
+                first, count = masks.numbers[row], min(masks.counts.get(row, 1), width)
+                block.numbers[first : first + count] = range(place * width, place * width + count)
+                used = max(used, first + count)
+        end = block.head + self._words * used
+        self._sent[:end].copy_(block.host[:end], non_blocking=True)
+        return used
 
-    def exclude(self, logits: Tensor) -> None:
-        """Exclude from logits [S, vocab] what the sent masks do not allow, in place; may be captured."""
-        mask_logits(logits, self._places[: len(logits)], self._masks[: len(logits)])
+    def exclude(self, logits: Tensor, used: int | None = None) -> None:
+        """Exclude from logits [S, vocab] what the sent masks do not allow, in place; may be captured.
+
+        Without `used`, from `send`, no more masks must have been sent than there are logits.
+        """
+        used = len(logits) if used is None else used
+        mask_logits(logits, self._places[:used], self._masks[:used])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.arena import GIVEN, NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
@@ -39,6 +39,14 @@ class RowUpdates:
         if plan.admitted and plan.table_updates:
             self._arena.flush()  # an update may write again what an admission has written
         self._update_tables(plan.table_updates)
+
+    def give_drafts(self, plan: StepPlan) -> None:
+        """Write those of masked rows behind their ends; no step is in flight."""
+        given = {each.row: each.token_ids for each in plan.drafts}
+        for row in plan.masked:
+            self._arena.write("takes_drafts", (GIVEN,), row=row)
+            tokens = (*given.get(row, ()), *(NO_DRAFT,) * plan.width)[: plan.width - 1]
+            self._arena.write("tokens", tokens, row=row, column=self._batches.length(row))
 
     def _admit(self, admitted: AdmittedRow) -> None:
         row, arena, length = admitted.row, self._arena, len(admitted.token_ids)

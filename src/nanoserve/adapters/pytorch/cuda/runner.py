@@ -169,16 +169,17 @@ class CudaRunner:
         self._in_doubt = True
         masked, draw = undrawn
         missing = set(masked) - masks.keys()
-        self._batches.take_back(missing)
         ticket.late = draw(masks=masks, missing=missing)
+        if not ticket.late.width:
+            self._batches.take_back(missing)
         self._in_doubt = False
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
-        result = self._drawing.collect(ticket)
-        if ticket.width:
-            surplus = [ticket.width - count for count in result.counts]
-            self._batches.correct(ticket.rows, surplus, ticket.admissions)
+        result, drawn = self._drawing.collect(ticket), ticket.late or ticket
+        if drawn.width:
+            surplus = [drawn.width - count for count in result.counts]
+            self._batches.correct(drawn.rows, surplus, ticket.admissions)
         if ticket.pooled:
             arrived = [attrs.evolve(each, vectors=vectors.wait()) for each, vectors in ticket.pooled]
             result = add_pooled(result, arrived)
@@ -212,9 +213,11 @@ class CudaRunner:
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         adapted = self._loras is not None and self._loras.adapts(batch)
-        self._arena.flush()
         special = self._sampler.special(batch.places)
         drawn_later = special or bool(plan.masked)
+        if plan.masked and plan.width > 1:
+            self._row_updates.give_drafts(plan)
+        self._arena.flush()
         how: dict[str, Any] = {"special": drawn_later, "adapted": adapted, "width": plan.width}
         key = self._decoding.key(len(batch.places), longest, **how)
         self.graph_steps[self._decoding.run(key)] += 1
@@ -225,21 +228,22 @@ class CudaRunner:
             logits = self._space.logits[: len(batch.places) * tokens]
             return self._sample(plan, logits, self._arena.places, **which)
         if plan.masked:
-            self._undrawn = plan.masked, functools.partial(self._draw_masked, plan.step, batch)
+            self._undrawn = plan.masked, functools.partial(self._draw_masked, plan, batch, key.width)
             return CudaTicket(step=plan.step)
         return self._drawing.ticket(plan.step, **which)
 
-    def _draw_masked(self, step: int, batch: Batch, *, masks: Masks, missing: set[int]) -> CudaTicket:
-        """Draw by a graph, if it is for all rows."""
-        rows = batch.places
-        if missing:
-            logits, places = self._space.logits[: len(rows)], self._arena.places
-            return self._drawing.sample(
-                step, logits, places, rows=rows, order=batch.order, masks=masks, missing=missing
-            )
-        self._drawing.blocks.send(masks, rows)
-        self._decoding.run(self._decoding.draw_key(len(rows)))
-        return self._drawing.ticket(step, rows, batch.order, masked=True)
+    def _draw_masked(
+        self, plan: StepPlan, batch: Batch, width: int, *, masks: Masks, missing: set[int]
+    ) -> CudaTicket:
+        """Draw by a graph, if it is for all rows and as wide as was planned."""
+        rows, step = batch.places, plan.step
+        if missing or plan.width > max(width, 1):
+            logits, places = self._space.logits[: len(rows) * max(width, 1)], self._arena.places
+            how: dict[str, Any] = {"masks": masks, "missing": missing, "width": width}
+            return self._drawing.sample(step, logits, places, rows=rows, order=batch.order, **how)
+        self._drawing.blocks.send(masks, rows, max(width, 1))
+        self._decoding.run(self._decoding.draw_key(len(rows), width))
+        return self._drawing.ticket(step, rows, batch.order, masked=True, width=width)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)

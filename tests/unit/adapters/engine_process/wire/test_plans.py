@@ -22,7 +22,16 @@ from nanoserve.adapters.engine_process.wire.plans import (
     Row,
     Unable,
 )
-from nanoserve.ports.step import AdmittedRow, BlockCopy, Chunk, RowSampling, SlotCopy, StepPlan, TableUpdate
+from nanoserve.ports.step import (
+    AdmittedRow,
+    BlockCopy,
+    Chunk,
+    RowDrafts,
+    RowSampling,
+    SlotCopy,
+    StepPlan,
+    TableUpdate,
+)
 from tests.plans import SIZES
 
 IDS = st.integers(0, 2**31 - 1)
@@ -60,6 +69,7 @@ PLANS = built(
     StepPlan,
     released=some(IDS),
     admitted=some(ROWS),
+    drafts=some(built(RowDrafts, token_ids=some(IDS))),
     table_updates=some(built(TableUpdate, block_ids=some(IDS))),
     chunks=some(built(Chunk, samples=st.booleans())),
     decoding=some(IDS),
@@ -97,7 +107,7 @@ def test_no_field_of_a_row_or_a_plan_is_left_out() -> None:
     [
         Join(1, 2, {"model": None, "threads": 1, "kv_memory": 0.5}),
         Build(SIZES, 4711),
-        Draw({3: bytearray(b"\x01\xff")}),
+        Draw({3: bytearray(b"\x01\xff")}, {3: 2}),
         Loaded(2**40),
         Unable("why"),
         Drawn(7, [1, 2]),

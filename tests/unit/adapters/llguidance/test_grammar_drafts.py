@@ -1,0 +1,104 @@
+"""Drafts of a constraint, and the masks behind each: those that its matcher would make on its way."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from nanoserve.ports.grammar import Constraint, new_block
+from tests.unit.adapters.llguidance.vocabularies import byte_level, grammars_of, plain, sentencepiece
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "customer_name": {"type": "string"},
+        "status": {"enum": ["accepted", "rejected"]},
+        "items": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["customer_name", "status", "items"],
+    "additionalProperties": False,
+}
+STRICT = Constraint("json_schema", json.dumps(SCHEMA), whitespace="")
+LOOSE = Constraint("json_schema", json.dumps(SCHEMA))
+WORD = Constraint("regex", "(hello|help) world[.!]")
+GRAMMARS = grammars_of(plain())
+TOKENIZER = plain()
+
+
+def nothing(_forced: list[int]) -> list[int]:
+    return []
+
+
+@pytest.mark.parametrize("constraint", [STRICT, LOOSE, WORD])
+def test_masks_behind_drafts_are_those_on_the_way(constraint: Constraint) -> None:
+    matcher = GRAMMARS.compile(constraint)
+    while not matcher.done():
+        GRAMMARS.rest()
+    dice, drafted = random.Random(2), 0
+    for _ in range(8):
+        ahead, plainly = matcher.result().matcher(), matcher.result().matcher()
+        for _ in range(40):
+            drafts = GRAMMARS.draft(ahead, 6, lambda forced: [*range(97, 103)])
+            drafted += len(drafts)
+            block = new_block(GRAMMARS._vocabulary.vocab_size, 8)
+            filled = GRAMMARS.fill([ahead, ahead.copy()], block, [drafts, []])()
+            assert not filled.late
+            walker = plainly.copy()
+            for number, token in enumerate([*drafts, None]):
+                alone = new_block(GRAMMARS._vocabulary.vocab_size, 1)
+                GRAMMARS.fill([walker], alone)()
+                assert block.mask(number) == alone.mask(0)
+                assert token is None or not GRAMMARS.consume([(walker, token)])
+            assert block.mask(1 + len(drafts)) == block.mask(0)
+            bits = int.from_bytes(block.mask(0), "little")
+            token = dice.choice([each for each in range(8 * block.width) if bits >> each & 1])
+            if token in ahead.ends:
+                break
+            assert not GRAMMARS.consume([(ahead, token), (plainly, token)])
+    assert drafted
+
+
+def test_what_must_come_next_is_drafted_as_the_tokenizer_writes_it() -> None:
+    grammar = GRAMMARS.compile(STRICT)
+    while not grammar.done():
+        GRAMMARS.rest()
+    matcher = grammar.result().matcher()
+    text = '{"customer_name":"'
+    first = TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert GRAMMARS.draft(matcher, 50, nothing) == first
+    assert GRAMMARS.draft(matcher, 3, nothing) == first[:3]
+    # Behind it anything may come, and what is guessed is kept as far as it is allowed.
+    assert not GRAMMARS.consume([(matcher, each) for each in first[:1]])
+    guesses = TOKENIZER.encode('Ada","status":"no', add_special_tokens=False).ids
+    found = GRAMMARS.draft(matcher, 50, lambda _: guesses)
+    assert found[: len(first) - 1] == first[1:]
+    assert TOKENIZER.decode(found[len(first) - 1 :]) == 'Ada","status":"'
+
+
+def test_a_matcher_that_counts_tokens_or_whose_lexer_is_in_use_has_none() -> None:
+    grammar = GRAMMARS.compile(STRICT)
+    while not grammar.done():
+        GRAMMARS.rest()
+    matcher = grammar.result().matcher()
+    assert GRAMMARS.draft(matcher, 5, nothing)
+    matcher.careful = 1  # type: ignore[attr-defined]
+    assert not GRAMMARS.draft(matcher, 5, nothing)
+    matcher.careful, matcher.names_ids = 0, True  # type: ignore[attr-defined]
+    assert not GRAMMARS.draft(matcher, 5, nothing)
+
+
+def test_vocabularies_of_bytes_and_of_pieces_have_drafts_too() -> None:
+    for tokenizer in (byte_level(), sentencepiece(metaspace=False)):
+        grammars = grammars_of(tokenizer)
+        grammar = grammars.compile(Constraint("regex", "abab né"))
+        while not grammar.done():
+            grammars.rest()
+        matcher, found = grammar.result().matcher(), list[int]()
+        while drafts := grammars.draft(matcher, 2, nothing):
+            for token in drafts:
+                assert not grammars.consume([(matcher, token)])
+            found += drafts
+        assert tokenizer.decode(found).strip() == "abab né"
+        assert matcher.may_end()

@@ -1,0 +1,161 @@
+"""Rows with grammars have drafts too: fewer steps, masks behind each draft, and the same answers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from nanoserve.ports.grammar import MOST_DRAFTED, Constraint, Matcher
+from nanoserve.ports.request import FinishReason
+from tests.fakes.finite_grammars import KIND, FiniteGrammars, TardyGrammars
+from tests.unit.domain.test_wide_steps import drafting_world
+from tests.unit.domain.world import VOCAB, World, oracle
+
+END = frozenset({1})
+FORCED = "5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20"
+RECORDS = "|".join(
+    " ".join(f"30 31 32 {first} 33 34 35 {second} 36".split())
+    for first in range(40, 60)
+    for second in range(60, 80)
+)
+LINES = "|".join(f"91 92 93 {each} 91 92 93 {each} 91 92 93 {each} 4" for each in range(5, 25))
+
+
+def bound_world(width: int, *, grammars: Any = None, **settings: Any) -> World:
+    world, _ = drafting_world(0.7, width, grammars=grammars or FiniteGrammars(VOCAB, END), **settings)
+    return world
+
+
+def ask(world: World, name: str, text: str, *, seed: int = 0, **more: Any) -> None:
+    what = {"max_tokens": 40} | more
+    world.add(name, range(seed, seed + 5), seed=seed, constraint=Constraint(KIND, text), eos=(1,), **what)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("width", "steps"), [(2, 8), (4, 4), (8, 2)])
+def test_what_must_come_next_comes_in_one_step(width: int, steps: int, depth: int) -> None:
+    world = bound_world(width, depth=depth)
+    ask(world, "a", FORCED)
+    world.run()
+    assert world.answer("a").token_ids == [*map(int, FORCED.split()), 1]
+    # The first token follows the prompt; the last step brings the end.
+    assert len(world.runner.plans) <= 1 + steps + 1
+    assert world.scheduler.counters.accepted_tokens >= 15 - steps
+    assert world.free_blocks == [64]
+
+
+@pytest.mark.parametrize("text", [FORCED, RECORDS, LINES])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_answers_are_those_without_drafts(text: str, width: int) -> None:
+    for seed in range(12):
+        answers = []
+        for each in (1, width):
+            world = bound_world(each, depth=1 + seed % 2, tokenizer=None)
+            ask(world, "a", text, seed=seed, max_tokens=5 + 3 * seed, logprobs=0)
+            ask(world, "b", text, seed=seed + 50, n=2)
+            world.add("free", range(seed, seed + 9), max_tokens=30)
+            world.run()
+            answers.append([(one.token_ids, one.reason, one.logprobs) for one in world.answers.values()])
+            assert world.free_blocks == [64]
+        assert answers[0] == answers[1]
+        assert world.answer("free").token_ids == oracle(range(seed, seed + 9), 30)
+        assert world.scheduler.counters.accepted_tokens
+
+
+def test_records_are_guessed_from_those_before() -> None:
+    world = bound_world(8)
+    ask(world, "a", LINES)
+    world.run()
+    assert len(world.answer("a").token_ids) == 14
+    # The first three are forced, and behind the number all is.
+    assert len(world.runner.plans) <= 5
+
+
+def test_no_step_has_more_masks_than_it_may() -> None:
+    world = bound_world(8, max_num_seqs=20, max_num_batched_tokens=256, num_blocks=300)
+    for number in range(18):
+        ask(world, f"r{number}", RECORDS, seed=number)
+    world.run()
+    wide = [plan for plan in world.runner.plans if plan.width > 1]
+    assert {plan.width for plan in wide if len(plan.decoding) > 16} == {2}
+    assert all(plan.width * len(plan.decoding) <= MOST_DRAFTED for plan in wide)
+
+
+def test_cancelled_preempted_and_failing_rows_leave_nothing_behind() -> None:
+    dice = random.Random(5)
+    for moment in range(4, 16):
+        world = bound_world(4, depth=1 + moment % 2, num_blocks=18, max_num_seqs=4)
+        for number in range(6):
+            ask(world, f"r{number}", RECORDS if number % 2 else FORCED, seed=number)
+        world.add("free", range(7), max_tokens=40)
+        for _ in range(moment):
+            world.turn()
+        world.engine.abort(f"r{dice.randrange(6)}")
+        world.run()
+        for number in range(6):
+            answer = world.answer(f"r{number}")
+            assert answer.reason in {FinishReason.STOP, FinishReason.ABORT}
+            said = answer.token_ids[:-1] if answer.reason is FinishReason.STOP else answer.token_ids
+            allowed = [[*map(int, each.split())] for each in (RECORDS if number % 2 else FORCED).split("|")]
+            assert said in [each[: len(said)] for each in allowed]
+            if answer.reason is FinishReason.STOP:
+                assert said in allowed
+        assert world.answer("free").token_ids == oracle(range(7), 40)
+        assert world.free_blocks == [18]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_rows_whose_masks_are_late_gain_nothing_and_lose_nothing(depth: int) -> None:
+    answers = []
+    for width in (1, 4):
+        texts = [FORCED, RECORDS, LINES]
+        grammars = TardyGrammars(VOCAB, texts)
+        grammars.ends = END
+        world = bound_world(width, depth=depth, grammars=grammars)
+        for number, text in enumerate(texts):
+            ask(world, f"r{number}", text, seed=number)
+        world.add("free", range(7), max_tokens=40)
+        world.run()
+        assert world.scheduler.counters.late_masks
+        answers.append([(each.token_ids, each.reason) for each in world.answers.values()])
+        assert world.free_blocks == [64]
+    assert answers[0] == answers[1]
+
+
+def test_rows_that_may_have_no_drafts_have_none() -> None:
+    world = bound_world(8)
+    ask(world, "off", FORCED, drafts=False)
+    ask(world, "penalty", FORCED, presence_penalty=0.5)
+    ask(world, "long", FORCED, min_tokens=3)
+    world.add("ends", range(5), constraint=Constraint(KIND, FORCED), eos=(1, 2), max_tokens=9)
+    world.add(
+        "after", range(3), constraint=Constraint(KIND, FORCED, after=(900, 901)), eos=(1,), max_tokens=6
+    )
+    world.run()
+    assert not any(plan.drafts for plan in world.runner.plans)
+
+
+class Undecided(FiniteGrammars):
+    """Has no drafts."""
+
+    def draft(self, _matcher: Matcher, _count: int, _more: Any, /) -> list[int]:
+        return []
+
+
+def test_drafts_that_bring_nothing_are_given_up_and_tried_again() -> None:
+    costs = ((1, 0.001), (64, 0.002))
+    grammars = Undecided(VOCAB, END)
+    world = bound_world(4, grammars=grammars, step_seconds=costs, depth=2, num_blocks=110, max_model_len=420)
+    ask(world, "a", " ".join(str(2 + each) for each in range(400)), max_tokens=400)
+    ahead = []
+    while world.engine.has_work:
+        world.turn()
+        ahead.append(len(world.scheduler.flights))
+    assert len(world.answer("a").token_ids) == 400
+    # Each step waits for the one before, until it is plain that this brings nothing, and once more after 256 others.
+    trial = ahead.index(1)
+    assert 20 < trial < 50
+    assert 250 < ahead.index(0, trial) - trial < 260
+    assert 1 in ahead[-40:]
