@@ -9,8 +9,14 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.adapters.huggingface import deepseek, encoders, gemma
-from nanoserve.adapters.huggingface.attention import read_attention, read_layer_types
-from nanoserve.adapters.huggingface.json_files import read_json_object
+from nanoserve.adapters.huggingface.attention import (
+    FULL,
+    SLIDING,
+    Config,
+    read_attention,
+    read_layer_types,
+)
+from nanoserve.adapters.huggingface.json_files import positive, positive_integer, read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (
     AttentionSpec,
@@ -24,8 +30,6 @@ from nanoserve.ports.layer_spec import (
 )
 from nanoserve.ports.model_spec import NormSpec
 
-Config = Mapping[str, Any]
-FULL, SLIDING = "full_attention", "sliding_attention"
 SCALES: Final = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 """Of Granite."""
 STEEPNESS: Final = 1.702
@@ -105,9 +109,9 @@ def _alike(config: Config, layer: LayerSpec) -> tuple[LayerSpec, ...]:
 
 
 def _llama(config: Config) -> tuple[LayerSpec, ...]:
-    bias = config["attention_bias"]
-    mixer = read_attention(config, qkv_bias=bias, output_bias=bias)
-    return _alike(config, LayerSpec(mixer, _dense(config, bias=config["mlp_bias"])))
+    return _alike(
+        config, LayerSpec(read_attention(config, biased=True), _dense(config, bias=config["mlp_bias"]))
+    )
 
 
 def _qwen2(config: Config) -> tuple[LayerSpec, ...]:
@@ -115,8 +119,7 @@ def _qwen2(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _qwen3(config: Config) -> tuple[LayerSpec, ...]:
-    bias = config["attention_bias"]
-    return _with_windows(config, read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head"))
+    return _with_windows(config, read_attention(config, biased=True, qk_norm="head"))
 
 
 def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]:
@@ -127,11 +130,8 @@ def _with_windows(config: Config, mixer: AttentionSpec) -> tuple[LayerSpec, ...]
 
 
 def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
-    bias, window = (
-        config["attention_bias"],
-        config["sliding_window"] if config["use_sliding_window"] else None,
-    )
-    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
+    window = config["sliding_window"] if config["use_sliding_window"] else None
+    mixer = read_attention(config, biased=True, qk_norm="head", window=window)
     return tuple(LayerSpec(mixer, feed) for feed in _sparse_feeds(config))
 
 
@@ -154,18 +154,15 @@ def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
-    bias, clip = config["attention_bias"], config.get("clip_qkv")
-    if clip is not None and not (isinstance(clip, int | float) and clip > 0):
-        raise ModelLoadError(f"clip_qkv must be positive, got {clip!r}")
-    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector", clip=clip)
+    clip = None if config.get("clip_qkv") is None else positive(config, "clip_qkv")
+    mixer = read_attention(config, biased=True, qk_norm="vector", clip=clip)
     router = RouterSpec(normalized=config["norm_topk_prob"])
     return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
 
 
 def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
-    if (turned := config.get("rotary_dim")) is not None:
-        if not isinstance(turned, int) or turned < 1:
-            raise ModelLoadError(f"rotary_dim must be a positive integer, got {turned!r}")
+    if config.get("rotary_dim") is not None:
+        turned = positive_integer(config, "rotary_dim", 1)
         config = {"partial_rotary_factor": turned / config["head_dim"], **config}
     router = RouterSpec(score="sigmoid", correction=True)
     experts = _experts(config, config["intermediate_size"], router, names="w")
@@ -174,10 +171,8 @@ def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
 
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
     """Experts under the keys of Qwen, or those of Mixtral."""
-    count, top = (
-        config["num_experts" if "num_experts" in config else "num_local_experts"],
-        config["num_experts_per_tok"],
-    )
+    count = config["num_experts" if "num_experts" in config else "num_local_experts"]
+    top = config["num_experts_per_tok"]
     if top > count:
         raise ModelLoadError(f"num_experts_per_tok is {top}, and there are {count} experts to choose from")
     return ExpertsSpec(count=count, top=top, size=size, router=router, **features)
@@ -193,10 +188,7 @@ def _mistral(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
-    bias = config["attention_bias"]
-    attention = read_attention(
-        config, partial_rope=True, qkv_bias=bias, output_bias=bias, qk_norm="head", gated=True
-    )
+    attention = read_attention(config, partial_rope=True, biased=True, qk_norm="head", gated=True)
     delta = DeltaSpec(
         num_key_heads=config["linear_num_key_heads"],
         num_value_heads=config["linear_num_value_heads"],
@@ -208,11 +200,11 @@ def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
         raise ModelLoadError(
             f"linear_num_value_heads ({delta.num_value_heads}) must be a multiple of linear_num_key_heads ({delta.num_key_heads})"
         )
-    mixers: dict[str, Mixer] = {"linear_attention": delta, "full_attention": attention}
+    mixers: dict[str, Mixer] = {"linear_attention": delta, FULL: attention}
     feeds = _sparse_feeds(config, shared_size=config["shared_expert_intermediate_size"], shared_gate=True)
     interval = config["full_attention_interval"]  # where no types are given, every so many-th layer attends
     layer_types = read_layer_types(
-        config, mixers, lambda layer: "linear_attention" if (layer + 1) % interval else "full_attention"
+        config, mixers, lambda layer: "linear_attention" if (layer + 1) % interval else FULL
     )
     return tuple(LayerSpec(mixers[name], feed) for name, feed in zip(layer_types, feeds, strict=True))
 
@@ -236,8 +228,7 @@ def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
 
 
 def _olmo2(config: Config) -> tuple[LayerSpec, ...]:
-    bias = config["attention_bias"]
-    mixer = read_attention(config, qkv_bias=bias, output_bias=bias, qk_norm="vector")
+    mixer = read_attention(config, biased=True, qk_norm="vector")
     return _alike(config, LayerSpec(mixer, _dense(config)))
 
 
@@ -262,15 +253,13 @@ def _granite_moe(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _scaled_attention(config: Config) -> AttentionSpec:
-    bias, scale = config["attention_bias"], float(config["attention_multiplier"])
-    return read_attention(config, qkv_bias=bias, output_bias=bias, scale=scale)
+    return read_attention(config, biased=True, scale=float(config["attention_multiplier"]))
 
 
 def _granite_scales(config: Config) -> dict[str, Any]:
     """The scales of the whole model; those of the residual stream in a unit in which layers add what they made as it is."""
     for name in SCALES:
-        if not 0 < config[name] < float("inf"):
-            raise ModelLoadError(f"{name} must be a positive number, got {config[name]!r}")
+        positive(config, name)
     unit = config["residual_multiplier"]
     return {
         "norm": NormSpec(eps=config["rms_norm_eps"] / unit**2),
@@ -288,8 +277,7 @@ def _gpt_oss(config: Config) -> tuple[LayerSpec, ...]:
     experts = _experts(config, config["intermediate_size"], router, clamp=clamp, bias=True, names="stacked")
     if not (config.get("rope_scaling") or config.get("rope_parameters")):
         config = {**config, "rope_parameters": YARN}
-    bias = config["attention_bias"]
-    full = read_attention(config, qkv_bias=bias, output_bias=bias, sinks=True)
+    full = read_attention(config, biased=True, sinks=True)
     sliding = attrs.evolve(full, window=config["sliding_window"])
     types = read_layer_types(config, (FULL, SLIDING), lambda layer: FULL if layer % 2 else SLIDING)
     return tuple(LayerSpec(sliding if each == SLIDING else full, experts) for each in types)

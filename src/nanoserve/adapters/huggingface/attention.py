@@ -9,11 +9,19 @@ from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec
 
+Config = Mapping[str, Any]
+FULL, SLIDING = "full_attention", "sliding_attention"
+
 
 def read_attention(
-    config: Mapping[str, Any], *, partial_rope: bool = False, **features: Any
+    config: Config, *, partial_rope: bool = False, biased: bool = False, **features: Any
 ) -> AttentionSpec:
-    """The attention of a layer; `features` are what the family has besides. Raises `ModelLoadError` as `read_rope` does."""
+    """The attention of a layer; `features` are what the family has besides. Raises `ModelLoadError` as `read_rope` does.
+
+    `biased`: `attention_bias` says whether all four products have a bias.
+    """
+    if biased:
+        features |= dict.fromkeys(("qkv_bias", "output_bias"), config["attention_bias"])
     heads = config["num_attention_heads"]
     head_dim = _or(config["head_dim"], config["hidden_size"] // max(heads, 1))
     return AttentionSpec(
@@ -25,9 +33,7 @@ def read_attention(
     )
 
 
-def read_layer_types(
-    config: Mapping[str, Any], known: Collection[str], default: Callable[[int], str]
-) -> list[str]:
+def read_layer_types(config: Config, known: Collection[str], default: Callable[[int], str]) -> list[str]:
     """The type of each layer, each one of `known`; `default` of its number where the config has none. Raises `ModelLoadError`."""
     layers, given = config["num_hidden_layers"], config.get("layer_types")
     if given is None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from nanoserve.adapters.huggingface.attention import read_attention
+from nanoserve.adapters.huggingface.attention import Config, read_attention
+from nanoserve.adapters.huggingface.json_files import positive
 from nanoserve.adapters.huggingface.rope import attention_sharpness, read_rope
 from nanoserve.ports import layer_spec
 from nanoserve.ports.errors import ModelLoadError
-
-Config = Mapping[str, Any]
 
 
 def deepseek_v2_layers(config: Config) -> tuple[layer_spec.LayerSpec, ...]:
@@ -105,8 +103,7 @@ def _latent_attention(config: Config) -> layer_spec.LatentSpec:
             "num_key_value_heads other than num_attention_heads is not supported for this architecture"
         )
     for name in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim"):
-        if config[name] < 1:
-            raise ModelLoadError(f"{name} must be positive, got {config[name]}")
+        positive(config, name)
     if rope % 2:
         raise ModelLoadError(f"qk_rope_head_dim must be even, got {rope}")
     rotary = attrs.evolve(read_rope(config, rope), interleaved=config["rope_interleave"])

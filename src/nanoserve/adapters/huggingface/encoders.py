@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from nanoserve.adapters.huggingface.attention import read_layer_types
+from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_layer_types
+from nanoserve.adapters.huggingface.json_files import positive_integer
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import BidirectionalSpec, DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import EncoderSpec, NormSpec
 
-Config = Mapping[str, Any]
-FULL, SLIDING = "full_attention", "sliding_attention"
 _THETAS: Final = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
 
@@ -55,9 +53,7 @@ def _features(config: Config, *, prefix: str, first: int) -> dict[str, Any]:
 def modernbert_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Every third layer, or as the types say, reads the whole text, the others half of `local_attention` to each side."""
     _check_gelu(config, "hidden_activation")
-    every, bias = config.get("global_attn_every_n_layers", 3), config["attention_bias"]
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ModelLoadError(f"global_attn_every_n_layers must be a positive integer, got {every!r}")
+    every, bias = positive_integer(config, "global_attn_every_n_layers", 3), config["attention_bias"]
     if "sliding_window" in config:
         raise ModelLoadError("sliding_window must be left out: local_attention says how far layers see")
     types = read_layer_types(config, (FULL, SLIDING), lambda layer: SLIDING if layer % every else FULL)

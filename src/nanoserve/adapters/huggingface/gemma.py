@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from nanoserve.adapters.huggingface.attention import read_layer_types
+from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_layer_types
+from nanoserve.adapters.huggingface.json_files import positive, positive_integer
 from nanoserve.adapters.huggingface.rope import read_rope
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, DenseSpec, LayerSpec
 from nanoserve.ports.model_spec import NormSpec
-
-Config = Mapping[str, Any]
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def gemma2_layers(config: Config) -> tuple[LayerSpec, ...]:
@@ -26,9 +23,7 @@ def gemma2_layers(config: Config) -> tuple[LayerSpec, ...]:
 
 def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
     """Five of six layers see a window and turn with another base; soft caps of scores are written and not used."""
-    pattern = config.get("sliding_window_pattern", 6)
-    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
-        raise ModelLoadError(f"sliding_window_pattern must be a positive integer, got {pattern!r}")
+    pattern = positive_integer(config, "sliding_window_pattern", 6)
     ropes = _by_layer_type(config)
     return tuple(
         _layer(
@@ -98,9 +93,7 @@ def _refuse(config: Config) -> None:
 
 def _soft_cap(config: Config, name: str, default: float | None) -> float | None:
     value = config.get(name, default)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-        raise ModelLoadError(f"{name} must be a positive number or null, got {value!r}")
-    return None if value is None else float(value)
+    return None if value is None else positive({name: value}, name)
 
 
 def _by_layer_type(config: Config) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Reads one JSON file of a model folder."""
+"""Reads one JSON file of a model folder, and checks numbers in it."""
 
 from __future__ import annotations
 
 import json
 import pathlib
 import stat
+from collections.abc import Mapping
 from typing import Any
 
 from nanoserve.ports.errors import ModelLoadError
@@ -32,3 +33,19 @@ def read_json(path: pathlib.Path) -> Any:
         raise ModelLoadError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: is not valid JSON ({error}); download the model again") from None
+
+
+def positive(config: Mapping[str, Any], name: str) -> float:
+    """A key's value, which must be a positive number. Raises `ModelLoadError`."""
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ModelLoadError(f"{name} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def positive_integer(config: Mapping[str, Any], name: str, default: int) -> int:
+    """A key's value, or the default, which must be a positive integer. Raises `ModelLoadError`."""
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelLoadError(f"{name} must be a positive integer, got {value!r}")
+    return value

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nanoserve.adapters.huggingface.json_files import positive
 from nanoserve.ports import layer_spec
 from nanoserve.ports.errors import ModelLoadError
 
@@ -46,7 +47,7 @@ def read_rope(
         raise ModelLoadError("partial_rotary_factor other than 1 is not supported for this architecture")
     size = _size(parameters, head_dim)
     return layer_spec.RopeSpec(
-        theta=_positive(parameters, "rope_theta"),
+        theta=positive(parameters, "rope_theta"),
         scaling=_scaling(parameters, pairs=(head_dim if size is None else size) // 2),
         size=size,
     )
@@ -55,7 +56,7 @@ def read_rope(
 def _size(parameters: Mapping[str, Any], head_dim: int) -> int | None:
     if parameters["partial_rotary_factor"] in (None, 1):
         return None
-    factor = _positive(parameters, "partial_rotary_factor")
+    factor = positive(parameters, "partial_rotary_factor")
     size = int(head_dim * factor)
     if factor > 1 or size % 2:
         raise ModelLoadError(f"partial_rotary_factor {factor:g} cannot turn a head of {head_dim} elements")
@@ -67,7 +68,7 @@ def _scaling(parameters: Mapping[str, Any], *, pairs: int) -> layer_spec.RopeSca
         case "default":
             return None
         case "linear":
-            return layer_spec.LinearRopeScaling(factor=_positive(parameters, "factor"))
+            return layer_spec.LinearRopeScaling(factor=positive(parameters, "factor"))
         case "llama3":
             return _llama3(parameters)
         case "yarn":
@@ -83,10 +84,10 @@ def _yarn(parameters: Mapping[str, Any]) -> layer_spec.YarnRopeScaling:
     if not isinstance(truncate, bool):
         raise ModelLoadError(f"truncate must be true or false, got {truncate!r}")
     return layer_spec.YarnRopeScaling(
-        factor=_positive(parameters, "factor"),
-        original_max_position=int(_positive(parameters, ORIGINAL)),
-        beta_fast=_positive({"beta_fast": 32.0, **_given(parameters, "beta_fast")}, "beta_fast"),
-        beta_slow=_positive({"beta_slow": 1.0, **_given(parameters, "beta_slow")}, "beta_slow"),
+        factor=positive(parameters, "factor"),
+        original_max_position=int(positive(parameters, ORIGINAL)),
+        beta_fast=positive({"beta_fast": 32.0, **_given(parameters, "beta_fast")}, "beta_fast"),
+        beta_slow=positive({"beta_slow": 1.0, **_given(parameters, "beta_slow")}, "beta_slow"),
         truncate=truncate,
         attention_factor=_attention_factor(parameters),
     )
@@ -94,11 +95,11 @@ def _yarn(parameters: Mapping[str, Any]) -> layer_spec.YarnRopeScaling:
 
 def _attention_factor(parameters: Mapping[str, Any]) -> float:
     if parameters.get("attention_factor") is not None:
-        return _positive(parameters, "attention_factor")
-    factor, mscales = _positive(parameters, "factor"), _given(parameters, "mscale", "mscale_all_dim")
+        return positive(parameters, "attention_factor")
+    factor, mscales = positive(parameters, "factor"), _given(parameters, "mscale", "mscale_all_dim")
     if len(mscales) == 2:
-        return yarn_mscale(factor, _positive(mscales, "mscale")) / yarn_mscale(
-            factor, _positive(mscales, "mscale_all_dim")
+        return yarn_mscale(factor, positive(mscales, "mscale")) / yarn_mscale(
+            factor, positive(mscales, "mscale_all_dim")
         )
     return yarn_mscale(factor, 1.0)
 
@@ -119,11 +120,11 @@ def attention_sharpness(config: Mapping[str, Any]) -> float:
     kind, all_dim = written.get("rope_type", written.get("type", "default")), written.get("mscale_all_dim")
     if kind == "default" or not all_dim:
         return 1.0
-    return yarn_mscale(_positive(written, "factor"), _positive(written, "mscale_all_dim")) ** 2
+    return yarn_mscale(positive(written, "factor"), positive(written, "mscale_all_dim")) ** 2
 
 
 def _long_rope(parameters: Mapping[str, Any], pairs: int) -> layer_spec.LongRopeScaling:
-    original = int(_positive(parameters, ORIGINAL))
+    original = int(positive(parameters, ORIGINAL))
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
@@ -132,7 +133,7 @@ def _long_rope(parameters: Mapping[str, Any], pairs: int) -> layer_spec.LongRope
         short_factors=_factors(parameters, "short_factor", pairs),
         long_factors=_factors(parameters, "long_factor", pairs),
         original_max_position=original,
-        attention_factor=_positive({"attention_factor": attention_factor}, "attention_factor"),
+        attention_factor=positive({"attention_factor": attention_factor}, "attention_factor"),
     )
 
 
@@ -142,23 +143,16 @@ def _factors(written: Mapping[str, Any], name: str, count: int) -> tuple[float, 
         raise ModelLoadError(
             f"{name} must be a list of {count} numbers, one for each pair that turns, got {given!r}"
         )
-    return tuple(_positive({name: each}, name) for each in given)
+    return tuple(positive({name: each}, name) for each in given)
 
 
 def _llama3(parameters: Mapping[str, Any]) -> layer_spec.Llama3RopeScaling:
-    low, high = _positive(parameters, "low_freq_factor"), _positive(parameters, "high_freq_factor")
+    low, high = positive(parameters, "low_freq_factor"), positive(parameters, "high_freq_factor")
     if low >= high:
         raise ModelLoadError(f"low_freq_factor ({low:g}) must be below high_freq_factor ({high:g})")
     return layer_spec.Llama3RopeScaling(
-        factor=_positive(parameters, "factor"),
+        factor=positive(parameters, "factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position=int(_positive(parameters, ORIGINAL)),
+        original_max_position=int(positive(parameters, ORIGINAL)),
     )
-
-
-def _positive(parameters: Mapping[str, Any], name: str) -> float:
-    value = parameters.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ModelLoadError(f"{name} must be a positive number, got {value!r}")
-    return float(value)
