@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3805,
+    "ports": 3840,
     "domain": 8540,
     "kernels": 12910,
-    "adapters/pytorch": 13100,
+    "adapters/pytorch": 13535,
     "adapters": 10837,
-    "entrypoints/server": 10904,
-    "entrypoints": 11561,
+    "entrypoints/server": 10955,
+    "entrypoints": 11630,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
