@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,10 @@ from torch import Tensor
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU: Final = torch.device("cpu")
 DEVICES: Final = {"cpu": CPU, "cuda": torch.device("cuda")}
+Wanted: TypeAlias = Sequence[tuple[Sequence[int], torch.dtype]]
+"""Tensors that are to be made."""
+Take: TypeAlias = Callable[[Wanted], list[Tensor]]
+"""Makes tensors that are empty, each with a storage of its own."""
 LEAST_CAPABILITY: Final = (8, 0)
 """Compute capability 8.0 (Ampere) is the first with bfloat16 tensor cores and asynchronous copies."""
 
@@ -55,6 +59,11 @@ def arithmetic(device: str) -> str:
     else:
         kind = torch.backends.cpu.get_cpu_capability()
     return f"{kind}, torch {torch.__version__}"
+
+
+def empty_tensors(wanted: Wanted, device: torch.device) -> list[Tensor]:
+    """Tensors of torch's own memory."""
+    return [torch.empty(*shape, dtype=dtype, device=device) for shape, dtype in wanted]
 
 
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:

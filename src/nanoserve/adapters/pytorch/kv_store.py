@@ -10,12 +10,15 @@ GPU translates fewer addresses, which shows in the steps of a single row.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.devices import Take, empty_tensors
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.kernels.copies import copy_pages
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, per_group
@@ -45,18 +48,28 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
         whole_blocks: bool = True,
+        take: Take | None = None,
     ) -> None:
-        """`num_blocks`: of each cache group; one number is that of every group. `whole_blocks`: a block is one run over all layers."""
+        """`num_blocks`: of each cache group; one number is that of every group. `whole_blocks`: a block is one run over all layers.
+
+        `take` makes the pools on the device; None leaves that to torch.
+        """
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
         self.has_states = any(isinstance(group.kind, Recurrent) for group in spec.cache_groups)
-        self.pools: list[list[Tensor]] = []
-        by_layer: dict[int, tuple[Tensor, ...]] = {}
+        layouts = []
         for group, count in zip(spec.cache_groups, self.num_blocks, strict=True):
             layers, is_whole = len(group.layers), whole_blocks and not isinstance(group.kind, Recurrent)
             pages = kind_of(spec.layers[group.layers[0]].mixer).pages(block_size, dtype)
-            lead = (1, count + 1, layers) if is_whole else (layers, count + 1)
-            pools = [torch.empty(*lead, math.prod(shape), dtype=of, device=device) for shape, of in pages]
+            layouts.append((is_whole, pages, (1, count + 1, layers) if is_whole else (layers, count + 1)))
+        take = take or functools.partial(empty_tensors, device=device)
+        made = iter(
+            take([((*lead, math.prod(shape)), of) for _, pages, lead in layouts for shape, of in pages])
+        )
+        self.pools: list[list[Tensor]] = []
+        by_layer: dict[int, tuple[Tensor, ...]] = {}
+        for group, (is_whole, pages, _) in zip(spec.cache_groups, layouts, strict=True):
+            pools = list(itertools.islice(made, len(pages)))
             self.pools.append(pools)
             for place, layer in enumerate(group.layers):
                 own = (pool[0, :, place] if is_whole else pool[place] for pool in pools)

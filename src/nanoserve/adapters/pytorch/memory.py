@@ -7,7 +7,7 @@ as fit into the memory when each is of usual length; what grows with the text sh
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -49,6 +49,18 @@ class MemoryBudget:
     kv_per_token: int
     num_blocks: tuple[int, ...]
     max_tokens: int
+
+    def shares(self, kept: Mapping[str, int]) -> dict[str, int]:
+        """A GPU's memory by what it is for; `kept` are the weights that stay as stored, by form."""
+        return {
+            **{f"weights in {form}": size for form, size in kept.items()},
+            "other weights" if kept else "weights": self.weights - sum(kept.values()),
+            "workspace": self.workspace,
+            "sampler": self.sampler,
+            "reserve": self.reserve,
+            "KV cache": self.kv,
+            "left free": self.available - self.sampler - self.reserve - self.kv,
+        }
 
 
 @attrs.frozen(kw_only=True)

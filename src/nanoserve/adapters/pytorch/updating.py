@@ -11,9 +11,9 @@ import contextlib
 import ctypes
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 import torch
@@ -27,12 +27,53 @@ from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.adapters.pytorch.weights.keeping import scale_targets
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import MOST_LANES, HostLane
-from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError
+from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError, OutOfMemoryError
 from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 
 PARAMETER = "weights"
 """Named by errors."""
 _LEVELS: Final = (1, 2)
+
+
+class Memory(Protocol):
+    """Memory under the tensors of a part of an engine, which keep their places while it is away."""
+
+    def release(self, *, keep: bool) -> None:
+        """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
+
+    def restore(self) -> None:
+        """Have it again. Raises `OutOfMemoryError`, and may be tried again."""
+
+    def forget(self) -> None:
+        """Let what was kept go: other values are written into it."""
+
+
+class HostMemory:
+    """Fulfils `Memory` on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self._tensors = tensors
+        self._freed: list[tuple[torch.UntypedStorage, int]] = []
+
+    def release(self, *, keep: bool) -> None:
+        """See `Memory`."""
+        if keep:
+            return
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in self._tensors()}  # noqa: SLF001
+        self._freed = [(storage, storage.nbytes()) for storage in storages.values()]
+        for storage in storages.values():
+            storage.resize_(0)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def restore(self) -> None:
+        """See `Memory`."""
+        for storage, size in self._freed:
+            storage.resize_(size)
+        self._freed = []
+
+    def forget(self) -> None:
+        """Nothing is kept elsewhere."""
 
 
 @attrs.define(eq=False)
@@ -54,21 +95,29 @@ class _Blank:
     digest: str = ""
 
 
+def host_memories(model: nn.Module, kv: KVStore) -> dict[str, HostMemory]:
+    """Of a model on a CPU and its cache."""
+    return {
+        WEIGHTS: HostMemory(lambda: (tensor for _, _, _, tensor in held_tensors(model))),
+        KV_CACHE: HostMemory(lambda: (pool for pools in kv.pools for pool in pools)),
+    }
+
+
 class ModelWeights:
     """Fulfils `WeightStore` for a model that was loaded from a folder; `refusal` says why it cannot be updated, if it cannot."""
 
     def __init__(
         self,
         model: DecoderModel,
-        folder: str,
+        folder: str | None,
         quantization: str | None,
         refusal: str | None = None,
-        kv: KVStore | None = None,
+        memories: Mapping[str, Memory] | None = None,
     ) -> None:
-        self._model, self._quantization, self._refusal, self._kv = model, quantization, refusal, kv
-        self._freed: dict[str, list[tuple[torch.UntypedStorage, int]]] = {}
+        self._model, self._quantization, self._refusal = model, quantization, refusal
+        self._memories, self._asleep, self._level = memories, set[str](), 0
         self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
-        self._stamps = _stamps(folder)
+        self._stamps = [] if folder is None else _stamps(folder)
         self._blank: _Blank | None = None
 
     def read(self, source: str | Iterable[tuple[str, Any]], /, *, anew: bool, partial: bool) -> None:
@@ -128,16 +177,20 @@ class ModelWeights:
                     setattr(module, name, made[path])
                 else:
                     tensor.copy_(made[path])
+        if self._memories is not None:
+            self._memories[WEIGHTS].forget()
         self._sources = [*(self._sources if blank.partial else ()), *blank.sources]
 
     def sleep(self, level: int, /) -> None:
-        """See `WeightStore`. Memory of a CPU is given back by emptying the storage that all views share."""
-        if self._kv is None:
-            reason = "is for an engine in one process on a CPU yet: a GPU's graphs hold addresses; stop the server instead"
-            raise BadValueError("sleep", reason)
+        """See `WeightStore`."""
+        if self._memories is None:
+            raise BadValueError(
+                "sleep", "is for an engine in one process, on a CPU or a GPU whose driver has virtual memory"
+            )
         if level not in _LEVELS:
             raise BadValueError("level", f"must be 1 or 2, got {level}")
-        if level == _LEVELS[-1]:
+        keep = level == _LEVELS[0]
+        if not keep:
             self._check_refusal()
             try:
                 for source in self._sources:
@@ -145,36 +198,30 @@ class ModelWeights:
             except (ModelLoadError, OSError) as error:
                 raise BadValueError("level", f"the weights could not be read again: {error}") from error
         self._blank = None
-        self._free(KV_CACHE, [pool for pools in self._kv.pools for pool in pools])
-        if level == _LEVELS[-1]:
+        if not keep:
             for _, module, name, tensor in list(held_tensors(self._model)):
                 if tensor.is_mkldnn:
                     setattr(module, name, torch.empty(0))
-            self._free(WEIGHTS, [tensor for _, _, _, tensor in held_tensors(self._model)])
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        self._memories[WEIGHTS].release(keep=keep)
+        self._memories[KV_CACHE].release(keep=False)
+        self._asleep, self._level = {WEIGHTS, KV_CACHE}, level
 
     def wake(self, part: str, /) -> None:
         """See `WeightStore`."""
-        if part not in self._freed:
+        if self._memories is None or part not in self._asleep:
             return
-        if part == WEIGHTS:
-            try:
+        reads = part == WEIGHTS and self._level == _LEVELS[-1]
+        try:
+            if reads:
                 self._blank = self._new_blank(partial=True)
-            except (ModelLoadError, OSError) as error:
-                raise BadValueError(PARAMETER, str(error)) from error
-        for storage, size in self._freed[part]:
-            storage.resize_(size)
-        if part == WEIGHTS:
+            self._memories[part].restore()
+        except (ModelLoadError, OSError, OutOfMemoryError) as error:
+            self._blank = None
+            raise BadValueError(part, f"{error}; the engine sleeps on") from error
+        if reads:
             self.complete()
             self.write()
-        del self._freed[part]
-
-    def _free(self, part: str, tensors: Iterable[Tensor]) -> None:
-        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}  # noqa: SLF001
-        self._freed[part] = [(storage, storage.nbytes()) for storage in storages.values()]
-        for storage in storages.values():
-            storage.resize_(0)
+        self._asleep.discard(part)
 
     def _check_refusal(self) -> None:
         if self._refusal is not None:

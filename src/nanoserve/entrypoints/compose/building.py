@@ -25,6 +25,7 @@ from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.adapters.pytorch import devices
+from nanoserve.adapters.pytorch.cuda.virtual_memory import VirtualMemory, virtual_memories
 from nanoserve.adapters.pytorch.memory import (
     CPU_KV_BYTES,
     MemoryBudget,
@@ -38,7 +39,7 @@ from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, step_costs
-from nanoserve.adapters.pytorch.updating import ModelWeights
+from nanoserve.adapters.pytorch.updating import Memory, ModelWeights, host_memories
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
@@ -66,6 +67,7 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
@@ -152,6 +154,7 @@ class _Loaded:
     sizes: EngineSizes
     threads: int
     model: DecoderModel
+    memories: Mapping[str, VirtualMemory] | None = None
     group: RankGroup | None = None
     available: int | None = None
     step_seconds: tuple[tuple[int, float], ...] = ()
@@ -177,6 +180,9 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
     form["expert_parallel"] = settings.expert_parallel and ranks.size > 1
+    memories = virtual_memories(device) if found.device == "cuda" and ranks.size == 1 else None
+    if memories is not None:
+        form["take"] = memories[WEIGHTS].take
     if found.folder is None:
         model = build_random_model(found.spec, seed=0, **form)
     else:
@@ -197,7 +203,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     costs = step_costs(model, dtype) if measured else ()
     if costs:
         watch.lap("cost of wide steps")
-    return _Loaded(found, sizes, threads, model, step_seconds=costs)
+    return _Loaded(found, sizes, threads, model, memories, step_seconds=costs)
 
 
 def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
@@ -282,7 +288,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         depth=choices.choose_depth(settings, found.device),
         loras=tuple(named_loras(settings.lora)),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
-        memory=_shares(built.memory, kept_bytes(loaded.model)) if found.device == "cuda" else {},
+        memory=built.memory.shares(kept_bytes(loaded.model)) if found.device == "cuda" else {},
         fixed_weights=choices.why_fixed(
             loaded.model.spec,
             is_gguf=loaded.found.folder is not None and is_gguf(Path(loaded.found.folder)),
@@ -290,19 +296,6 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         ),
     )
     return built.runner, facts
-
-
-def _shares(memory: MemoryBudget, kept: dict[str, int]) -> dict[str, int]:
-    """A GPU's memory by what it is for; `kept` are the weights that stay as stored, by form."""
-    return {
-        **{f"weights in {form}": size for form, size in kept.items()},
-        "other weights" if kept else "weights": memory.weights - sum(kept.values()),
-        "workspace": memory.workspace,
-        "sampler": memory.sampler,
-        "reserve": memory.reserve,
-        "KV cache": memory.kv,
-        "left free": memory.available - memory.sampler - memory.reserve - memory.kv,
-    }
 
 
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
@@ -358,6 +351,7 @@ def _make_gpu_runner(
         deterministic=settings.deterministic,
         enforce_eager=settings.enforce_eager,
         partners=partners,
+        take=None if loaded.memories is None else loaded.memories[KV_CACHE].take,
     )
 
 
@@ -371,7 +365,9 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
-    folder, kv = loaded.found.folder, runner.kv if isinstance(runner, TorchRunner) else None
+    memories: Mapping[str, Memory] | None = loaded.memories
+    if isinstance(runner, TorchRunner):
+        memories = host_memories(loaded.model, runner.kv)
     refusal = facts.fixed_weights or None
     engine = Engine(
         limits=choices.make_limits(settings, facts, getattr(runner, "step_seconds", loaded.step_seconds)),
@@ -386,9 +382,9 @@ def _build_engine(
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
         lora_store=runner.loras,
-        weight_store=None
-        if folder is None
-        else ModelWeights(loaded.model, folder, settings.quantization, refusal, kv),
+        weight_store=ModelWeights(
+            loaded.model, loaded.found.folder, settings.quantization, refusal, memories
+        ),
     )
     for name, folder in named_loras(settings.lora).items():
         engine.name_lora(name, engine.read_lora(folder))

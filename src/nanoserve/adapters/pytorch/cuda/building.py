@@ -25,6 +25,7 @@ from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
+from nanoserve.adapters.pytorch.devices import Take
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.lora.store import HostLoras
@@ -119,10 +120,11 @@ def build_runner(
     partners: Partners | None = None,
     graphs: Graphs | None = None,
     drafter: Callable[[Arena], Propose] = by_ngrams,
+    take: Take | None = None,
 ) -> tuple[CudaRunner, MemoryBudget]:
     """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`, `partners` are other ranks.
 
-    `drafter` makes drafts in an arena, where `sizes` have room for any.
+    `drafter` makes drafts in an arena, where `sizes` have room for any. `take` makes the KV pools.
 
     `graphs` are those that steps are captured into; None makes them where there is a GPU, unless eager is enforced.
 
@@ -147,7 +149,7 @@ def build_runner(
             watch.lap("other ranks")
         if graphs is None and on_gpu and not enforce_eager:
             graphs = Graphs()
-        runner = site.assemble(budget, graphs, drafter)
+        runner = site.assemble(budget, graphs, drafter, take)
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = Bench(
@@ -195,6 +197,7 @@ class _Site:
         self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
         if partners is not None and sizes.max_width > 1:
             raise ModelLoadError("ranks that compute a model together make no drafts: turn speculation off")
+        self._before = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
         gpu = torch.cuda.get_device_properties(self._device) if self._on_gpu else None
         count = SMALL_GPU if gpu is None else gpu.multi_processor_count
         facts = GpuFacts(sizes, self._dtype, self._device, count, invariant=deterministic)
@@ -251,7 +254,7 @@ class _Site:
         weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
         workspace, reserve, available = 0, 0, None
         if self._on_gpu:
-            workspace = torch.cuda.memory_allocated(self._device) - weights
+            workspace = torch.cuda.memory_allocated(self._device) - self._before
             worst = worst_step_bytes(self._spec, self._space, self._sizes)
             reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
             if self._partners is not None and self.exchange is not None:
@@ -273,7 +276,11 @@ class _Site:
         )
 
     def assemble(
-        self, budget: MemoryBudget, graphs: Graphs | None, drafter: Callable[[Arena], Propose]
+        self,
+        budget: MemoryBudget,
+        graphs: Graphs | None,
+        drafter: Callable[[Arena], Propose],
+        take: Take | None,
     ) -> CudaRunner:
         """The runner, with KV pools as planned."""
         spec, sizes, device = self._spec, self._sizes, self._device
@@ -284,6 +291,7 @@ class _Site:
             dtype=self._dtype,
             device=device,
             whole_blocks=bool(sizes.host_slots),
+            take=take,
         )
         space, arena, mixers = self._space, self._arena, self._mixers
         mixers.attach(arena, kv, make_rotaries(spec, device))

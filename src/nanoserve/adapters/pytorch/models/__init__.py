@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from nanoserve.adapters.pytorch.devices import Take, empty_tensors
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
@@ -91,12 +92,13 @@ def build_model(
     keep: bool | None = None,
     ranks: Communicator = ALONE,
     expert_parallel: bool = False,
+    take: Take | None = None,
 ) -> DecoderModel:
     """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
     Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8", made of each tensor as
     it arrives. Those that kernels compute
-    with as they are stored are kept so with `keep`, or where this is None on a GPU.
+    with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the tensors that hold them, on this device.
 
     A spec with a tied head is taken as one with a head of its own where the checkpoint has another one, as in transformers.
 
@@ -118,7 +120,7 @@ def build_model(
     elif spec.stored is not None and _keeps(keep, device):
         _keep(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, made, read=False)
-    _settle(model, device)
+    _settle(model, device, take)
     _load(spec, folder, model, made, read=True)
     with torch.inference_mode():
         model.arrange()
@@ -174,6 +176,7 @@ def build_random_model(
     keep: bool | None = None,
     ranks: Communicator = ALONE,
     expert_parallel: bool = False,
+    take: Take | None = None,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
     made = _made_form(spec, quantization, keeps=_keeps(keep, device))
@@ -184,7 +187,7 @@ def build_random_model(
         _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
     elif spec.stored is not None and _keeps(keep, device):
         _keep(model, all_forms(model, spec.stored))
-    _settle(model, device)
+    _settle(model, device, take)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     for form, scales in kept_scales(model):
         scales.fill_(form.even_scale(SCALE))
@@ -304,9 +307,9 @@ def _page(spec: ModelSpec) -> type[DecoderModel]:
     return PAGES[spec.architecture]
 
 
-def _settle(model: DecoderModel, device: torch.device) -> None:
+def _settle(model: DecoderModel, device: torch.device, take: Take | None = None) -> None:
     """Give it memory on a device."""
-    allocate(model, device)
+    allocate(model, take or functools.partial(empty_tensors, device=device))
     model.move_rotary(device)
 
 
@@ -321,15 +324,15 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def allocate(model: nn.Module, device: torch.device) -> None:
-    """Replace every parameter by an empty one on `device`; a parameter that is shared stays shared."""
-    allocated: dict[int, nn.Parameter] = {}
+def allocate(model: nn.Module, take: Take) -> None:
+    """Replace every parameter by an empty one; a parameter that is shared stays shared."""
+    before = {id(each): each for each in model.parameters()}
+    made = take([(each.shape, each.dtype) for each in before.values()])
+    allocated = dict(zip(before, made, strict=True))
+    parameters = {key: nn.Parameter(each, requires_grad=False) for key, each in allocated.items()}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in allocated:
-                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                allocated[id(parameter)] = nn.Parameter(empty, requires_grad=False)
-            setattr(module, name, allocated[id(parameter)])
+            setattr(module, name, parameters[id(parameter)])
 
 
 def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:

@@ -1,0 +1,196 @@
+"""GPU memory that is given back and had again under the same addresses, which is how captured graphs know it.
+
+The driver parts the two (virtual memory management, CUDA 10.2): addresses are reserved for good, and memory is mapped behind them for as
+long as it is wanted. vLLM's sleep mode rests on the same calls. They are made by ctypes, since a compiler may be missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.devices import Wanted
+from nanoserve.ports.errors import OutOfMemoryError
+from nanoserve.ports.steering import PARTS
+
+ALIGNMENT: Final = 512
+"""Bytes; tensors start at multiples of it, as those of torch's allocator do."""
+PIECE_BYTES: Final = 64 << 20
+"""Pinned at once for what is kept; torch rounds what it pins up to a power of two."""
+_OUT_OF_MEMORY: Final = 2
+_HAS_VIRTUAL_MEMORY: Final = 102
+_PINNED: Final = 1
+_ON_DEVICE: Final = 1
+_READ_WRITE: Final = 3
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+def virtual_memories(device: torch.device) -> dict[str, VirtualMemory] | None:
+    """One for each part of an engine that sleeps; None where the driver has no virtual memory."""
+    torch.cuda.current_stream(device).synchronize()  # makes torch's context this thread's
+    driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    code = driver.cuDeviceGetAttribute(ctypes.byref(found), _HAS_VIRTUAL_MEMORY, _index(device))
+    return None if code or not found.value else {part: VirtualMemory(device, driver) for part in PARTS}
+
+
+class VirtualMemory:
+    """The memory of some tensors, all of which it is given back and had again with. It ends with the last of them."""
+
+    def __init__(self, device: torch.device, driver: Any) -> None:
+        """`driver` has the driver's calls."""
+        self._device, self._driver = device, driver
+        self._where = _Location(_ON_DEVICE, _index(device))
+        self._address = self._used = self._size = 0
+        self._handles: list[int] = []
+        self._kept: list[Tensor] = []
+        self._end: Any = None
+
+    def take(self, wanted: Wanted) -> list[Tensor]:
+        """Empty tensors, each with a storage of its own; those that were taken before must be gone. Raises `OutOfMemoryError`."""
+        if self._end is not None:
+            self._end()
+            self.forget()
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in wanted]
+        self._used = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) or ALIGNMENT
+        self._size = -(-self._used // self._granularity()) * self._granularity()
+        reserved = ctypes.c_uint64()
+        self._call("cuMemAddressReserve", ctypes.byref(reserved), self._size, 0, 0, 0)
+        self._address = reserved.value
+        self._end = weakref.finalize(self, _free, self._driver, self._address, self._size, self._handles)
+        self._end.atexit = False  # a process that ends leaves all to the driver
+        self.restore()
+        address, tensors = self._address, []
+        for (shape, dtype), size in zip(wanted, sizes, strict=True):
+            flat = (
+                self._bytes(address, size).view(dtype)
+                if size
+                else torch.empty(0, dtype=dtype, device=self._device)
+            )
+            tensors.append(flat.view(tuple(shape)))
+            address += -(-size // ALIGNMENT) * ALIGNMENT
+        return tensors
+
+    def release(self, *, keep: bool) -> None:
+        """Give the memory back; with `keep`, `restore` brings what is in it now from pinned host memory. Raises `OutOfMemoryError`."""
+        self._call("cuCtxSynchronize")
+        if keep and not self._kept:
+            try:
+                self._kept = [_pinned(each) for each in self._pieces()]
+            except RuntimeError as error:
+                message = f"the host has no {self._used} bytes to pin for what sleeps; level 2 needs none"
+                raise OutOfMemoryError(message) from error
+        _unmap(self._driver, self._address, self._size, self._handles)
+
+    def restore(self) -> None:
+        """Have memory again, and what was kept. Raises `OutOfMemoryError`, and may be tried again."""
+        if not self._handles:
+            self._map()
+        for piece, kept in zip(self._pieces(), self._kept, strict=False):
+            piece.copy_(kept)
+
+    def forget(self) -> None:
+        """Let what was kept go: other values are written into it."""
+        self._kept = []
+
+    def _map(self) -> None:
+        handle, flags = ctypes.c_uint64(), ctypes.c_uint64(0)
+        create = (ctypes.byref(handle), ctypes.c_size_t(self._size), ctypes.byref(self._properties()), flags)
+        code = self._driver.cuMemCreate(*create)
+        if code == _OUT_OF_MEMORY:
+            torch.cuda.empty_cache()
+            code = self._driver.cuMemCreate(*create)
+        if code == _OUT_OF_MEMORY:
+            raise OutOfMemoryError(
+                f"the GPU has no {self._size} bytes free, which another process may have taken; free them, and try again"
+            )
+        _check(code, "cuMemCreate")
+        self._handles.append(handle.value)
+        try:
+            self._call("cuMemMap", self._address, self._size, 0, handle.value, 0)
+            access = _Access(self._where, _READ_WRITE)
+            self._call("cuMemSetAccess", self._address, self._size, ctypes.byref(access), 1)
+        except RuntimeError:
+            _unmap(self._driver, self._address, self._size, self._handles)
+            raise
+
+    def _pieces(self) -> Sequence[Tensor]:
+        return torch.split(self._bytes(self._address, self._used), PIECE_BYTES)
+
+    def _bytes(self, address: int, size: int) -> Tensor:
+        """uint8 [size]; a storage that keeps this object alive."""
+        return torch.as_tensor(_Block(self, address, size), device=self._device)
+
+    def _granularity(self) -> int:
+        found = ctypes.c_size_t()
+        self._call("cuMemGetAllocationGranularity", ctypes.byref(found), ctypes.byref(self._properties()), 0)
+        return found.value
+
+    def _properties(self) -> _Properties:
+        return _Properties(type=_PINNED, location=self._where)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        sent = [ctypes.c_uint64(each) if isinstance(each, int) else each for each in arguments]
+        _check(getattr(self._driver, name)(*sent), name)
+
+
+class _Block:
+    """Memory as torch takes it from others."""
+
+    def __init__(self, owner: VirtualMemory, address: int, size: int) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _pinned(piece: Tensor) -> Tensor:
+    return torch.empty(piece.shape, dtype=torch.uint8, pin_memory=piece.is_cuda).copy_(piece)
+
+
+def _index(device: torch.device) -> int:
+    return device.index or 0
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise RuntimeError(f"{what} failed with CUDA error {code}")
+
+
+def _unmap(driver: Any, address: int, size: int, handles: list[int]) -> None:
+    """Memory lives as long as it is mapped or has a handle."""
+    driver.cuMemUnmap(ctypes.c_uint64(address), ctypes.c_size_t(size))
+    while handles:
+        driver.cuMemRelease(ctypes.c_uint64(handles.pop()))
+
+
+def _free(driver: Any, address: int, size: int, handles: list[int]) -> None:
+    driver.cuCtxSynchronize()
+    if handles:
+        _unmap(driver, address, size, handles)
+    driver.cuMemAddressFree(ctypes.c_uint64(address), ctypes.c_size_t(size))
