@@ -9,10 +9,12 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.entrypoints.offline import LLM
+from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.sampling import SamplingParams
 from tests.patience import wait_until
 from tests.process.command import environment
@@ -77,6 +79,50 @@ async def test_the_embedded_model_answers_as_offline_before_and_after_a_kill() -
         await until_restarted(engine, 1)
         assert pid_of(engine) == spare
         await ask(engine, 1)
+
+
+async def scores(engine: RemoteEngine, name: str) -> list[object]:
+    """Tokens and their log-probabilities, as they came."""
+    found: list[object] = []
+    async for batch in engine.submit(request(name, (5, 6, 7, 8), ignore_eos=True, logprobs=3)).events():
+        for each in batch:
+            if isinstance(each, TokensGenerated):
+                assert each.logprobs
+                found += zip(each.token_ids, each.logprobs, strict=True)
+    return found
+
+
+async def parked(engine: RemoteEngine) -> int:
+    """The process id of the spare, once it sleeps."""
+    spare = engine.keeper.spare
+    await until(lambda: spare._process is not None and spare._process.is_prepared, "a parked spare")
+    assert spare._process is not None
+    return spare._process.pid
+
+
+def resident(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+@pytest.mark.parametrize("deaths", [2, pytest.param(20, marks=pytest.mark.slow)])
+async def test_a_parked_spare_answers_the_same_bits_and_another_one_is_parked_behind_it(deaths: int) -> None:
+    settings = EngineSettings(park_spare=True, max_model_len=256, kv_memory=16 << 20)
+    memory: list[int] = []
+    async with started(remote_engine(settings, spare=True)) as engine:
+        assert engine.facts is not None
+        first, blocks = await scores(engine, "first"), engine.facts.num_blocks
+        for death in range(1, deaths + 1):
+            spare = await parked(engine)
+            memory.append(resident(spare))
+            held = engine.submit(request(f"held-{death}", (5, 6, 7), stream=False))
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until_restarted(engine, death)
+            assert pid_of(engine) == spare
+            assert list(engine.facts.start_phases) == ["waking weights", "waking kv_cache"]
+            assert engine.facts.num_blocks == blocks
+            assert len((await read(held)).ids) == 20
+            assert await scores(engine, f"after-{death}") == first
+    assert max(memory) < 1.1 * min(memory)
 
 
 def test_a_prepared_process_has_next_to_nothing_left_to_import_and_touches_no_gpu() -> None:

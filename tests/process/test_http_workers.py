@@ -317,6 +317,7 @@ def test_all_processes_end_with_the_main_one(tmp_path: pathlib.Path) -> None:
         (("--http-workers", "65"), "http_workers: must be at most 64"),
         (("--http-workers", "many"), "http_workers: must be an integer"),
         (("--http-workers", "2", "--in-process"), "leave out --in-process"),
+        (("--park-spare", "--no-spare"), "park_spare: needs a spare; leave out --in-process and --no-spare"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -18,14 +18,6 @@ from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts
 
 
 @attrs.frozen
-class Prepare:
-    """Import what an engine needs, without touching a device, and wait for `Start`; comes before it or not at all.
-
-    Answered by `Prepared`.
-    """
-
-
-@attrs.frozen
 class Start:
     """Build an engine from these settings; answered by `Began`, then `Ready` or `Failed`. Every other command comes after it.
 
@@ -35,6 +27,21 @@ class Start:
 
     settings: Mapping[str, str | int | float | bool | None]
     log: Mapping[str, str | bool] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Prepare:
+    """Import what an engine needs, without touching a device, and wait for `Start`; comes before it or not at all.
+
+    Answered by `Prepared`, or by `Failed` where an engine that was to be parked cannot be.
+
+    Attributes:
+        parked: build this engine, too, and let it sleep until `Start` comes; None builds none.
+        num_blocks: KV blocks of each cache group, which are those of the engine that runs beside it.
+    """
+
+    parked: Start | None = None
+    num_blocks: tuple[int, ...] = ()
 
 
 @attrs.frozen

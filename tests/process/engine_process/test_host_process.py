@@ -130,7 +130,7 @@ def test_a_host_is_prepared_only_when_asked_and_waits_without_looking_up() -> No
             seen.append(report)
 
     link: Any = Played()
-    assert process._await_start(link, lambda: seen.append("prepared")) == Start({"model": "x"})
+    assert process._await_start(link, lambda _: seen.append("prepared")) == Start({"model": "x"})
     assert seen == [None, None, "prepared", Prepared(), None, Began()]
 
 

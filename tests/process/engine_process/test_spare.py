@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 
 from nanoserve.adapters.engine_process.client import supervisor
 from nanoserve.adapters.engine_process.client.supervisor import Spare
@@ -240,3 +241,19 @@ def ignored_signals(process: psutil.Process) -> set[int]:
     lines = pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines()
     mask = int(next(line.split()[1] for line in lines if line.startswith("SigIgn")), 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+async def test_a_spare_that_cannot_be_parked_says_why_and_is_followed_by_one_that_only_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scripted engine has no weights to put to sleep."""
+    monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
+    with structlog.testing.capture_logs() as logged:
+        async with started(scripted_engine(spare=True, park_spare=True)) as engine:
+            first = await spare_of(engine)
+            second = await spare_of(engine, but=first)
+            os.kill(pid_of(engine), signal.SIGKILL)
+            await until_restarted(engine, 1)
+            assert pid_of(engine) == second
+    reasons = [each["ending"] for each in logged if each["event"] == "the spare engine process has ended"]
+    assert [each for each in reasons if "came from no folder" in each] == reasons[:1]

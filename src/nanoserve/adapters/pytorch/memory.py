@@ -91,13 +91,15 @@ def plan_memory(
     reserve: int = 0,
     device: torch.device | None = None,
     available: int | None = None,
+    beside: bool = False,
 ) -> MemoryBudget:
     """Size the KV pools as requested; without a request they are those of `sizes`.
 
     A pool sized by fraction stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill; one of the usual
     fraction also at `usual_bytes`, if one such sequence fits into them.
     Call it after the weights are loaded: the bytes of `weights` and `workspace` are only reported, those of `reserve` are
-    left free beside the sampler's. `available` is what the device has free, where that is known or shared with others.
+    left free beside the sampler's. `available` is what the device has free, where that is known or shared with others. With `beside`, another
+    engine has that memory as long as this one sleeps, and its sizes are taken as they are.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
@@ -126,6 +128,8 @@ def plan_memory(
         num_blocks=counts,
         max_tokens=max(counts) * sizes.block_size,
     )
+    if beside:
+        return attrs.evolve(budget, available=budget.kv + sampler + reserve)
     _check_free(budget)
     if request is not None:
         _check_fit(budget, sizes, request.needs, pages)

@@ -36,7 +36,14 @@ _LEVELS: Final = (1, 2)
 
 
 class Memory(Protocol):
-    """Memory under the tensors of a part of an engine, which keep their places while it is away."""
+    """Memory under the tensors of a part of an engine, which keep their places while it is away.
+
+    Attributes:
+        is_bare: whether nothing that counts was put into it before it was released first.
+    """
+
+    @property
+    def is_bare(self) -> bool: ...  # noqa: D102
 
     def release(self, *, keep: bool) -> None:
         """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
@@ -50,6 +57,8 @@ class Memory(Protocol):
 
 class HostMemory:
     """Fulfils `Memory` on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
+
+    is_bare = False
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
@@ -115,7 +124,8 @@ class ModelWeights:
         memories: Mapping[str, Memory] | None = None,
     ) -> None:
         self._model, self._quantization, self._refusal = model, quantization, refusal
-        self._memories, self._asleep, self._level = memories, set[str](), 0
+        self._memories, self._asleep, self._reads = memories, set[str](), False
+        self._filled: _Blank | None = None
         self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
         self._stamps = [] if folder is None else _stamps(folder)
         self._blank: _Blank | None = None
@@ -198,30 +208,39 @@ class ModelWeights:
             except (ModelLoadError, OSError) as error:
                 raise BadValueError("level", f"the weights could not be read again: {error}") from error
         self._blank = None
-        if not keep:
+        if self._memories[WEIGHTS].is_bare:
+            self._filled, keep = self._fill(), False
+        elif not keep:
             for _, module, name, tensor in list(held_tensors(self._model)):
                 if tensor.is_mkldnn:
                     setattr(module, name, torch.empty(0))
         self._memories[WEIGHTS].release(keep=keep)
         self._memories[KV_CACHE].release(keep=False)
-        self._asleep, self._level = {WEIGHTS, KV_CACHE}, level
+        self._asleep, self._reads = {WEIGHTS, KV_CACHE}, not keep
 
     def wake(self, part: str, /) -> None:
         """See `WeightStore`."""
         if self._memories is None or part not in self._asleep:
             return
-        reads = part == WEIGHTS and self._level == _LEVELS[-1]
+        reads = part == WEIGHTS and self._reads
         try:
-            if reads:
-                self._blank = self._new_blank(partial=True)
+            filled = (self._filled or self._fill()) if reads else None
             self._memories[part].restore()
         except (ModelLoadError, OSError, OutOfMemoryError) as error:
-            self._blank = None
             raise BadValueError(part, f"{error}; the engine sleeps on") from error
-        if reads:
-            self.complete()
+        if filled is not None:
+            self._blank = filled
             self.write()
+            self._filled = None
         self._asleep.discard(part)
+
+    def _fill(self) -> _Blank:
+        """A blank with all that the running model was read from, ready to be written."""
+        self._blank = self._new_blank(partial=True)
+        self.complete()
+        assert self._blank is not None
+        filled, self._blank = self._blank, None
+        return filled
 
     def _check_refusal(self) -> None:
         if self._refusal is not None:

@@ -46,7 +46,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "task": "what prompts are made into",
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
-    "paranoid": "checks counts",
+    **dict.fromkeys(("paranoid", "park_spare"), "checks counts; keeps another process"),
     **dict.fromkeys(("max_logprobs", "logprobs_mode"), "what is reported"),
     **dict.fromkeys(("lora", "max_loras", "max_lora_rank"), "adapters count by their digests"),
     **dict.fromkeys(("kv_events_port", "kv_events_host", "kv_events_replay_port"), _EVENTS),

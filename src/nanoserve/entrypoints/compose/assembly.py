@@ -68,12 +68,18 @@ class VerificationParts:
 
 @attrs.frozen(kw_only=True)
 class Survey:
-    """Facts of a model before its weights are made; `folder` is None for a shape with random weights."""
+    """Facts of a model before its weights are made.
+
+    Attributes:
+        folder: None for a shape with random weights.
+        parked: KV blocks of each cache group, of an engine that is to sleep beside another one; empty for others.
+    """
 
     spec: ModelSpec
     folder: str | None
     device: str
     dtype: str
+    parked: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True, eq=False)

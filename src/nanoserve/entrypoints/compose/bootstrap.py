@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+import attrs
+
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
@@ -41,8 +43,12 @@ if TYPE_CHECKING:
 environment = machine.environment
 
 
-def assemble(settings: EngineSettings, watch: Stopwatch | None = None) -> Assembly:
+def assemble(
+    settings: EngineSettings, watch: Stopwatch | None = None, *, num_blocks: tuple[int, ...] = ()
+) -> Assembly:
     """Load a model and build an engine around it; `watch` times the start.
+
+    With `num_blocks` of each cache group it is built to sleep beside an engine that has these, and must do so before anything is computed that counts.
 
     Raises `ModelLoadError`, `OutOfMemoryError`, or `BadValueError` for settings that contradict each other.
     """
@@ -51,7 +57,7 @@ def assemble(settings: EngineSettings, watch: Stopwatch | None = None) -> Assemb
     found = survey(settings, watch)
     from nanoserve.entrypoints.compose.building import build_assembly  # noqa: PLC0415 - loads torch
 
-    return build_assembly(settings, found, watch)
+    return build_assembly(settings, attrs.evolve(found, parked=num_blocks), watch)
 
 
 def preload() -> None:

@@ -85,6 +85,7 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
+    choices.check_spare(settings, found.spec, found.device, is_gguf=_is_gguf(found))
     kv_events = open_kv_events(settings, found.spec)
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
@@ -174,19 +175,20 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:
     sizes = choices.choose_sizes(settings, found.spec, found.device, devices.gpu_memory(found.device))
-    sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found))
+    sizes = attrs.evolve(sizes, host_slots=count_slots(settings, found), num_blocks=found.parked)
     found = attrs.evolve(found, spec=found.spec.for_length(sizes.max_model_len))
     threads = devices.set_threads(choices.choose_threads(settings))
     dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
     form["expert_parallel"] = settings.expert_parallel and ranks.size > 1
-    memories = virtual_memories(device) if found.device == "cuda" and ranks.size == 1 else None
+    bare = bool(found.parked) and found.device == "cuda"
+    memories = virtual_memories(device, bare=bare) if found.device == "cuda" and ranks.size == 1 else None
     if memories is not None:
         form["take"] = memories[WEIGHTS].take
     if found.folder is None:
         model = build_random_model(found.spec, seed=0, **form)
     else:
-        model = build_model(found.spec, found.folder, **form)
+        model = build_model(found.spec, found.folder, **form, read=not bare)
         if model.spec.tied_embeddings != found.spec.tied_embeddings:
             structlog.get_logger().warning(
                 "computing with the checkpoint's own lm_head, though config.json ties it to the embedding"
@@ -290,15 +292,20 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=built.memory.shares(kept_bytes(loaded.model)) if found.device == "cuda" else {},
         fixed_weights=choices.why_fixed(
-            loaded.model.spec,
-            is_gguf=loaded.found.folder is not None and is_gguf(Path(loaded.found.folder)),
-            in_group=loaded.group is not None,
+            loaded.model.spec, is_gguf=_is_gguf(loaded.found), in_group=loaded.group is not None
         ),
     )
     return built.runner, facts
 
 
-def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest:
+def _is_gguf(found: Survey) -> bool:
+    return found.folder is not None and is_gguf(Path(found.folder))
+
+
+def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest | None:
+    """None where the sizes say it."""
+    if loaded.found.parked:
+        return None
     needs = pool_needs(
         loaded.found.spec.cache_groups,
         block_size=sizes.block_size,
@@ -313,9 +320,8 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     dtype, pools = devices.DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
-    memory = plan_memory(
-        loaded.model.spec, sizes, pools, dtype=dtype, available=loaded.available, usual_bytes=CPU_KV_BYTES
-    )
+    what: Any = {"dtype": dtype, "available": loaded.available, "beside": bool(loaded.found.parked)}
+    memory = plan_memory(loaded.model.spec, sizes, pools, usual_bytes=CPU_KV_BYTES, **what)
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
     runner = TorchRunner(loaded.model, sizes, NGramDrafter())
     if loaded.group is not None:
@@ -352,6 +358,8 @@ def _make_gpu_runner(
         enforce_eager=settings.enforce_eager,
         partners=partners,
         take=None if loaded.memories is None else loaded.memories[KV_CACHE].take,
+        beside=bool(loaded.found.parked),
+        spare=settings.park_spare,
     )
 
 

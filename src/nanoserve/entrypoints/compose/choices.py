@@ -122,6 +122,22 @@ def why_fixed(spec: ModelSpec, *, is_gguf: bool, in_group: bool) -> str:
     return ""
 
 
+def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gguf: bool) -> None:
+    """Raise `BadValueError` where a spare cannot be parked."""
+    if not settings.park_spare:
+        return
+    others = {
+        "tensor_parallel_size": settings.tensor_parallel_size > 1,
+        "kv_events_port": settings.kv_events_port is not None,
+        "kv_offload_dir": settings.kv_offload_dir is not None,
+        "speculate=auto": device == "cuda" and settings.speculate == "auto",
+    }
+    for name in (name for name, is_there in others.items() if is_there):
+        raise BadValueError("park_spare", f"is not available beside {name} yet; leave one of them out")
+    if device == "cuda" and (fixed := why_fixed(spec, is_gguf=is_gguf, in_group=False)):
+        raise BadValueError("park_spare", f"needs weights that can be read again, and {fixed}")
+
+
 def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     """The most tokens that a row computes in a step: one where nothing is drafted, or states could not go back.
 

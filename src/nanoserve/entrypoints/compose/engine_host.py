@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,29 +21,47 @@ from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import Stopwatch, silence_warnings
 from nanoserve.entrypoints.compose.recording import trace_header
 from nanoserve.ports.driving import Link
-from nanoserve.ports.engine_link import Ready, Start
+from nanoserve.ports.engine_link import Prepare, Ready, Start
+from nanoserve.ports.steering import PARTS
 
-Build = Callable[[EngineSettings, Stopwatch], Assembly]
+Build = Callable[..., Assembly]
+"""Takes settings and a watch; for an engine that is parked the `num_blocks` of the one beside it, too."""
 
 
 def main(build: Build = assemble, prepare: Callable[[], None] = preload) -> int:
     """Serve on the connection whose file descriptor is the only argument; returns the exit code."""
     silence_warnings()
+    parked: list[Assembly] = []
 
-    def serve(link: Link, start: Start) -> None:
+    def read(start: Start) -> EngineSettings:
         log: dict[str, Any] = dict(start.log)
         configure_log(LogSettings(**log))
-        host(link, argument_settings(start.settings), build)
+        return argument_settings(start.settings)
 
-    return run_host(prepare, serve)
+    def get_ready(command: Prepare) -> None:
+        prepare()
+        if command.parked is not None:
+            build_beside = functools.partial(build, num_blocks=command.num_blocks)
+            parked.append(_warm(read(command.parked), build_beside, Stopwatch()))
+            parked[0].engine.sleep(1)
+
+    def serve(link: Link, start: Start) -> None:
+        host(link, read(start), build, *parked)
+
+    return run_host(get_ready, serve)
 
 
-def host(link: Link, settings: EngineSettings, build: Build) -> None:
-    """Build an engine, warm it up and run it for the other end of the link."""
+def host(link: Link, settings: EngineSettings, build: Build, parked: Assembly | None = None) -> None:
+    """Build an engine and warm it up, or wake one that is parked, and run it for the other end of the link."""
     watch = Stopwatch()
-    assembly = build(settings, watch)
-    warm_up(assembly.engine, None if assembly.pooler is None else assembly.pooler.pooling)
-    watch.lap("warm-up")
+    if parked is None:
+        assembly = _warm(settings, build, watch)
+    else:
+        assembly = parked
+        for part in PARTS:
+            assembly.engine.weight_store.wake(part)
+            watch.lap(f"waking {part}")
+        assembly.engine.note_awake(PARTS)
     watching = Watching(
         assembly.engine,
         link,
@@ -54,6 +73,13 @@ def host(link: Link, settings: EngineSettings, build: Build) -> None:
     phases = {each.name: each.seconds for each in watch.phases}
     link.send(Ready(attrs.evolve(assembly.facts, start_phases=phases)))
     loop.run()
+
+
+def _warm(settings: EngineSettings, build: Build, watch: Stopwatch) -> Assembly:
+    assembly = build(settings, watch)
+    warm_up(assembly.engine, None if assembly.pooler is None else assembly.pooler.pooling)
+    watch.lap("warm-up")
+    return assembly
 
 
 if __name__ == "__main__":

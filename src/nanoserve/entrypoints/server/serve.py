@@ -16,6 +16,7 @@ import uvloop
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.bootstrap import assemble_text, find_model, trace_format
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
@@ -58,7 +59,7 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
     """
     listen = settings.serve.listen
-    _check_workers(listen)
+    _check_processes(listen, settings.engine)
     keys = read_keys(settings.serve.access, settings.class_names)
     own_keys = read_steering_keys(settings.serve.access, keys)
     engine = settings.engine
@@ -93,7 +94,9 @@ def isolated(settings: serving.Serving) -> serving.Serving:
     return attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
 
 
-def _check_workers(listen: ListenSettings) -> None:
+def _check_processes(listen: ListenSettings, engine: EngineSettings) -> None:
+    if engine.park_spare and (listen.in_process or not listen.spare):
+        raise BadValueError("park_spare", "needs a spare; leave out --in-process and --no-spare")
     if listen.http_workers > 1 and listen.in_process:
         message = "several HTTP processes need an engine in a process of its own; leave out --in-process"
         raise BadValueError("http_workers", message)

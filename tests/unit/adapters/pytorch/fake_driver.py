@@ -83,7 +83,7 @@ class FakeDriver:
 
     def cu_mem_map(self, address: Any, size: Any, _offset: Any, handle: Any, _flags: Any) -> None:
         assert number(address) not in self.mapped
-        assert self.handles[number(handle)] == number(size) == len(self.reserved[number(address)])
+        assert self.handles[number(handle)] >= number(size)
         self.mapped[number(address)] = number(handle)
 
     def cu_mem_set_access(self, address: Any, size: Any, _access: Any, _count: Any) -> None:
@@ -103,8 +103,8 @@ class FakeDriver:
 class FakeMemory(VirtualMemory):
     """`VirtualMemory` over a `FakeDriver`."""
 
-    def __init__(self, driver: FakeDriver) -> None:
-        super().__init__(torch.device("cpu"), driver)
+    def __init__(self, driver: FakeDriver, *, bare: bool = False) -> None:
+        super().__init__(torch.device("cpu"), driver, bare=bare)
 
     def _bytes(self, address: int, size: int) -> Tensor:
         memory = (ctypes.c_ubyte * size).from_address(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda import virtual_memory
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.updating import ModelWeights, held_tensors
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.steering import KV_CACHE, WEIGHTS
-from tests.unit.adapters.pytorch.fake_driver import OUT_OF_MEMORY, FakeDriver, FakeMemory
+from tests.unit.adapters.pytorch.fake_driver import GRANULARITY, OUT_OF_MEMORY, FakeDriver, FakeMemory
 from tests.unit.adapters.pytorch.test_updating import logits, two, update
 
 WANTED = [((3, 5), torch.float32), ((0, 7), torch.int8), ((), torch.float64), ((1000,), torch.bfloat16)]
@@ -150,3 +152,58 @@ def test_a_model_sleeps_and_is_the_same_in_the_same_place(tmp_path: Path, family
         assert torch.equal(logits(model), wanted)
         assert places == {path: tensor.data_ptr() for path, _, _, tensor in held_tensors(model)}
     assert all(pool.untyped_storage().nbytes() for pools in kv.pools for pool in pools)
+
+
+def test_bare_memory_is_one_piece_behind_all_addresses_until_it_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(virtual_memory, "PIECE_BYTES", GRANULARITY)
+    driver = FakeDriver()
+    memory = FakeMemory(driver, bare=True)
+    (tensor,) = memory.take([((5 * GRANULARITY // 2,), torch.uint8)])
+    assert (1 << 30) - driver.free == GRANULARITY
+    assert sorted(driver.mapped) == [tensor.data_ptr() + place * GRANULARITY for place in range(3)]
+    assert len(set(driver.mapped.values())) == 1
+    assert not tensor.any()
+    memory.release(keep=False)
+    assert not driver.mapped
+    assert driver.free == 1 << 30
+    memory.restore()
+    assert list(driver.mapped) == [tensor.data_ptr()]
+    assert (1 << 30) - driver.free == 3 * GRANULARITY
+    driver.failing = {"cuMemCreate": OUT_OF_MEMORY}
+    memory.release(keep=False)
+    with pytest.raises(OutOfMemoryError, match=f"no {3 * GRANULARITY} bytes free"):
+        memory.restore()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_model_that_was_built_bare_is_the_same_once_it_has_slept(tmp_path: Path, family: str) -> None:
+    old, new = two(tmp_path, family)
+    driver = FakeDriver()
+    memories = {part: FakeMemory(driver, bare=True) for part in (WEIGHTS, KV_CACHE)}
+    form: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    model = build_model(old.spec, str(old.folder), **form, take=memories[WEIGHTS].take, read=False)
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, **form, take=memories[KV_CACHE].take)
+    weights = ModelWeights(model, str(old.folder), None, memories=memories)
+    loaded = logits(old.build())
+    assert not torch.equal(logits(model), loaded)
+    weights.sleep(1)
+    assert driver.free == 1 << 30
+    driver.failing = {"cuMemCreate": OUT_OF_MEMORY}
+    with pytest.raises(BadValueError, match="the engine sleeps on"):
+        weights.wake(WEIGHTS)
+    driver.failing = {}
+    shutil.move(old.folder, tmp_path / "away")  # they were read before
+    for part in (WEIGHTS, KV_CACHE):
+        weights.wake(part)
+    assert torch.equal(logits(model), loaded)
+    shutil.move(tmp_path / "away", old.folder)
+    for level in (1, 2):
+        weights.sleep(level)
+        weights.wake(WEIGHTS)
+        assert torch.equal(logits(model), loaded)
+        weights.wake(KV_CACHE)
+    update(weights, new.folder)
+    assert torch.equal(logits(model), logits(new.build()))
+    assert kv.pools

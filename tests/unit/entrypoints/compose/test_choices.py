@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -219,3 +220,21 @@ def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
         choices.choose_width(EngineSettings(speculate="ngram", tensor_parallel_size=2), SPEC, "cuda")
     with pytest.raises(BadValueError, match="speculate: auto measures"):
         choices.choose_width(EngineSettings(speculate="auto", tensor_parallel_size=2), SPEC, "cpu")
+
+
+def test_what_cannot_be_parked_is_named() -> None:
+    def check(device: str = "cpu", *, is_gguf: bool = False, **settings: Any) -> None:
+        choices.check_spare(EngineSettings(park_spare=True, **settings), SPEC, device, is_gguf=is_gguf)
+
+    check()
+    check("cuda")
+    check(speculate="auto", is_gguf=True)
+    choices.check_spare(EngineSettings(kv_events_port=1), SPEC, "cuda", is_gguf=True)
+    others: dict[str, Any] = {"tensor_parallel_size": 2, "kv_events_port": 0, "kv_offload_dir": "x"}
+    for name, value in others.items():
+        with pytest.raises(BadValueError, match=f"park_spare: is not available beside {name} yet"):
+            check(**{name: value})
+    with pytest.raises(BadValueError, match="beside speculate=auto"):
+        check("cuda", speculate="auto")
+    with pytest.raises(BadValueError, match="can be read again, and those of a checkpoint that is stored"):
+        check("cuda", is_gguf=True)

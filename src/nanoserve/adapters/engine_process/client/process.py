@@ -40,12 +40,13 @@ class EngineProcess:
     Attributes:
         on_foreign: called with the owner and the frame of what is for another process; None where there is none.
         is_prepared: whether it has said that it waits for `Start` with everything imported.
+        failure: why it could not be prepared, if it said so.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.on_report: Callable[[Report], None] = self._note
         self.on_foreign: Callable[[str, bytes], None] | None = None
-        self.is_prepared = False
+        self.is_prepared, self.failure = False, ""
         self._process = process
         self._line = Line(self._take, peer="engine")
         self.gone = self._line.gone
@@ -87,6 +88,8 @@ class EngineProcess:
     def _note(self, report: Report) -> None:
         """Of one that is no engine yet."""
         self.is_prepared = isinstance(report, Prepared)
+        if isinstance(report, Failed):
+            self.failure = report.message
 
     def send(self, command: Command) -> None:
         """Send a command; raises `BadValueError` where it cannot be sent. Ignored once the process is gone."""

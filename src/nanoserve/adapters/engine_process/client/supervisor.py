@@ -29,12 +29,14 @@ class Spare:
     def __init__(self, launch: Callable[[], Awaitable[EngineProcess]], *, wanted: bool) -> None:
         self._launch = launch
         self._wanted = wanted
+        self._prepare = Prepare()
         self._process: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
 
-    def keep(self) -> None:
-        """Have one from now on; it starts in the background."""
+    def keep(self, prepare: Prepare) -> None:
+        """Have one from now on that is prepared so; it starts in the background. One that cannot be parked is followed by one that is not."""
         if self._wanted and self._keeping is None:
+            self._prepare = prepare
             self._keeping = asyncio.create_task(self._keep())
 
     async def take(self) -> EngineProcess | None:
@@ -76,9 +78,12 @@ class Spare:
             process = self._process = await self._launch()
         except OSError as error:
             return f"it could not be started: {error}"
-        process.send(Prepare())
+        process.send(self._prepare)
         await process.gone.wait()
-        return await process.kill()
+        ending = await process.kill()
+        if process.failure:
+            self._prepare = Prepare()
+        return process.failure or ending
 
 
 STALL_TIMEOUT: Final = 60.0
@@ -243,7 +248,15 @@ class Supervisor:
         self._process = life.process
         life.process.on_foreign = self.on_foreign
         self._engine.welcome(life.process.send)
-        self.spare.keep()
+        self.spare.keep(self._preparation())
+
+    def _preparation(self) -> Prepare:
+        """How a spare is to wait: where it is parked, as the engine that it will replace in all that was chosen by measuring."""
+        settings, facts = self._building.settings, self._engine.facts
+        if not settings.get("park_spare") or facts is None:
+            return Prepare()
+        chosen = {"threads": facts.threads, "max_model_len": facts.max_model_len}
+        return Prepare(Start({**settings, **chosen}, self._building.log), facts.num_blocks)
 
     def _after_death(self, ending: str, life: EngineLife | None) -> float | None:
         """Settle what a dead engine leaves behind; returns when to start the next one, None for never."""

@@ -119,7 +119,7 @@ PATIENCE: Final = 5.0
 """Seconds for the parent to read why the host ended."""
 
 
-def run_host(prepare: Callable[[], None], serve: Callable[[Link, Start], None]) -> int:
+def run_host(prepare: Callable[[Prepare], None], serve: Callable[[Link, Start], None]) -> int:
     """Serve on the connection whose file descriptor is the only argument of this program; returns the exit code.
 
     A process that is to wait as a spare gets a `Prepare` first, and calls `prepare` then.
@@ -134,7 +134,7 @@ def run_host(prepare: Callable[[], None], serve: Callable[[Link, Start], None]) 
         return 0
 
 
-def _serve(link: SocketLink, prepare: Callable[[], None], serve: Callable[[Link, Start], None]) -> int:
+def _serve(link: SocketLink, prepare: Callable[[Prepare], None], serve: Callable[[Link, Start], None]) -> int:
     try:
         serve(link, _await_start(link, prepare))
     except LinkClosedError:
@@ -150,7 +150,7 @@ def _serve(link: SocketLink, prepare: Callable[[], None], serve: Callable[[Link,
     return 1
 
 
-def _await_start(link: SocketLink, prepare: Callable[[], None]) -> Start:
+def _await_start(link: SocketLink, prepare: Callable[[Prepare], None]) -> Start:
     while True:
         for command in link.receive(None):
             if isinstance(command, Start):
@@ -158,7 +158,7 @@ def _await_start(link: SocketLink, prepare: Callable[[], None]) -> Start:
                 return command
             if not isinstance(command, Prepare):
                 raise codec.WireError(f"the first command must be Start, not {type(command).__name__}")
-            prepare()
+            prepare(command)
             link.send(Prepared())
 
 

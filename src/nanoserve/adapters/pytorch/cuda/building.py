@@ -53,6 +53,8 @@ CUDA_FRACTION = 0.92
 """The share of free memory that the KV pool may have where the settings do not say."""
 GRAPH_BYTES = 512 << 20
 """Left free for graphs and for the workspaces of the vendor's library."""
+CONTEXT_BYTES = 768 << 20
+"""A process's share of the driver's memory: its context, and the kernels that it has loaded."""
 SMALL_GPU = 4
 """Multiprocessors to plan for where kernels are interpreted."""
 EVERYTHING = RowSampling(
@@ -121,10 +123,13 @@ def build_runner(
     graphs: Graphs | None = None,
     drafter: Callable[[Arena], Propose] = by_ngrams,
     take: Take | None = None,
+    beside: bool = False,
+    spare: bool = False,
 ) -> tuple[CudaRunner, MemoryBudget]:
     """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`, `partners` are other ranks.
 
     `drafter` makes drafts in an arena, where `sizes` have room for any. `take` makes the KV pools.
+    `beside` is as in `plan_memory`; with `spare`, room is left for the workspace of another engine that sleeps beside this one.
 
     `graphs` are those that steps are captured into; None makes them where there is a GPU, unless eager is enforced.
 
@@ -140,7 +145,7 @@ def build_runner(
         site = _Site(
             model, sizes, deterministic=deterministic, enforce_eager=enforce_eager, partners=partners
         )
-        budget = site.plan_pools(pools)
+        budget = site.plan_pools(pools, beside=beside, spare=spare)
         watch.lap("memory profile")
         if site.exchange is not None and partners is not None:
             partners.meet(attrs.evolve(sizes, num_blocks=budget.num_blocks))
@@ -248,7 +253,7 @@ class _Site:
         tiles = (fp8_ways(each.linear.matrix, some) for each in self._model.products())
         return sorted(set[int]().union(*ways, (min(each, most) for each in chain.from_iterable(tiles))))
 
-    def plan_pools(self, pools: PoolRequest | None) -> MemoryBudget:
+    def plan_pools(self, pools: PoolRequest | None, *, beside: bool, spare: bool) -> MemoryBudget:
         """Size the KV pools from what weights, workspace and the worst step leave."""
         seqs, vocab_size = self._sizes.max_num_seqs, self._spec.vocab_size
         weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
@@ -257,6 +262,8 @@ class _Site:
             workspace = torch.cuda.memory_allocated(self._device) - self._before
             worst = worst_step_bytes(self._spec, self._space, self._sizes)
             reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
+            if spare:
+                reserve += workspace + worst + GRAPH_BYTES + CONTEXT_BYTES
             if self._partners is not None and self.exchange is not None:
                 workspace += self.exchange.size
                 available = available_memory(self._device)
@@ -273,6 +280,7 @@ class _Site:
             reserve=reserve,
             device=self._device,
             available=available,
+            beside=beside,
         )
 
     def assemble(

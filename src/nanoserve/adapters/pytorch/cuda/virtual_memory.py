@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ _HAS_VIRTUAL_MEMORY: Final = 102
 _PINNED: Final = 1
 _ON_DEVICE: Final = 1
 _READ_WRITE: Final = 3
+
+_Mapped: TypeAlias = tuple[int, int]
+"""A handle, and the bytes that are mapped of it at a time."""
 
 
 class _Location(ctypes.Structure):
@@ -48,23 +51,29 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-def virtual_memories(device: torch.device) -> dict[str, VirtualMemory] | None:
+def virtual_memories(device: torch.device, *, bare: bool) -> dict[str, VirtualMemory] | None:
     """One for each part of an engine that sleeps; None where the driver has no virtual memory."""
     torch.cuda.current_stream(device).synchronize()  # makes torch's context this thread's
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     code = driver.cuDeviceGetAttribute(ctypes.byref(found), _HAS_VIRTUAL_MEMORY, _index(device))
-    return None if code or not found.value else {part: VirtualMemory(device, driver) for part in PARTS}
+    if code or not found.value:
+        return None
+    return {part: VirtualMemory(device, driver, bare=bare) for part in PARTS}
 
 
 class VirtualMemory:
-    """The memory of some tensors, all of which it is given back and had again with. It ends with the last of them."""
+    """The memory of some tensors, all of which it is given back and had again with. It ends with the last of them.
 
-    def __init__(self, device: torch.device, driver: Any) -> None:
+    Attributes:
+        is_bare: whether a piece of memory, zero at first, stands behind all addresses again and again, until it is released.
+    """
+
+    def __init__(self, device: torch.device, driver: Any, *, bare: bool = False) -> None:
         """`driver` has the driver's calls."""
-        self._device, self._driver = device, driver
+        self._device, self._driver, self.is_bare = device, driver, bare
         self._where = _Location(_ON_DEVICE, _index(device))
         self._address = self._used = self._size = 0
-        self._handles: list[int] = []
+        self._handles: list[_Mapped] = []
         self._kept: list[Tensor] = []
         self._end: Any = None
 
@@ -103,6 +112,7 @@ class VirtualMemory:
                 message = f"the host has no {self._used} bytes to pin for what sleeps; level 2 needs none"
                 raise OutOfMemoryError(message) from error
         _unmap(self._driver, self._address, self._size, self._handles)
+        self.is_bare = False
 
     def restore(self) -> None:
         """Have memory again, and what was kept. Raises `OutOfMemoryError`, and may be tried again."""
@@ -116,25 +126,29 @@ class VirtualMemory:
         self._kept = []
 
     def _map(self) -> None:
+        piece = min(self._size, PIECE_BYTES) if self.is_bare else self._size
         handle, flags = ctypes.c_uint64(), ctypes.c_uint64(0)
-        create = (ctypes.byref(handle), ctypes.c_size_t(self._size), ctypes.byref(self._properties()), flags)
+        create = (ctypes.byref(handle), ctypes.c_size_t(piece), ctypes.byref(self._properties()), flags)
         code = self._driver.cuMemCreate(*create)
         if code == _OUT_OF_MEMORY:
             torch.cuda.empty_cache()
             code = self._driver.cuMemCreate(*create)
         if code == _OUT_OF_MEMORY:
             raise OutOfMemoryError(
-                f"the GPU has no {self._size} bytes free, which another process may have taken; free them, and try again"
+                f"the GPU has no {piece} bytes free, which another process may have taken; free them, and try again"
             )
         _check(code, "cuMemCreate")
-        self._handles.append(handle.value)
+        self._handles.append((handle.value, piece))
         try:
-            self._call("cuMemMap", self._address, self._size, 0, handle.value, 0)
+            for start, size in _spans(self._size, piece):
+                self._call("cuMemMap", self._address + start, size, 0, handle.value, 0)
             access = _Access(self._where, _READ_WRITE)
             self._call("cuMemSetAccess", self._address, self._size, ctypes.byref(access), 1)
         except RuntimeError:
             _unmap(self._driver, self._address, self._size, self._handles)
             raise
+        if self.is_bare:
+            self._bytes(self._address, min(self._used, piece)).zero_()
 
     def _pieces(self) -> Sequence[Tensor]:
         return torch.split(self._bytes(self._address, self._used), PIECE_BYTES)
@@ -182,15 +196,20 @@ def _check(code: int, what: str) -> None:
         raise RuntimeError(f"{what} failed with CUDA error {code}")
 
 
-def _unmap(driver: Any, address: int, size: int, handles: list[int]) -> None:
-    """Memory lives as long as it is mapped or has a handle."""
-    driver.cuMemUnmap(ctypes.c_uint64(address), ctypes.c_size_t(size))
+def _spans(size: int, piece: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(piece, size - start)) for start in range(0, size, piece))
+
+
+def _unmap(driver: Any, address: int, size: int, handles: list[_Mapped]) -> None:
+    """Memory lives as long as it is mapped or has a handle. What was mapped at once is unmapped at once."""
     while handles:
-        driver.cuMemRelease(ctypes.c_uint64(handles.pop()))
+        handle, piece = handles.pop()
+        for start, part in _spans(size, piece):
+            driver.cuMemUnmap(ctypes.c_uint64(address + start), ctypes.c_size_t(part))
+        driver.cuMemRelease(ctypes.c_uint64(handle))
 
 
-def _free(driver: Any, address: int, size: int, handles: list[int]) -> None:
+def _free(driver: Any, address: int, size: int, handles: list[_Mapped]) -> None:
     driver.cuCtxSynchronize()
-    if handles:
-        _unmap(driver, address, size, handles)
+    _unmap(driver, address, size, handles)
     driver.cuMemAddressFree(ctypes.c_uint64(address), ctypes.c_size_t(size))

@@ -93,12 +93,14 @@ def build_model(
     ranks: Communicator = ALONE,
     expert_parallel: bool = False,
     take: Take | None = None,
+    read: bool = True,
 ) -> DecoderModel:
     """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
     Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8", made of each tensor as
     it arrives. Those that kernels compute
-    with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the tensors that hold them, on this device.
+    with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the tensors that hold them, on this device. Without `read`
+    all is checked, and the tensors hold what was in memory.
 
     A spec with a tied head is taken as one with a head of its own where the checkpoint has another one, as in transformers.
 
@@ -121,7 +123,8 @@ def build_model(
         _keep(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, made, read=False)
     _settle(model, device, take)
-    _load(spec, folder, model, made, read=True)
+    if read:
+        _load(spec, folder, model, made, read=True)
     with torch.inference_mode():
         model.arrange()
         note_blocks(model)

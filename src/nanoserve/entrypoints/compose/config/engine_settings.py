@@ -147,6 +147,11 @@ class EngineSettings:
         boolean(),
         "Compute the same logits, bit for bit, whatever else is in the batch; slower.",
     )
+    park_spare: bool = setting(
+        False,
+        boolean(),
+        "Have the spare of `serve` loaded and asleep, so that it takes over in a second; takes host memory for the model once more.",
+    )
     paranoid: bool = setting(False, boolean(), "Audit the engine's state after every step.")
     kv_events_port: int | None = optional(
         integer(0, 65535),

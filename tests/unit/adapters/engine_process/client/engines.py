@@ -42,7 +42,7 @@ def scripted_engine(**options: Any) -> RemoteEngine:
     settings = EngineSettings(
         **{
             name: options.pop(name)
-            for name in ("model", "num_kv_blocks", "max_num_seqs", "paranoid")
+            for name in ("model", "num_kv_blocks", "max_num_seqs", "paranoid", "park_spare")
             if name in options
         }
     )

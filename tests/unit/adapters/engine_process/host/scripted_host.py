@@ -98,7 +98,7 @@ def hang() -> None:
     time.sleep(3600)
 
 
-def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
+def build(settings: EngineSettings, watch: Stopwatch, *, num_blocks: tuple[int, ...] = ()) -> Assembly:
     """`num_kv_blocks` blocks of 4 tokens; some model names cannot be loaded, `slow` takes a second, `gate:PATH` until there is such a file."""
     if settings.model == "missing":
         raise ModelLoadError("there is no such model; name another one")
@@ -110,17 +110,18 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
         time.sleep(1.0)
     if (settings.model or "").startswith("gate:"):
         wait_until(pathlib.Path(str(settings.model).removeprefix("gate:")).exists)
-    num_blocks = settings.num_kv_blocks or 4096
+    count = settings.num_kv_blocks or 4096
+    assert num_blocks in {(), (count,)}
     limits = Limits(
         max_model_len=SPEC.max_position,
         vocab_size=VOCAB,
-        num_blocks=num_blocks,
+        num_blocks=count,
         block_size=4,
         max_num_seqs=settings.max_num_seqs or 64,
         max_num_batched_tokens=256,
     )
     tokenizer = NumberTokenizer()
-    runner = MortalRunner(SPEC.cache_groups, num_blocks=num_blocks, block_size=4, vocab_size=VOCAB - 100)
+    runner = MortalRunner(SPEC.cache_groups, num_blocks=count, block_size=4, vocab_size=VOCAB - 100)
     engine = Engine(
         limits=limits,
         cache_groups=SPEC.cache_groups,
@@ -148,7 +149,7 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             block_size=limits.block_size,
-            num_blocks=(num_blocks,),
+            num_blocks=(count,),
         ),
     )
 

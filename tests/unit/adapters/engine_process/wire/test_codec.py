@@ -94,6 +94,7 @@ COMMANDS: list[Command] = [
     Watch(model="a name"),
     Watch(model="a name", began=12.5, with_words=True),
     Prepare(),
+    Prepare(Start({"threads": 2}, {"log_json": True}), (7, 9)),
     Unwatch(),
     Stop(),
 ]
