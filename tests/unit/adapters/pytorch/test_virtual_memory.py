@@ -164,7 +164,10 @@ def test_bare_memory_is_one_piece_behind_all_addresses_until_it_is_released(
     assert (1 << 30) - driver.free == GRANULARITY
     assert sorted(driver.mapped) == [tensor.data_ptr() + place * GRANULARITY for place in range(3)]
     assert len(set(driver.mapped.values())) == 1
-    assert not tensor.any()
+    assert tensor[:GRANULARITY].eq(virtual_memory.FILLING).all()
+    numbers = torch.full((32,), virtual_memory.FILLING, dtype=torch.uint8)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+        assert 0.001 < float(numbers.view(dtype).double().max()) < 2
     memory.release(keep=False)
     assert not driver.mapped
     assert driver.free == 1 << 30

@@ -23,6 +23,8 @@ ALIGNMENT: Final = 512
 """Bytes; tensors start at multiples of it, as those of torch's allocator do."""
 PIECE_BYTES: Final = 64 << 20
 """Pinned at once for what is kept; torch rounds what it pins up to a power of two."""
+FILLING: Final = 0x3C
+"""A byte of which every kind of float makes a number between 0 and 2: kernels are tried out on them."""
 _OUT_OF_MEMORY: Final = 2
 _HAS_VIRTUAL_MEMORY: Final = 102
 _PINNED: Final = 1
@@ -65,7 +67,7 @@ class VirtualMemory:
     """The memory of some tensors, all of which it is given back and had again with. It ends with the last of them.
 
     Attributes:
-        is_bare: whether a piece of memory, zero at first, stands behind all addresses again and again, until it is released.
+        is_bare: whether one piece of memory, full of `FILLING` at first, stands behind all addresses again and again, until it is released.
     """
 
     def __init__(self, device: torch.device, driver: Any, *, bare: bool = False) -> None:
@@ -148,7 +150,7 @@ class VirtualMemory:
             _unmap(self._driver, self._address, self._size, self._handles)
             raise
         if self.is_bare:
-            self._bytes(self._address, min(self._used, piece)).zero_()
+            self._bytes(self._address, min(self._used, piece)).fill_(FILLING)
 
     def _pieces(self) -> Sequence[Tensor]:
         return torch.split(self._bytes(self._address, self._used), PIECE_BYTES)
