@@ -183,7 +183,7 @@ def test_what_is_wrong_with_an_update_is_named_and_old_weights_serve(tmp_path: p
                 assert reason in post(client, "/update_weights", body, 400)["error"]["message"]
                 post(client, "/finish_weight_update", status=409)
             ipc = {"update_info": {"ipc_handles_pickled": "gASV"}}
-            assert "not by NCCL or IPC" in post(client, "/update_weights", ipc, 400)["error"]["message"]
+            assert "not by NCCL or pickles" in post(client, "/update_weights", ipc, 400)["error"]["message"]
             nccl = {"init_info": {"master_address": "127.0.0.1", "master_port": 1}}
             assert (
                 "not by NCCL" in post(client, "/init_weight_transfer_engine", nccl, 400)["error"]["message"]

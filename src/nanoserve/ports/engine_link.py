@@ -14,7 +14,7 @@ import attrs
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
-from nanoserve.ports.steering import PauseMode, Steering, WeightsFacts
+from nanoserve.ports.steering import PauseMode, SharedTensor, Steering, WeightsFacts
 
 
 @attrs.frozen
@@ -112,12 +112,13 @@ class Pause:
 
 @attrs.frozen
 class ReadWeights:
-    """Read a folder of weights beside running steps; answered by `Obeyed`. See `WeightStore`."""
+    """Read a folder of weights, or tensors where there are some, beside running steps; answered by `Obeyed`. See `WeightStore`."""
 
     folder: str
     anew: bool = True
     partial: bool = False
     number: int = 0
+    tensors: tuple[SharedTensor, ...] = ()
 
 
 @attrs.frozen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -40,10 +40,34 @@ class WeightsFacts:
     label: str = ""
 
 
+HANDLE_BYTES: Final = 64
+
+
+@attrs.frozen
+class SharedTensor:
+    """A tensor in the GPU memory of another process of the same machine.
+
+    Attributes:
+        name: in a checkpoint.
+        dtype: torch's name of a plain float.
+        handle: the driver's, of the allocation (CUDA IPC).
+        offset: bytes from its beginning.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    handle: bytes
+    offset: int
+
+
+WeightSource = str | Sequence[SharedTensor] | Iterable[tuple[str, Any]]
+
+
 class WeightStore(Protocol):
     """Makes new weights ready beside those that an engine computes with, and puts them in their place."""
 
-    def read(self, source: str | Iterable[tuple[str, Any]], /, *, anew: bool, partial: bool) -> None:
+    def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         """Read a folder of safetensors files, or tensors by their names there, on top of what was read before unless `anew`; in any thread.
 
         With `partial`, what is not read stays as it is. Raises `BadValueError`, and nothing is changed.

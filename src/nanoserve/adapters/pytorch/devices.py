@@ -66,6 +66,24 @@ def empty_tensors(wanted: Wanted, device: torch.device) -> list[Tensor]:
     return [torch.empty(*shape, dtype=dtype, device=device) for shape, dtype in wanted]
 
 
+class _Block:
+    """Memory as torch takes it from others; it keeps its owner as long as there are tensors over it."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def bytes_at(address: int, size: int, device: torch.device, owner: object = None) -> Tensor:
+    """Memory of a GPU that torch has not allocated: uint8 [size]."""
+    return torch.as_tensor(_Block(address, size, owner), device=device)
+
+
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of (nested) numbers; on a GPU it is there before anything that is queued later.
 

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,6 +19,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, finish_like
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_own_head, overlay
@@ -28,7 +29,7 @@ from nanoserve.adapters.pytorch.weights.keeping import scale_targets
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import MOST_LANES, HostLane
 from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError, OutOfMemoryError
-from nanoserve.ports.steering import KV_CACHE, WEIGHTS
+from nanoserve.ports.steering import KV_CACHE, WEIGHTS, SharedTensor, WeightSource
 
 PARAMETER = "weights"
 """Named by errors."""
@@ -53,6 +54,12 @@ class Memory(Protocol):
 
     def forget(self) -> None:
         """Let what was kept go: other values are written into it."""
+
+    def pin(self, tensors: Iterable[Tensor]) -> None:
+        """Make ready to copy from these tensors of the host, until `unpin`."""
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        """See `pin`."""
 
 
 class HostMemory:
@@ -84,6 +91,12 @@ class HostMemory:
     def forget(self) -> None:
         """Nothing is kept elsewhere."""
 
+    def pin(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing is copied to another device."""
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        """See `pin`."""
+
 
 @attrs.define(eq=False)
 class _Blank:
@@ -107,7 +120,7 @@ class _Blank:
 def host_memories(model: nn.Module, kv: KVStore) -> dict[str, HostMemory]:
     """Of a model on a CPU and its cache."""
     return {
-        WEIGHTS: HostMemory(lambda: (tensor for _, _, _, tensor in held_tensors(model))),
+        WEIGHTS: HostMemory(lambda: _tensors(model)),
         KV_CACHE: HostMemory(lambda: (pool for pools in kv.pools for pool in pools)),
     }
 
@@ -130,7 +143,7 @@ class ModelWeights:
         self._stamps = [] if folder is None else _stamps(folder)
         self._blank: _Blank | None = None
 
-    def read(self, source: str | Iterable[tuple[str, Any]], /, *, anew: bool, partial: bool) -> None:
+    def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         """See `WeightStore`."""
         self._check_refusal()
         blank = None if anew else self._blank
@@ -210,6 +223,7 @@ class ModelWeights:
         self._blank = None
         if self._memories[WEIGHTS].is_bare:
             self._filled, keep = self._fill(), False
+            self._memories[WEIGHTS].pin(_tensors(self._filled.model))
         elif not keep:
             for _, module, name, tensor in list(held_tensors(self._model)):
                 if tensor.is_mkldnn:
@@ -231,6 +245,8 @@ class ModelWeights:
         if filled is not None:
             self._blank = filled
             self.write()
+        if self._filled is not None and filled is self._filled:
+            self._memories[WEIGHTS].unpin(_tensors(self._filled.model))
             self._filled = None
         self._asleep.discard(part)
 
@@ -272,9 +288,12 @@ class ModelWeights:
         files = checkpoint_files(Path(folder))
         self._overlay(blank, [each for file in files for each in stored_tensors(file)], lanes)
 
-    def _read_tensors(self, blank: _Blank, tensors: Iterable[tuple[str, Any]]) -> bytes:
+    def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> bytes:
         digest, origin = hashlib.sha256(), Path("the caller")
-        for name, tensor in tensors:
+        listed = tensors if isinstance(tensors, Sequence) else ()
+        shared = [each for each in listed if isinstance(each, SharedTensor)]
+        pairs: Iterable[Any] = opened(shared) if shared else tensors
+        for name, tensor in pairs:
             if not isinstance(tensor, Tensor):
                 raise ModelLoadError(f"{name!r} must be a tensor, got {type(tensor).__name__}")
             numbers = tensor.detach().cpu().contiguous()
@@ -312,6 +331,10 @@ def held_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor
         for name, tensor in held.items():
             if isinstance(tensor, Tensor):
                 yield f"{path}.{name}", module, name, tensor
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    return (tensor for _, _, _, tensor in held_tensors(model))
 
 
 def _stamps(folder: str) -> list[tuple[str, int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pathlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import attrs
 import msgspec
@@ -27,7 +27,7 @@ from nanoserve.entrypoints.server.watch.health import Health
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, Sleep, WakeUp, WriteWeights
 from nanoserve.ports.errors import BadValueError, ConflictError, DrainingError
-from nanoserve.ports.steering import PARTS, PauseMode
+from nanoserve.ports.steering import HANDLE_BYTES, PARTS, PauseMode, SharedTensor
 
 _MODES: Final = ", ".join(each.value for each in PauseMode)
 
@@ -89,6 +89,9 @@ def check_access(access: AccessSettings, *, max_loras: int) -> None:
         raise BadValueError("lora_dir", "needs slots for adapters; give --max-loras too")
 
 
+_NO_FOLDER: Final = "no folder is allowed; start the server with --weight-dir FOLDER"
+
+
 class WeightTransfer:
     """The update of an engine's weights that is open, if there is one, from folders below `allowed`."""
 
@@ -102,10 +105,8 @@ class WeightTransfer:
 
     def check(self) -> None:
         """Raise `BadValueError` where weights can never be updated."""
-        if self._allowed is None:
-            raise BadValueError(
-                "weight_dir", "no folder is allowed; start the server with --weight-dir FOLDER"
-            )
+        if self._allowed is None and not self.on_gpu:
+            raise BadValueError("weight_dir", _NO_FOLDER)
         facts = self._engine.facts
         if facts is not None and facts.fixed_weights:
             raise BadValueError("weights", facts.fixed_weights)
@@ -119,12 +120,23 @@ class WeightTransfer:
             )
         self._last, self._next = self._now(), ReadWeights("", partial=partial)
 
-    async def read(self, path: str) -> None:
-        """Read one more folder; what is wrong with it ends the update."""
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the engine can open a trainer's memory."""
+        facts = self._engine.facts
+        return facts is not None and facts.device == "cuda"
+
+    async def read(self, source: str | tuple[SharedTensor, ...]) -> None:
+        """Read one more folder, or some tensors; what is wrong with it ends the update."""
         async with self.lock:
             order = self._take()
-            assert self._allowed is not None
-            order = attrs.evolve(order, folder=str(folder_below(self._allowed, path, "weight_dir")))
+            if not isinstance(source, str):
+                order = attrs.evolve(order, folder="", tensors=source)
+            elif self._allowed is None:
+                raise BadValueError("weight_dir", _NO_FOLDER)
+            else:
+                folder = str(folder_below(self._allowed, source, "weight_dir"))
+                order = attrs.evolve(order, folder=folder, tensors=())
             await self._engine.steer(order)
             self._last, self._next = self._now(), attrs.evolve(order, anew=False)
 
@@ -195,7 +207,7 @@ async def transfer_body(request: Request[Any, Any, Any]) -> TransferBody:
 
 @post("/init_weight_transfer_engine", status_code=200, include_in_schema=False)
 async def init_weight_transfer_engine(asked: Asked, transfer: Transfer) -> dict[str, str]:
-    """Nothing is needed for folders; what only NCCL or IPC needs is refused."""
+    """Nothing is needed for folders and handles; what only NCCL needs is refused."""
     _refuse_others("init_info", asked.init_info, ())
     transfer.check()
     return {"message": "Weight transfer initialized"}
@@ -212,7 +224,7 @@ async def start_weight_update(asked: Asked, transfer: Transfer) -> dict[str, str
 
 @post("/update_weights", status_code=200, include_in_schema=False)
 async def update_weights(asked: Asked, transfer: Transfer) -> dict[str, str]:
-    """Read a folder and check it; `weight_dir` outside of `update_info` is a whole update in one call."""
+    """Read a folder, or tensors by handles, and check it; `weight_dir` outside of `update_info` is a whole update in one call."""
     if asked.weight_dir is not None:
         transfer.start(partial=asked.partial)
         try:
@@ -220,6 +232,11 @@ async def update_weights(asked: Asked, transfer: Transfer) -> dict[str, str]:
             await transfer.finish(asked)
         finally:
             transfer.give_up()
+        return {"message": "Weights updated"}
+    if "ipc_handles" in asked.update_info:
+        if not transfer.on_gpu:
+            raise BadValueError("update_info.ipc_handles", "are for an engine on a GPU; send a weight_dir")
+        await transfer.read(_shared(asked.update_info))
         return {"message": "Weights updated"}
     _refuse_others("update_info", asked.update_info, ("weight_dir",))
     folder = asked.update_info.get("weight_dir")
@@ -245,8 +262,30 @@ async def weight_info(transfer: Transfer) -> WeightInfo:
 def _refuse_others(field: str, info: Mapping[str, Any], known: Collection[str]) -> None:
     others = sorted(info.keys() - known)
     if others:
-        message = "is not served: weights come from folders of safetensors files below --weight-dir, not by NCCL or IPC"
+        message = "is not served: weights come from folders of safetensors files below --weight-dir or by ipc_handles, not by NCCL or pickles"
         raise BadValueError(f"{field}.{others[0][:64]}", message)
+
+
+class SharedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Tensors in a trainer's GPU memory; handles in Base64, offsets in bytes from where each one's allocation begins."""
+
+    names: list[str]
+    dtype_names: list[Literal["float32", "bfloat16", "float16"]]
+    shapes: list[list[Annotated[int, msgspec.Meta(ge=0)]]]
+    ipc_handles: list[Annotated[bytes, msgspec.Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]]
+    offsets: list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+def _shared(info: Mapping[str, Any]) -> tuple[SharedTensor, ...]:
+    try:
+        body = msgspec.convert(info, SharedBody)
+        columns = (body.names, body.dtype_names, map(tuple, body.shapes), body.ipc_handles, body.offsets)
+        found = tuple([SharedTensor(*each) for each in zip(*columns, strict=True)])
+    except ValueError as error:
+        raise BadValueError("update_info", f"has lists of one length for all tensors: {error}") from None
+    if not found:
+        raise BadValueError("update_info", "has no tensors")
+    return found
 
 
 @post("/sleep", status_code=200, include_in_schema=False, guards=[only_query("level")])

@@ -31,6 +31,7 @@ class FakeDriver:
         called: names of calls in their order.
         reserved: ranges of addresses by where they begin.
         mapped: by the beginning of a range, the handle behind it.
+        pinned: bytes of the host's memory that were pinned, by where they begin.
         handles: the size of what each handle stands for; one that is released stays as long as it is mapped.
     """
 
@@ -42,6 +43,7 @@ class FakeDriver:
         self.mapped: dict[int, int] = {}
         self.handles: dict[int, int] = {}
         self.released: set[int] = set()
+        self.pinned: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu") or name.islower():
@@ -88,6 +90,12 @@ class FakeDriver:
 
     def cu_mem_set_access(self, address: Any, size: Any, _access: Any, _count: Any) -> None:
         ctypes.memset(number(address), 0, number(size))
+
+    def cu_mem_host_register_v2(self, address: Any, size: Any, _flags: Any) -> None:
+        self.pinned[int(address.value)] = number(size)
+
+    def cu_mem_host_unregister(self, address: Any) -> None:
+        del self.pinned[int(address.value)]
 
     def cu_mem_unmap(self, address: Any, size: Any) -> None:
         if self.mapped.pop(number(address), None) is not None:

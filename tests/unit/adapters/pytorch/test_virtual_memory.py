@@ -181,7 +181,9 @@ def test_bare_memory_is_one_piece_behind_all_addresses_until_it_is_released(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_a_model_that_was_built_bare_is_the_same_once_it_has_slept(tmp_path: Path, family: str) -> None:
+def test_a_model_that_was_built_bare_is_the_same_once_it_has_slept(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = two(tmp_path, family)
     driver = FakeDriver()
     memories = {part: FakeMemory(driver, bare=True) for part in (WEIGHTS, KV_CACHE)}
@@ -191,8 +193,10 @@ def test_a_model_that_was_built_bare_is_the_same_once_it_has_slept(tmp_path: Pat
     weights = ModelWeights(model, str(old.folder), None, memories=memories)
     loaded = logits(old.build())
     assert not torch.equal(logits(model), loaded)
+    monkeypatch.setattr(virtual_memory, "PIN_FROM", 4096)
     weights.sleep(1)
     assert driver.free == 1 << 30
+    assert driver.pinned
     driver.failing = {"cuMemCreate": OUT_OF_MEMORY}
     with pytest.raises(BadValueError, match="the engine sleeps on"):
         weights.wake(WEIGHTS)
@@ -201,6 +205,7 @@ def test_a_model_that_was_built_bare_is_the_same_once_it_has_slept(tmp_path: Pat
     for part in (WEIGHTS, KV_CACHE):
         weights.wake(part)
     assert torch.equal(logits(model), loaded)
+    assert not driver.pinned
     shutil.move(tmp_path / "away", old.folder)
     for level in (1, 2):
         weights.sleep(level)

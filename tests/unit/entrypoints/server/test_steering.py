@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import concurrent.futures
 import pathlib
 from typing import Any
@@ -17,7 +18,9 @@ from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.security import Key, KeyRing, read_keys, read_steering_keys
 from nanoserve.entrypoints.server.serving import drain
 from nanoserve.entrypoints.server.steering import ABANDONED, PATHS, check_access
+from nanoserve.ports.engine_link import ReadWeights
 from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.steering import SharedTensor
 from tests.fakes.counting_store import CountingStore
 from tests.patience import PATIENCE, wait_until
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
@@ -265,6 +268,57 @@ def test_an_update_that_can_never_come_is_refused_where_it_begins(tmp_path: path
                 refused = http.post(path)
                 assert refused.status_code == 400
                 assert said in refused.json()["error"]["message"]
+
+
+def test_tensors_of_a_trainer_on_the_gpu_are_named_by_handles_and_what_is_wrong_with_them_is_said() -> None:
+    good: dict[str, Any] = {
+        "names": ["a", "b"],
+        "dtype_names": ["bfloat16", "float32"],
+        "shapes": [[2, 3], []],
+        "ipc_handles": [base64.b64encode(bytes([each] * 64)).decode() for each in (1, 2)],
+        "offsets": [0, 512],
+    }
+    with app_world(access=STEERED) as world, client(world) as http:
+        assert world.engine.facts is not None
+        on_cpu = world.engine.facts
+        sent: list[Any] = []
+
+        async def steer(order: Any) -> Any:
+            sent.append(order)
+            return world.engine.steering
+
+        def update(**changed: Any) -> str:
+            assert http.post("/start_weight_update").status_code == 200
+            answer = http.post("/update_weights", json={"update_info": {**good, **changed}})
+            world.skip(ABANDONED)
+            return "" if answer.status_code == 200 else answer.json()["error"]["message"]
+
+        assert http.post("/start_weight_update").status_code == 400  # there is neither a folder nor a GPU
+        world.engine.facts = attrs.evolve(on_cpu, device="cuda")
+        world.engine.steer = steer  # type: ignore[method-assign]
+        assert not update()
+        assert sent == [
+            ReadWeights(
+                "",
+                tensors=(
+                    SharedTensor("a", "bfloat16", (2, 3), b"\1" * 64, 0),
+                    SharedTensor("b", "float32", (), b"\2" * 64, 512),
+                ),
+            )
+        ]
+        for wrong, said in (
+            ({"offsets": [0]}, "lists of one length"),
+            ({"shapes": [[2, 3], [-1]]}, "shapes"),
+            ({"dtype_names": ["int8", "float32"]}, "dtype_names"),
+            ({"ipc_handles": ["AAAA", "AAAA"]}, "ipc_handles"),
+            ({"pickled": "gASV"}, "pickled"),
+            ({"names": [], "dtype_names": [], "shapes": [], "ipc_handles": [], "offsets": []}, "no tensors"),
+        ):
+            assert said in update(**wrong)
+        assert http.post("/start_weight_update").status_code == 200
+        refused = http.post("/update_weights", json={"update_info": {"weight_dir": "x"}})
+        assert "--weight-dir" in refused.json()["error"]["message"]
+        assert len(sent) == 1
 
 
 def test_the_folder_that_is_allowed_is_not_one_below_it(tmp_path: pathlib.Path) -> None:

@@ -110,7 +110,7 @@ class Obeying:
                         store.wake(part)
                     self._read.put("")
                 else:
-                    store.read(order.folder, anew=order.anew, partial=order.partial)
+                    store.read(order.tensors or order.folder, anew=order.anew, partial=order.partial)
                     self._read.put("")
             except Exception as error:  # noqa: BLE001 - it is raised where the order is answered
                 self._read.put(error)

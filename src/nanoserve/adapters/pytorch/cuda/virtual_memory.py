@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.devices import Wanted
+from nanoserve.adapters.pytorch.devices import Wanted, bytes_at
 from nanoserve.ports.errors import OutOfMemoryError
 from nanoserve.ports.steering import PARTS
 
@@ -23,6 +23,8 @@ ALIGNMENT: Final = 512
 """Bytes; tensors start at multiples of it, as those of torch's allocator do."""
 PIECE_BYTES: Final = 64 << 20
 """Pinned at once for what is kept; torch rounds what it pins up to a power of two."""
+PIN_FROM: Final = 1 << 20
+"""Bytes of a tensor that has pages of its own."""
 FILLING: Final = 0x3C
 """A byte of which every kind of float makes a number between 0 and 2: kernels are tried out on them."""
 _OUT_OF_MEMORY: Final = 2
@@ -127,6 +129,20 @@ class VirtualMemory:
         """Let what was kept go: other values are written into it."""
         self._kept = []
 
+    def pin(self, tensors: Iterable[Tensor]) -> None:
+        """Let large tensors of the host be copied from at full speed; what cannot be is copied slower."""
+        for each in tensors:
+            if each.nbytes >= PIN_FROM:
+                self._driver.cuMemHostRegister_v2(
+                    ctypes.c_void_p(each.data_ptr()), ctypes.c_size_t(each.nbytes), ctypes.c_uint(0)
+                )
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        """To be called for all that were pinned, before they are gone."""
+        for each in tensors:
+            if each.nbytes >= PIN_FROM:
+                self._driver.cuMemHostUnregister(ctypes.c_void_p(each.data_ptr()))
+
     def _map(self) -> None:
         piece = min(self._size, PIECE_BYTES) if self.is_bare else self._size
         handle, flags = ctypes.c_uint64(), ctypes.c_uint64(0)
@@ -157,7 +173,7 @@ class VirtualMemory:
 
     def _bytes(self, address: int, size: int) -> Tensor:
         """uint8 [size]; a storage that keeps this object alive."""
-        return torch.as_tensor(_Block(self, address, size), device=self._device)
+        return bytes_at(address, size, self._device, owner=self)
 
     def _granularity(self) -> int:
         found = ctypes.c_size_t()
@@ -170,19 +186,6 @@ class VirtualMemory:
     def _call(self, name: str, *arguments: Any) -> None:
         sent = [ctypes.c_uint64(each) if isinstance(each, int) else each for each in arguments]
         _check(getattr(self._driver, name)(*sent), name)
-
-
-class _Block:
-    """Memory as torch takes it from others."""
-
-    def __init__(self, owner: VirtualMemory, address: int, size: int) -> None:
-        self.owner = owner
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 def _pinned(piece: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from nanoserve.adapters.pytorch.devices import DEVICES, bytes_at
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 
@@ -47,7 +48,7 @@ class PeerMemory:
         _check(code, "cuMemAlloc")
         self._address, self._opened = address.value, list[int]()
         self._free = weakref.finalize(self, _free, self._driver, self._address, self._opened)
-        self.own = torch.as_tensor(_Block(self._address, size), device="cuda")
+        self.own = bytes_at(self._address, size, DEVICES["cuda"])
         self.own.zero_()
         torch.cuda.synchronize()
         self.addresses: Sequence[int] = ()
@@ -70,18 +71,6 @@ class PeerMemory:
         _check(self._driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), found, flags), "import")
         self._opened.append(address.value)
         return address.value
-
-
-class _Block:
-    """Memory as torch takes it from others."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 def _check(code: int, what: str) -> None:
