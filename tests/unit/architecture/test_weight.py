@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3840,
     "domain": 8540,
-    "kernels": 12910,
-    "adapters/pytorch": 13535,
+    "kernels": 13100,
+    "adapters/pytorch": 13545,
     "adapters": 10837,
     "entrypoints/server": 10955,
     "entrypoints": 11630,
