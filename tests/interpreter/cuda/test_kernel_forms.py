@@ -22,7 +22,7 @@ from nanoserve.kernels.paged_attention.launch import decode_attention
 from nanoserve.kernels.paged_attention.tuning import Tiling
 from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.pointwise.launch import gated_activation_into
-from nanoserve.kernels.forms import FP8, StoredWeight
+from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention.launch import prefill_attention
@@ -51,6 +51,10 @@ def launch_all():
     for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
         weight = StoredWeight(form, torch.zeros(64, 256, dtype=FP8.dtype), torch.zeros(64, count))
         fp8_linear(numbers, scales, weight, halves(2, 64))
+    space = LinearWorkspace.create([(2048, 2048)], max_m=2, dtype=HALF, device=cpu)
+    for form in (FP8(), Int4()):
+        kept = (torch.zeros(2048, form.stored_width(2048), dtype=form.dtype), torch.zeros(2048, form.scale_count(2048), dtype=form.scale_dtype))
+        skinny_linear(halves(2, 2048), StoredWeight(form, *kept), halves(2, 2048), workspace=space)
     x, partials = halves(2, 64), torch.zeros(2, 2, 64)
     add_rms_norm_into(x, norm, halves(2, 64), eps=0.1, partials=partials, branch_norm=norm)
     add_partials_into(x, partials, eps=0.1, branch_norm=norm)
@@ -82,4 +86,4 @@ def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == 3 + 3 + 2 + (1 + 3) + 2 + 1 + 3 + 3
+    assert json.loads(done.stdout) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 1 + 3 + 3

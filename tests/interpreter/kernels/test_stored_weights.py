@@ -19,6 +19,7 @@ from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int8, StoredW
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.kernels.forms.layout import ROW
 from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
+from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_fp8_linear,
@@ -219,3 +220,24 @@ def test_every_tile_of_8_bit_floats_is_named_by_the_fewest_rows_that_have_it(n: 
     }
     for rows in set(ways) - {1}:
         assert fp8_tile(rows, n, blocks=blocks) != fp8_tile(rows - 1, n, blocks=blocks)
+
+
+@cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)
+@cases(("n", "k", "gate"), [(130, 1536, None)], also=[(72, 768, "silu"), (66, 4096, None), (40, 256, "silu")])
+def test_words_that_go_straight_into_registers(
+    n: int, k: int, gate: Any, *, form: Form, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several steps to a slice, and tiles and rows of x that reach beyond what there is."""
+    monkeypatch.setattr(tuning, "BUSY", 1)
+    for each in (tuning.skinny_tile, tuning.split_count):
+        each.cache_clear()
+    half = Inputs(device, torch.float16)
+    product = stored_product(half, n, k, form, gate=gate, bias=True)
+    what: dict[str, Any] = {"room": 1 << 20, "per_word": form.per_word, "chunk": form.chunk}
+    tile = tuning.skinny_tile(5, n, k, 2, gate=gate is not None, splits=None, **what)
+    assert tile.straight is (gate is None or isinstance(form, Int4))
+    agree(check_skinny_linear(half, product, [5, 16]), TOLERANCE[torch.float16])
+    if gate is None:
+        agree(check_split_linear(half, product._replace(bias=None), [3]), 1e-3)
+    for each in (tuning.skinny_tile, tuning.split_count):
+        each.cache_clear()

@@ -31,6 +31,13 @@ def load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
 
 
 @triton.jit
+def halves(pairs):
+    """Both bfloat16 in each int32, the lower first, in a further dimension."""
+    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
+
+
+@triton.jit
 def load_chunk(ptrs, ks, START: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, EVICTION: tl.constexpr):
     """CHUNK elements of a vector or of rows from START on, zeros past K."""
     if START + CHUNK <= K:

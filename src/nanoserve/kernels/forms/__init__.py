@@ -16,10 +16,19 @@ from typing import Final
 
 from nanoserve.kernels.forms.fp8 import FP8
 from nanoserve.kernels.forms.integers import Int4, Int8
-from nanoserve.kernels.forms.layout import Form, StoredWeight, row_arguments, step_arguments
+from nanoserve.kernels.forms.layout import (
+    Form,
+    StoredWeight,
+    row_arguments,
+    step_arguments,
+    straight_arguments,
+)
 from nanoserve.kernels.forms.mxfp4 import MXFP4
 
 FORMS: Final[Mapping[str, Form]] = {"fp8": FP8(), "mxfp4": MXFP4(), "int4": Int4(), "int8": Int8()}
 """Each form as it usually comes, by the name that a `ModelSpec` has for it."""
 
-__all__ = ["FORMS", "FP8", "MXFP4", "Form", "Int4", "Int8", "StoredWeight", "row_arguments", "step_arguments"]
+__all__ = [
+    "FORMS", "FP8", "MXFP4", "Form", "Int4", "Int8", "StoredWeight",
+    "row_arguments", "step_arguments", "straight_arguments",
+]  # fmt: skip

@@ -23,6 +23,7 @@ class Form:
         per_word: how many numbers a word has that kernels load.
         unit: how many numbers one thread of the kernels of one row loads at once.
         multiple: K has to be one of it.
+        chunk: numbers of a row in 16 words of 32 bits, where products of a few rows load these straight into registers; else 0.
     """
 
     group: int
@@ -32,6 +33,7 @@ class Form:
     per_word: ClassVar[int] = 1
     unit: ClassVar[int] = 16
     multiple: ClassVar[int] = 1
+    chunk: ClassVar[int] = 0
 
     def stored_width(self, width: int) -> int:
         """Elements of `dtype` that a row of so many numbers takes."""
@@ -114,6 +116,12 @@ def step_arguments(weight: Tensor | StoredWeight) -> dict[str, Any]:
     if isinstance(weight, Tensor):
         return _plain(weight)
     return _of_form(weight, weight.form.step_scales(weight.scales))
+
+
+def straight_arguments(weight: StoredWeight) -> dict[str, Any]:
+    """The arguments by which kernels are told of a weight whose words go straight into registers."""
+    words = {"weight_ptr": weight.numbers.view(torch.int32), "PACK": weight.form.chunk // 16}
+    return _of_form(weight, weight.scales) | words
 
 
 def _plain(weight: Tensor) -> dict[str, Any]:

@@ -126,3 +126,40 @@ def add_right(sums, x, words, scales, GROUP: tl.constexpr, FORM: tl.constexpr, P
     """Sums [M, ROWS] plus the product of x [M, BK] and one step of the weight, which goes through shared memory, so that nothing has to wait."""
     wide, _ = step(words, scales, x.dtype, True, GROUP, FORM, PAIRS)
     return tl.dot(x, tl.trans(wide), sums, input_precision="ieee")
+
+
+@triton.jit
+def fragment_rows(i, WARPS: tl.constexpr):
+    """Which of 16 WARPS rows the i-th is in the order in which `fragments` wants them loaded."""
+    return (i // 8 % WARPS) * 16 + i // (8 * WARPS) * 8 + i % 8
+
+
+@triton.jit
+def fragments(
+    words, scales, DTYPE: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr
+):
+    """Numbers of int32 words [ROWS, 16], as a left factor that needs no exchange between threads; unscaled.
+
+    In a left factor of 16 x 16 numbers thread t of four, of row r of eight, holds pairs at 2 t and 2 t + 8 of rows r and r + 8. Which columns these
+    stand for is free, if those of x lie alike (`in_fragment_order`). So each thread loads 16 bytes of a row at once, as four threads do for a row
+    and a warp for eight, and what it finds in them becomes its pairs: rows come as `fragment_rows` says, and the rest is a matter of names.
+    Triton hands pairs out by 2 t where four warps share an instruction, which is WIDE, and by 4 t where each has its own.
+    """
+    if FORM == "int4":
+        wide = integers.fragments(words, scales, DTYPE, PAIRS, WIDE)
+    else:
+        tl.static_assert(FORM == "fp8")
+        wide = fp8.fragments(words, DTYPE, PAIRS, WIDE)
+    return wide
+
+
+@triton.jit
+def in_fragment_order(x, FORM: tl.constexpr, WIDE: tl.constexpr):
+    """Columns of x [M, 16 words] in the order that `fragments` gives those of the weight."""
+    return integers.in_fragment_order(x, WIDE) if FORM == "int4" else fp8.in_fragment_order(x, WIDE)
+
+
+@triton.jit
+def factors(scales, FORM: tl.constexpr):
+    """What products with `fragments` are multiplied by."""
+    return integers.scale_of(scales) if FORM == "int4" else scales

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
-from nanoserve.kernels.forms import FP8, StoredWeight, row_arguments, step_arguments
+from nanoserve.kernels.forms import FP8, Int4, StoredWeight, row_arguments, step_arguments, straight_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.tuning import (
@@ -56,10 +56,16 @@ class LinearWorkspace(NamedTuple):
         """
         num_partials, num_counters = 1, 1
         for n, k in products:
-            for bm, per_word in itertools.product((8, 16, 32, 64, 128), (0, 1, 8)):
+            kinds = ((0, 0), (1, 0), (8, 0), (1, FP8.chunk), (8, Int4.chunk))
+            for bm, (per_word, chunk) in itertools.product((8, 16, 32, 64, 128), kinds):
                 if bm > padded(min(max_m, MAX_SKINNY_M)):
                     break
-                more: dict[str, Any] = {"splits": None, "room": _room(device), "per_word": per_word}
+                more: dict[str, Any] = {
+                    "splits": None,
+                    "room": _room(device),
+                    "per_word": per_word,
+                    "chunk": chunk,
+                }
                 tile = skinny_tile(bm, n, k, dtype.itemsize, gate=False, **more)
                 if tile.splits > 1:
                     tiles = triton.cdiv(n, tile.bn)
@@ -152,7 +158,12 @@ def skinny_linear(
 
 def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
     """The slices into which `split_linear` cuts K for m rows of x."""
-    return split_count(m, *weight.shape, stored=isinstance(weight, StoredWeight))
+    return split_count(m, *weight.shape, stored=isinstance(weight, StoredWeight), chunk=_chunk(weight))
+
+
+def reads_one_row_straight(weight: Tensor | StoredWeight) -> bool:
+    """True if even one row of x multiplies fastest on the tensor cores: numbers of 4 bits are too many for others to widen."""
+    return _chunk(weight) == Int4.chunk
 
 
 def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, pdl: bool = False) -> None:
@@ -264,7 +275,14 @@ def _tile(
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
     per_word = weight.form.per_word if isinstance(weight, StoredWeight) else 0
     room = _room(weight.device)
-    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, room=room, per_word=per_word)
+    what: dict[str, Any] = {"room": room, "per_word": per_word, "chunk": _chunk(weight)}
+    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, **what)
+
+
+def _chunk(weight: Tensor | StoredWeight) -> int:
+    """The numbers of 16 words that go straight into registers; 0 where some of them have another scale, or kernels load steps."""
+    form = weight.form if isinstance(weight, StoredWeight) else None
+    return form.chunk if form is not None and form.chunk and form.group % form.chunk == 0 else 0
 
 
 def _room(device: torch.device) -> int:
@@ -291,10 +309,13 @@ def _launch(
 ) -> None:
     n, k = weight.shape
     pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
+    arguments = step_arguments(weight)
+    if tile.straight and isinstance(weight, StoredWeight):
+        arguments = straight_arguments(weight)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
-        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight), PAIRS=pairs,
-        AHEAD=tile.ahead if pdl else 0,
+        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **arguments, PAIRS=pairs,
+        STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
         GATE=gate, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **launch_options(pdl),
     )  # fmt: skip

@@ -12,21 +12,29 @@ import triton.language as tl
 from nanoserve.kernels.device.gates import gated
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
-from nanoserve.kernels.forms.triton import add_left, load_rows, load_step_scales, step, unit_sums, x_factor
+from nanoserve.kernels.forms.triton import (
+    add_left,
+    fragment_rows,
+    load_rows,
+    load_step_scales,
+    step,
+    unit_sums,
+    x_factor,
+)
+from nanoserve.kernels.linear.straight.triton import multiply_straight
 
 
 @triton.jit
-def _columns(tile, TILE: tl.constexpr, GATE: tl.constexpr):
-    """Which output column each of the tile's weight rows belongs to."""
-    i = tl.arange(0, TILE)
+def _columns(tile, i, TILE: tl.constexpr, GATE: tl.constexpr):
+    """Which output column each i-th of the tile's weight rows belongs to."""
     return tile * (TILE // 2) + i // 2 if GATE is not None else tile * TILE + i
 
 
 @triton.jit
-def _weight_rows(columns, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
-    """The tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
+def _weight_rows(columns, i, N: tl.constexpr, GATE: tl.constexpr):
+    """The i-th of the tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
     if GATE is not None:
-        rows = tl.minimum(columns, N // 2 - 1) + tl.arange(0, TILE) % 2 * (N // 2)
+        rows = tl.minimum(columns, N // 2 - 1) + i % 2 * (N // 2)
     else:
         rows = tl.minimum(columns, N - 1)
     return rows
@@ -49,7 +57,8 @@ def row_kernel(
     """
     let_next_start(PDL)
     tile = tl.program_id(0)
-    rows = _weight_rows(_columns(tile, ROWS, GATE), N, ROWS, GATE)
+    i = tl.arange(0, ROWS)
+    rows = _weight_rows(_columns(tile, i, ROWS, GATE), i, N, GATE)
     ks = tl.arange(0, CHUNK)
     weights = load_rows(
         (), weight_ptr, scale_ptr, rows.to(tl.int64), K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first"
@@ -159,7 +168,7 @@ def skinny_kernel(
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
     N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
-    AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, s): out = gate(x weight^T + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
 
@@ -173,8 +182,9 @@ def skinny_kernel(
     EVEN: tl.constexpr = K % (BK * SPLITS) == 0
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    columns = _columns(tile, BN, GATE)
-    rows = _weight_rows(columns, N, BN, GATE)
+    i = tl.arange(0, BN)
+    columns = _columns(tile, i, BN, GATE)
+    rows = _weight_rows(columns, i, N, GATE)
     ms = tl.arange(0, BM)
     ks = tl.arange(0, BK)
     start = split * SLICE
@@ -192,7 +202,14 @@ def skinny_kernel(
         for word in tl.static_range(0, AHEAD * WORDS, WORDS):
             _prefetch(line_ptrs + word)
     present = ms[None, :] < M
-    if SLICE == BK:
+    if STRAIGHT:
+        j = fragment_rows(i, BN // 16)
+        loaded_rows = _weight_rows(_columns(tile, j, BN, GATE), j, N, GATE)
+        sums = multiply_straight(
+            x_ptr, weight_ptr, scale_ptr, rows, loaded_rows, start, M,
+            K, BM, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, PDL,
+        )  # fmt: skip
+    elif SLICE == BK:
         sums = _multiply_whole(
             weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
             K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,

@@ -43,6 +43,8 @@ JOINING = 2.5
 """Microseconds that the last program of a tile needs to add up the slices."""
 WHOLE = (256, 512)
 """Slices that up to 32 rows of x multiply in one step."""
+MOST_STRAIGHT_ROWS = 16
+"""Rows of x up to which words of a stored weight go straight into registers."""
 AHEAD = 4
 """How many steps of a slice are sent for to the L2 cache before the wait, if kernels overlap at all."""
 
@@ -100,6 +102,8 @@ class SkinnyTile(NamedTuple):
     eviction: str
     warps: int = 4
     """One instruction of Hopper's tensor cores takes four; fewer use instructions that wait for no other warp."""
+    straight: bool = False
+    """Whether words of a stored weight go straight into registers (`straight.py`)."""
 
 
 def padded(m: int) -> int:
@@ -108,11 +112,19 @@ def padded(m: int) -> int:
 
 
 @cache
-def split_count(m: int, n: int, k: int, *, stored: bool = False) -> int:
-    """The slices into which `split_linear` cuts K for m rows of x and weight [n, k], plain or stored: 1 to 8, one per bucket of m."""
+def split_count(m: int, n: int, k: int, *, stored: bool = False, chunk: int = 0) -> int:
+    """The slices into which `split_linear` cuts K for m rows of x and weight [n, k], plain or stored: 1 to 8, one per bucket of m; `chunk` as in `skinny_tile`."""
+    if chunk and m <= MOST_STRAIGHT_ROWS and (straight := _straight_splits(n, k)):
+        return straight
     if stored:
         return _doubled(n, k, 4 * BUSY if m <= 32 and k > 2 * n else 2 * BUSY)
     return _slices(padded(m), n, k, 0.0)
+
+
+def _straight_splits(n: int, k: int) -> int:
+    """The slices of a product whose words go straight into registers: 8 or fewer of whole steps of 256; 0 if that makes too few programs."""
+    splits = next((each for each in (8, 4, 2, 1) if k % (256 * each) == 0), 0)
+    return splits if triton.cdiv(n, 64) * splits >= 2 * BUSY else 0
 
 
 def _doubled(n: int, k: int, goal: int) -> int:
@@ -156,6 +168,7 @@ def skinny_tile(
     splits: int | None,
     room: int,
     per_word: int = 0,
+    chunk: int = 0,
 ) -> SkinnyTile:
     """The tile of a product of m rows of x with weight [n, k].
 
@@ -168,8 +181,14 @@ def skinny_tile(
         splits: the slices of K if the caller has said how many, else None.
         room: bytes of shared memory that a program may have.
         per_word: how many numbers a word of a stored weight has; 0 for a plain one.
+        chunk: how many numbers 16 words of 32 bits have, if they may go straight into registers, else 0.
     """
     bm = padded(m)
+    straight = _straight_splits(n, k) if chunk and m <= MOST_STRAIGHT_ROWS and itemsize == 2 else 0
+    # Eight-bit floats of a gate and an up projection are so many tiles that slices do not pay.
+    if straight and splits in (None, straight) and (per_word > 1 or not gate):
+        bk = 512 if chunk > 64 and k == 512 * straight else 256
+        return SkinnyTile(16, 64, bk, straight, 1, 0, "evict_first", straight=True)
     if per_word:
         if splits is None:
             splits = _doubled(n, k, BUSY) if n < WIDE and not gate else 1

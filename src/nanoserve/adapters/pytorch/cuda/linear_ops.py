@@ -2,7 +2,7 @@
 
 The *policy* says what is fused around a product; the number of rows decides (`docs/performance.md` has the crossovers):
 
-- `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in.
+- `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in; where layers are packed to 4 bits, `Skinny` is faster.
 - `Skinny`, up to 64 rows: tensor-core products; what is added to the residual stream stays behind as partial sums, which the
   next norm adds up, so that no kernel exists for the addition alone.
 - `Wide`, more rows and prompt chunks: the products of `many_rows` with small kernels between them.
@@ -15,7 +15,7 @@ own (`Linear.matrix`), and kernels ask it what to load. Nothing here allocates o
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from nanoserve.adapters.pytorch.layers.part import LowRank
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
@@ -248,8 +249,11 @@ class Skinny:
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
         """See `Row`."""
-        workspace = ops.space.linear
-        skinny_linear(x, linear.matrix, out, bias=linear.bias, gate=gate, workspace=workspace, pdl=ops.pdl)
+        how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "pdl": ops.pdl}
+        if len(x) == 1 and not isinstance(linear.matrix, StoredWeight):  # such as the head of packed layers
+            row_linear(x, linear.matrix, out, **how)
+        else:
+            skinny_linear(x, linear.matrix, out, workspace=ops.space.linear, **how)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         """See `Row`."""

@@ -30,6 +30,7 @@ class FP8(Form):
     name = "fp8"
     dtype = torch.float8_e4m3fn
     scale_dtype = torch.float32
+    chunk = 64
 
     def even_scale(self, deviation: float) -> float:
         """See `Form`; the numbers deviate by one."""

@@ -86,6 +86,7 @@ class Int4(Integers):
     per_word = 8
     unit = 32
     multiple = 32
+    chunk = 128
 
     def stored_width(self, width: int) -> int:
         """Int32."""

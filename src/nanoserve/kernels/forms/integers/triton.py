@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.tiles import halves
+
 _NIBBLES = tl.constexpr(0x000F000F)
 _BASE = tl.constexpr(0x43004300)
 """128 as bfloat16, twice."""
@@ -45,7 +47,8 @@ def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _scale(words):
+def scale_of(words):
+    """The scale that a group's word has."""
     return (words & -256).to(tl.float32, bitcast=True)
 
 
@@ -74,7 +77,7 @@ def unit_sums(
     wide, base = _widened(words, ROWS, CHUNK, FORM)
     wide = tl.reshape(wide, [ROWS, UNITS, UNIT]) - ((scales & 255).to(tl.float32) + base)[:, :, None]
     products = tl.reshape(wide, [ROWS, CHUNK]) * x[None, :]
-    return tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2) * _scale(scales)
+    return tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2) * scale_of(scales)
 
 
 @triton.jit
@@ -96,7 +99,7 @@ def step(
     BK: tl.constexpr = words.shape[1] * (8 if FORM == "int4" else 1)
     GROUPS: tl.constexpr = BK // GROUP if BK > GROUP else 1
     SCALED: tl.constexpr = WHOLE or GROUPS > 1
-    factors = _scale(scales)
+    factors = scale_of(scales)
     if SCALED:
         inner = factors if WHOLE else factors * 2.0
     zeros = scales & 255
@@ -136,10 +139,11 @@ def _of_words(each, ROWS: tl.constexpr, BK: tl.constexpr, GROUPS: tl.constexpr):
 
 @triton.jit
 def _centred(words, bases, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word less its zero point, as bfloat16 in a further dimension."""
-    return _halves(
+    """Numbers FIRST and FIRST + 4 of each word less its zero point, as bfloat16 in a further dimension; `_pairs` is one instruction of it."""
+    return halves(
         tl.inline_asm_elementwise(
-            "sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [_pairs(words, FIRST), bases],
+            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; sub.rn.bf16x2 $0, t, $2; }", "=r,r,r",
+            [words >> 4 * FIRST, bases],
             dtype=tl.int32, is_pure=True, pack=1,
         )
     )  # fmt: skip
@@ -148,16 +152,37 @@ def _centred(words, bases, FIRST: tl.constexpr):
 @triton.jit
 def _scaled(words, bases, factors, FIRST: tl.constexpr):
     """`_centred` times bfloat16 `factors`, which each word has twice."""
-    return _halves(
+    return halves(
         tl.inline_asm_elementwise(
-            "{ .reg .b32 t; sub.rn.bf16x2 t, $1, $2; mul.rn.bf16x2 $0, t, $3; }", "=r,r,r,r",
-            [_pairs(words, FIRST), bases, factors],
+            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; "
+            "sub.rn.bf16x2 t, t, $2; mul.rn.bf16x2 $0, t, $3; }", "=r,r,r,r",
+            [words >> 4 * FIRST, bases, factors],
             dtype=tl.int32, is_pure=True, pack=1,
         )
     )  # fmt: skip
 
 
 @triton.jit
-def _halves(pairs):
-    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
+def fragments(words, scales, DTYPE: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr):
+    """See `forms.triton.fragments`; 128 numbers of 4 bits of each row, those of thread t behind 32 t."""
+    WARPS: tl.constexpr = words.shape[0] // 16
+    four = tl.reshape(words, [2, WARPS, 8, 4, 4])
+    zeros = tl.broadcast_to(tl.reshape(scales & 255, [2, WARPS, 8, 1, 1]), four.shape)
+    if PAIRS:
+        bases = zeros * 0x10001 | _BASE
+        first, second = _centred(four, bases, 0), _centred(four, bases, 1)
+        third, fourth = _centred(four, bases, 2), _centred(four, bases, 3)
+    else:
+        bases = (zeros + 128).to(tl.float32)[:, :, :, :, :, None]
+        first, second = (_pair(four, 0) - bases).to(DTYPE), (_pair(four, 1) - bases).to(DTYPE)
+        third, fourth = (_pair(four, 2) - bases).to(DTYPE), (_pair(four, 3) - bases).to(DTYPE)
+    both = tl.join(tl.join(first, second), tl.join(third, fourth))
+    both = tl.permute(both, [1, 0, 2, 4, 7, 6, 3, 5] if WIDE else [1, 0, 2, 4, 7, 3, 6, 5])
+    return tl.reshape(both, [16 * WARPS, 128])
+
+
+@triton.jit
+def in_fragment_order(x, WIDE: tl.constexpr):
+    """See `forms.triton.in_fragment_order`."""
+    parts = tl.reshape(x, [x.shape[0], 4, 2, 2, 4, 2])
+    return tl.reshape(tl.permute(parts, [0, 4, 2, 3, 1, 5] if WIDE else [0, 4, 2, 1, 3, 5]), x.shape)
