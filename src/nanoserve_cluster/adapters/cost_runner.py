@@ -37,6 +37,7 @@ class CostRunner:
         self._free_at = 0.0
         self._done: list[ComputedStep] = []
         self.busy = 0.0
+        self.handed: set[int] = set()
 
     def submit(self, plan: StepPlan, /) -> tuple[ComputedStep, list[int]]:
         """The ticket is when the step is done, and what it yields."""
@@ -53,10 +54,12 @@ class CostRunner:
         prefilled: tuple[int, ...] = ()
         yielded, tokens, pairs = self._answers, 0, 0
         for chunk in plan.chunks:
-            tokens += chunk.length
-            pairs += chunk_pairs(chunk.start, chunk.length)
+            row = rows[chunk.row]
+            if row.seed not in self.handed:
+                tokens += chunk.length
+                pairs += chunk_pairs(chunk.start, chunk.length)
             if chunk.samples:
-                row = rows[chunk.row]
+                tokens += row.seed in self.handed
                 row.offset = chunk.start + chunk.length - plan.step
                 prefilled = (*prefilled, row.seed)
         if prefilled:

@@ -49,7 +49,13 @@ class ComputedStep:
 
 
 class SimulatedRunner(Protocol):
-    """The interface of an engine's runner that a simulation reads."""
+    """The interface of an engine's runner that a simulation reads.
+
+    Attributes:
+        handed: numbers of requests whose prompts were computed elsewhere, so that they cost nothing here.
+    """
+
+    handed: set[int]
 
     @property
     def busy(self) -> float:
@@ -139,7 +145,9 @@ class Scenario:
 
     Attributes:
         policy: a name of `domain.routing.policies.POLICIES`.
-        replicas: at the beginning.
+        replicas: at the beginning, that answer.
+        prefill_replicas: more, which compute prompts of which at least `prefill_tokens` are missing where they are decoded.
+        handover: seconds per token until what they have computed is there.
         report_delay: seconds until the router learns that a prompt was computed or that a request has ended.
         block_size: of the router's index of prefixes, in tokens.
         index_blocks: that the index keeps of each replica.
@@ -149,6 +157,9 @@ class Scenario:
 
     policy: str
     replicas: int
+    prefill_replicas: int = 0
+    prefill_tokens: int = 1
+    handover: float = 0.0
     report_delay: float = 0.0
     block_size: int = 64
     index_blocks: int = 1

@@ -11,6 +11,9 @@ one with each step, and no step is shorter than the least. Until then it need no
 is several times faster than one of each replica in turn: what they touch stays in the processor's caches. It is turned
 before that if a request is sent to it, or if it dies.
 
+With replicas for prompts, a request is placed where it is decoded, then its prompt is computed elsewhere, and when that and the way of its blocks are
+done, it is added there at no cost for its prompt: what a real engine would load beside its steps.
+
 A request whose replica dies is sent to another one, from its beginning; it counts as the same request. While no replica takes
 requests, they wait in the router.
 """
@@ -22,6 +25,8 @@ import itertools
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
+
+import attrs
 
 from nanoserve.ports.errors import BadValueError, RequestRefusedError
 from nanoserve.ports.events import SequencePreempted, TokensGenerated
@@ -60,7 +65,10 @@ class Cluster:
         self._make_engine = make_engine
         index = PrefixIndex(scenario.index_blocks)
         self._router = Router(scenario.policy, index, block_size=scenario.block_size, draw=draw)
+        prefixes = PrefixIndex(scenario.index_blocks)
+        self._prefill_router = Router(scenario.policy, prefixes, block_size=scenario.block_size, draw=draw)
         self._replicas: list[SimulatedReplica] = []
+        self._routers: dict[int, Router] = {}
         self._busy: list[tuple[float, int, int]] = []
         self._timeline: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
@@ -75,6 +83,7 @@ class Cluster:
     def run(self, trace: Iterable[TracedRequest]) -> SimulatedRun:
         """Serve the whole trace, which is in the order of its times; raises `BadValueError` for replicas that there are not."""
         self._add_replicas(self._scenario.replicas, 0.0)
+        self._add_replicas(self._scenario.prefill_replicas, 0.0, self._prefill_router)
         for incident in self._scenario.incidents:
             self._plan_incident(incident)
         sent = 0
@@ -117,9 +126,9 @@ class Cluster:
         heapq.heappush(self._timeline, (when, next(self._order), what))
 
     def _advance(self, until: float) -> None:
-        """Turn every replica that is behind."""
-        busy = self._busy
-        while busy and busy[0][0] < until:
+        """Turn every replica that is behind, up to a date that is set meanwhile."""
+        busy, timeline = self._busy, self._timeline
+        while busy and busy[0][0] < until and not (timeline and timeline[0][0] < busy[0][0]):
             due, number, life = busy[0]
             replica = self._replicas[number]
             if (replica.life, replica.due) != (life, due):
@@ -188,6 +197,10 @@ class Cluster:
         traced = attempt.traced
         self._note_prefilled(replica, attempt, at)
         self._report(attempt, at, has_ended=True)
+        if (decodes := attempt.decodes) is not None:
+            decodes.is_handed = True
+            self._at(at + self._scenario.handover * traced.num_tokens, lambda then: self._add(decodes, then))
+            return
         self._ended = max(self._ended, times.finished)
         self._served.append(
             ServedRequest(
@@ -213,7 +226,8 @@ class Cluster:
         while reports and reports[0][0] + delay <= at:
             reported, attempt, has_ended = reports.popleft()
             if self._replicas[attempt.placement.replica].life == attempt.life:
-                note = self._router.note_ended if has_ended else self._router.note_prefilled
+                router = self._router if attempt.decodes is None else self._prefill_router
+                note = router.note_ended if has_ended else router.note_prefilled
                 note(attempt.placement, reported)
 
     def _send(self, number: int, traced: TracedRequest, count: int, at: float) -> None:
@@ -221,17 +235,40 @@ class Cluster:
             self._stranded.append((number, traced, count))
             return
         self._hear(at)
-        token_ids = traced.token_ids()
-        placement = self._router.route(token_ids, traced.affinity)
-        replica = self._replicas[placement.replica]
+        placement = self._router.route(traced.token_ids(), traced.affinity)
+        attempt = Attempt(number, traced, placement, count, self._replicas[placement.replica].life)
+        is_long = placement.new_tokens >= self._scenario.prefill_tokens
+        self._add(self._prefilling(attempt) if is_long and not self._prefill_router.is_empty else attempt, at)
+
+    def _prefilling(self, decodes: Attempt) -> Attempt:
+        """The attempt to compute the prompt of one that decodes, and one token, elsewhere."""
+        traced = attrs.evolve(decodes.traced, output_tokens=1)
+        placement = self._prefill_router.route(traced.token_ids(), traced.affinity)
+        life = self._replicas[placement.replica].life
+        return Attempt(decodes.number, traced, placement, decodes.count, life, decodes=decodes)
+
+    def _send_again(self, lost: Attempt, at: float) -> None:
+        decodes = lost.decodes
+        if decodes is None:
+            self._send(lost.number, lost.traced, lost.count + 1, at)
+            return
+        decodes.count += 1
+        self._add(decodes if self._prefill_router.is_empty else self._prefilling(decodes), at)
+
+    def _add(self, attempt: Attempt, at: float) -> None:
+        """Add a request to the replica that it was placed at, if that still lives."""
+        replica = self._replicas[attempt.placement.replica]
+        if replica.life != attempt.life:
+            self._send(attempt.number, attempt.traced, attempt.count + 1, at)
+            return
         self._catch_up(replica, at)
-        attempt = Attempt(number, traced, placement, count, replica.life)
         try:
-            replica.add(attempt, token_ids, at)
+            replica.add(attempt, attempt.traced.token_ids(), at)
         except (RequestRefusedError, BadValueError) as error:
             self._refused[type(error).__name__] += 1
-            self._report(attempt, at, has_ended=False)
-            self._report(attempt, at, has_ended=True)
+            for each in (attempt,) if attempt.decodes is None else (attempt, attempt.decodes):
+                self._report(each, at, has_ended=False)
+                self._report(each, at, has_ended=True)
             return
         if not replica.is_queued or replica.due != replica.time:
             replica.is_queued, replica.due = True, replica.time
@@ -250,7 +287,7 @@ class Cluster:
                 self._at(incident.at, lambda at: self._begin_rolling(incident, at))
 
     def _check_replicas(self, outage: Outage) -> None:
-        last = self._scenario.replicas - 1
+        last = self._scenario.replicas + self._scenario.prefill_replicas - 1
         for each in outage.replicas:
             if not 0 <= each <= last:
                 raise BadValueError("fail", f"there is no replica {each}: they are numbered 0 to {last}")
@@ -263,7 +300,7 @@ class Cluster:
             if replica.when_drained is not None:
                 replica.when_drained(at)
         for attempt in sorted(lost, key=lambda each: each.number):
-            self._send(attempt.number, attempt.traced, attempt.count + 1, at)
+            self._send_again(attempt, at)
 
     def _begin_rolling(self, rolling: RollingRestart, at: float) -> None:
         left = deque(replica for replica in self._replicas if replica.is_up)
@@ -273,7 +310,7 @@ class Cluster:
                 left.popleft()
             if left:
                 replica = left.popleft()
-                self._router.leave(replica.number)
+                self._routers[replica.number].leave(replica.number)
                 replica.when_drained = lambda then: drained(replica, then)
                 if not replica.attempts:
                     drained(replica, at)
@@ -291,9 +328,10 @@ class Cluster:
         for _ in range(rolling.at_once):
             restart_next(at)
 
-    def _add_replicas(self, count: int, at: float) -> None:
+    def _add_replicas(self, count: int, at: float, router: Router | None = None) -> None:
         fresh = [SimulatedReplica(len(self._replicas) + place) for place in range(count)]
         self._replicas += fresh
+        self._routers.update((each.number, router or self._router) for each in fresh)
         self._bring_up(fresh, at)
 
     def _bring_up(self, replicas: Iterable[SimulatedReplica], at: float) -> None:
@@ -301,13 +339,13 @@ class Cluster:
         for replica in replicas:
             if not replica.is_up:
                 replica.start(self._make_engine(), at)
-                self._router.join(replica.number, at)
+                self._routers[replica.number].join(replica.number, at)
         stranded, self._stranded = self._stranded, deque()
         for each in stranded:
             self._send(*each, at)
 
     def _take_down(self, replica: SimulatedReplica, at: float) -> list[Attempt]:
-        self._router.leave(replica.number)
+        self._routers[replica.number].leave(replica.number)
         self._catch_up(replica, at)
         self._close_books(replica, at)
         return replica.end()

@@ -23,6 +23,8 @@ class Attempt:
         count: 1, and 1 more for each replica that died over it.
         life: of the replica that has it; a later life knows nothing of it.
         last_step: of the replica's steps, the first one that may yield its last token; None while its prompt is computed.
+        decodes: where its request is decoded when this attempt has computed the prompt; None where the attempt is to answer it.
+        is_handed: whether its prompt was computed elsewhere.
     """
 
     number: int
@@ -31,6 +33,8 @@ class Attempt:
     count: int
     life: int
     last_step: int | None = None
+    decodes: Attempt | None = None
+    is_handed: bool = False
 
 
 class SimulatedReplica:
@@ -125,6 +129,8 @@ class SimulatedReplica:
             )
         )
         self.attempts[attempt.number] = attempt
+        if attempt.is_handed:
+            self._running.runner.handed.add(attempt.number)
         if not self.is_queued:
             self._running.clock.time = max(self._running.clock.time, at)
 

@@ -54,6 +54,7 @@ class SimulatedCase:
         scenario = self.run.scenario
         return {
             "replicas": scenario.replicas,
+            "prefill_replicas": scenario.prefill_replicas,
             "policy": scenario.policy,
             "offered": self.offered,
             "figures": attrs.asdict(self.figures),
@@ -101,7 +102,8 @@ def show_cases(title: str, cases: Sequence[SimulatedCase], objectives: Mapping[s
 
 
 def _name(scenario: Scenario) -> str:
-    return f"{scenario.replicas} x {scenario.policy}"
+    prompts = f"{scenario.prefill_replicas} + " * bool(scenario.prefill_replicas)
+    return f"{prompts}{scenario.replicas} x {scenario.policy}"
 
 
 def _ms(seconds: float) -> str:

@@ -64,11 +64,14 @@ def run_simulation(configuration: Configuration, *, json_file: str | None, plot_
     seed = configuration.sampling.seed or 0
     cases = []
     for count in sorted(set(cluster.replicas)):
-        trace = _choose_trace(traffic, replica, count, seed)
+        trace = _choose_trace(traffic, replica, count + cluster.prefill_replicas, seed)
         for policy in policies:
             scenario = Scenario(
                 policy=policy,
                 replicas=count,
+                prefill_replicas=cluster.prefill_replicas,
+                prefill_tokens=cluster.prefill_tokens,
+                handover=1 / cluster.handover_rate,
                 report_delay=cluster.report_delay_ms / 1000,
                 block_size=replica.sizes.block_size,
                 index_blocks=replica.sizes.num_kv_blocks,
@@ -104,7 +107,7 @@ def _run_case(
         trace=trace,
         figures=summarise(run, objectives),
         windows=by_window(run, objectives),
-        offered=offered_load(trace, replica, scenario.replicas),
+        offered=offered_load(trace, replica, scenario.replicas + scenario.prefill_replicas),
         seconds=time.process_time() - began,
     )
 

@@ -99,6 +99,17 @@ class ClusterSettings:
     replicas: tuple[int, ...] = setting(
         (4,), integers(low=1), "Replicas; several numbers are tried one by one."
     )
+    prefill_replicas: int = setting(
+        0, integer(low=0), "More replicas, which compute long prompts for those and hand them over."
+    )
+    prefill_tokens: int = setting(
+        2048, integer(low=1), "A prompt of which fewer tokens are missing is computed where it is decoded."
+    )
+    handover_rate: float = setting(
+        40_000.0,
+        number(above=0.0),
+        "Tokens per second whose keys and values are handed over: 5 GB/s of an 8B model's.",
+    )
     routing: tuple[str, ...] = setting(
         ("round-robin", "least-running", "lmetric"),
         several(text("POLICY"), "words separated by commas", least=1),

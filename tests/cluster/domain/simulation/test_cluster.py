@@ -43,6 +43,33 @@ def test_times_are_those_computed_by_hand() -> None:
     assert {window: each.answered for window, each in by_window(run, {}).items()} == {0: 2, 1: 0}
 
 
+def test_prompts_are_computed_elsewhere_and_cost_nothing_where_they_are_decoded() -> None:
+    apart = {"replicas": 1, "prefill_replicas": 1, "prefill_tokens": 10, "handover": 0.05}
+    run = serve([request(0.0, (2, 20)), request(0.0, (4, 5), answer=9)], **apart)
+    short, long = sorted(run.served, key=lambda each: each.prompt_tokens)
+    # The short one is computed where it is decoded, from 0 to 1. The prompt of the long one is computed by 2 and handed over by 3; the
+    # next step begins at 3 or, as one is queued already, at 4, and takes a second as if it had one token more.
+    assert (short.ttft, short.e2e) == (1.0, 9.0)
+    assert (long.ttft, long.e2e) == (5.0, 7.0)
+    assert long.replica == short.replica == 0
+    together = serve([request(0.0, (2, 20)), request(0.0, (4, 5), answer=9)], replicas=1)
+    assert max(each.ttft for each in together.served) < long.ttft
+    assert max(each.e2e for each in together.served) > short.e2e
+
+
+@pytest.mark.parametrize("died", [0, 1])
+def test_a_dead_replica_loses_no_request_whichever_half_it_had(died: int) -> None:
+    outage = Outage(at=12.0, seconds=9.0, replicas=(died,))
+    apart = {"replicas": 1, "prefill_replicas": 1, "prefill_tokens": 8, "handover": 0.01}
+    first, second = (
+        serve(TRACE, policy="lmetric", incidents=(outage,), report_delay=0.3, **apart) for _ in range(2)
+    )
+    assert first == second
+    assert len(first.served) == first.sent == len(TRACE)
+    assert {each.replica for each in first.served} == {0}
+    assert any(each.attempts > 1 for each in first.served)
+
+
 def test_the_answer_of_a_turn_before_is_found() -> None:
     turns = [request(0.0, (2, 9), answer=8), request(50.0, (2, 9), (3, 8), (4, 2), answer=1)]
     run = serve(turns, replicas=1)
