@@ -5,6 +5,8 @@ A turn passes here once per row, so a token without text takes the short way: it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import Progress
 from nanoserve.domain.sequence import Sequence
@@ -38,10 +40,13 @@ class Answers:
                 self._streams.pop(sequence, None)
                 self._table.conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
-    def report_ends(self, events: list[EngineEvent]) -> None:
-        """Append the last event of every sequence that has ended since the last time, and count the requests that have."""
+    def report_ends(self, events: list[EngineEvent], waits: Callable[[Sequence], bool] | None = None) -> None:
+        """Append the last event of every sequence that has ended and need not wait, and count the requests that have."""
         last: dict[str, FinishReason] = {}
+        kept = [] if waits is None else [each for each in self._table.ended if waits(each)]
         for sequence in self._table.ended:
+            if sequence in kept:
+                continue
             stream = self._streams.pop(sequence, None)
             if sequence.pooled is not None:
                 events.append(PromptPooled(sequence.request.request_id, sequence.index, sequence.pooled))
@@ -50,7 +55,7 @@ class Answers:
                 last[sequence.request.request_id] = sequence.finish_reason
         for reason in last.values():
             self._table.counters.finished_requests[reason] += 1
-        self._table.ended.clear()
+        self._table.ended[:] = kept
 
     def _report(
         self, sequence: Sequence, token: int, score: TokenLogprobs | None, events: list[EngineEvent]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic
+from typing import Final, Generic
 
 from nanoserve.domain.answers import Answers
 from nanoserve.domain.failures import FailureNote
@@ -18,6 +18,7 @@ from nanoserve.domain.scheduling.counters import Counters
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Phase
+from nanoserve.domain.sequence import Sequence as EndedSequence
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import Clock, ModelRunner, Tokenizer
 from nanoserve.ports.engine_facts import EngineCounts, EngineState, Living, RunnerCounts
@@ -28,6 +29,9 @@ from nanoserve.ports.lora import LoraFacts, LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.steering import PARTS, WEIGHTS, PauseMode, Steering, WeightsFacts, WeightStore
+
+HAND_OVER_SECONDS: Final = 5.0
+"""The longest that the end of an answer waits for a directory to take the blocks of its prompt."""
 
 
 class Engine(Generic[TicketT]):
@@ -130,13 +134,20 @@ class Engine(Generic[TicketT]):
             self._pipeline.recorder.note_turn()
         events[:0] = self.scheduler.table.notices
         self.scheduler.table.notices.clear()
-        self._answers.report_ends(events)
+        hands_over = self.scheduler.limits.hands_over and not self._stands
+        self._answers.report_ends(events, self._waits if hands_over else None)
         if self._paranoid:
             audit(self.scheduler)
         self._publish_kv_events()
         self._drop_loras()
         self._events = []
         return events
+
+    def _waits(self, ended: EndedSequence) -> bool:
+        """True while an end waits for blocks on their way to the directory; one that takes too long is not waited for."""
+        tiers, since = self.scheduler.cache.tiers, ended.finished
+        is_late = since is not None and self._clock.now() - since > HAND_OVER_SECONDS
+        return tiers is not None and not is_late and tiers.hands_over(ended)
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
         """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.engine import HAND_OVER_SECONDS
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
 from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.kv import BlockDirectory
@@ -162,6 +163,63 @@ def test_blocks_on_their_way_out_are_held_and_their_slots_are_not_found() -> Non
     world.run()
     assert world.free_blocks == [24]
     assert (counts(world).stored, counts(world).held) == (10, 10)
+
+
+def handing_world() -> tuple[World, Will, LateDirectory]:
+    """A world that hands over to a directory, which does as its will says."""
+    will = Will(0)
+    directories: list[LateDirectory] = []
+
+    def directory(runner: RecordingRunner) -> BlockDirectory:
+        directories.append(LateDirectory(runner, will))
+        return directories[0]
+
+    world = small_world(will, directory=directory, hands_over=True)
+    return world, will, directories[0]
+
+
+def end_of(world: World) -> FinishReason | None:
+    return world.answers[("a", 0)].reason
+
+
+def test_an_answer_ends_when_the_blocks_of_its_prompt_can_be_read_by_another_engine() -> None:
+    world, will, directory = handing_world()
+    world.add("a", PROMPT, max_tokens=1)
+    for value in (1.0, 0.6):  # on their way to host memory, then to the directory
+        will.value = value
+        for _ in range(6):
+            world.turn()
+        assert world.engine.request_ids() == []
+        assert world.engine.has_work
+        assert end_of(world) is None
+        assert not directory.blocks
+    will.value = 0.0
+    world.run()
+    assert end_of(world) is FinishReason.LENGTH
+    assert len(directory.blocks) == 10
+
+    def same(runner: RecordingRunner) -> BlockDirectory:
+        other = LateDirectory(runner, will)
+        other.blocks = directory.blocks
+        return other
+
+    decoding = small_world(will, directory=same)
+    decoding.add("a", PROMPT)
+    assert decoding.admissions("a") == [36]
+    assert decoding.answer("a").token_ids == oracle(PROMPT, 8)
+
+
+def test_an_end_does_not_wait_for_ever() -> None:
+    world, _, directory = handing_world()
+    world.add("a", PROMPT, max_tokens=1)
+    while world.engine.request_ids():
+        world.turn()
+    world.turn()
+    assert end_of(world) is None
+    world.clock.time += HAND_OVER_SECONDS + 1
+    world.turn()
+    assert end_of(world) is FinishReason.LENGTH
+    assert not directory.blocks
 
 
 def test_a_sequence_that_waits_for_blocks_holds_up_no_other() -> None:

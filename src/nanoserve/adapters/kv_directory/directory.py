@@ -1,6 +1,6 @@
 """A directory of KV blocks behind the slots of host memory: its index, and the threads that read and write.
 
-An engine's turn looks at the index alone. One thread writes, a few read; what they have done waits until it is asked for. Nothing
+An engine's turn looks at the index alone, unless the folder is shared with engines that run. One thread writes, a few read; what they have done waits until it is asked for. Nothing
 is synced to the disk: a block that is lost is computed again. So is one that a disk does not deliver in time: a read of a network's
 folder may hang for ever. It reads into memory of its own, so that its slot can be given away.
 """
@@ -37,6 +37,8 @@ _REST: Final = 20.0
 """Seconds without reads after one that took longer."""
 _START_PATIENCE: Final = 30.0
 _MOMENT: Final = 0.002
+_LONG_LOOK: Final = 0.1
+"""Seconds in which a folder that is near says whether it has a file."""
 _OF_A_MODEL: Final = re.compile("[0-9a-f]{32}")
 """A folder; others are not ours."""
 _LEFT: Final = re.compile(
@@ -73,8 +75,13 @@ class FileDirectory:
         num_slots: int,
         max_bytes: int | None = None,
         patience: float = PATIENCE,
+        looks: bool = False,
     ) -> None:
-        """`max_bytes`: None is half of what is free; `patience`: seconds for a read. Raises `BadValueError` where the folder cannot be used."""
+        """Find what is there. Raises `BadValueError` where the folder cannot be used.
+
+        `max_bytes`: None is half of what is free; `patience`: seconds for a read; `looks`: ask the folder for blocks that are not known,
+        which others may have written meanwhile.
+        """
         self._fingerprint, self._slots = fingerprint, slots
         self._folder = root / fingerprint.hex()[:32]
         self._lock = threading.Lock()
@@ -85,7 +92,7 @@ class FileDirectory:
         self._patience, self._rests_until = patience, 0.0
         self._asked: deque[_Read] = deque()
         self._buffers: list[bytearray] = []
-        self._has_complained = False
+        self._has_complained, self._looks = False, looks
         self._stored = self._loaded = self._evicted = self._refused = 0
         self._done: queue.SimpleQueue[DirectoryWork] = queue.SimpleQueue()
         self._ready: list[DirectoryWork] = []
@@ -103,7 +110,10 @@ class FileDirectory:
     def holds(self, name: BlockHash, /) -> bool:
         """As in the port; nothing while it rests."""
         is_awake = self._num_stuck < READERS and time.monotonic() >= self._rests_until
-        return is_awake and self._path(name) in self._files
+        if not is_awake:
+            return False
+        path = self._path(name)
+        return path in self._files or (self._looks and self._look_for(path))
 
     def read(self, name: BlockHash, slot: int, /) -> None:
         """As in the port."""
@@ -133,6 +143,18 @@ class FileDirectory:
                 done.append(self._done.get_nowait())
         self._num_writes -= sum(not each.is_read for each in done)
         return done
+
+    def _look_for(self, path: Path) -> bool:
+        """Look for a block on the disk; one that keeps the engine waiting is not asked again for a while."""
+        began, size = time.monotonic(), None
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+        if time.monotonic() - began > _LONG_LOOK:
+            self._rests_until = time.monotonic() + _REST
+        if size is not None:
+            with self._lock:
+                self._add(path, size)
+        return size is not None
 
     def _give_up(self) -> None:
         """All reads: what a folder does not deliver in time is computed, and it is not asked for a while."""

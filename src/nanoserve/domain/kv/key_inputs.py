@@ -43,6 +43,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "speculate": _ROOM,
     **dict.fromkeys(("kv_offload_memory", "kv_offload_dir", "kv_offload_dir_size"), "where blocks are kept"),
     "kv_offload_min_tokens": "which blocks are worth reading",
+    "kv_role": "who reads them",
     "task": "what prompts are made into",
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),

@@ -133,6 +133,16 @@ class Tiers:
             self._pool.retain(table[index])
             self._unsent.append(_Copied(name, SlotCopy(table[index], slot), sequence, index))
 
+    def hands_over(self, sequence: Sequence) -> bool:
+        """True while a block of its prompt is on its way to the directory."""
+        if not (self._writes or self.is_busy):
+            return False
+        names = set(sequence.block_hashes[: sequence.num_prompt_tokens // self._block_size])
+        copies = (each for plan in (self._unsent, *self._sent.values()) for each in plan)
+        if any(each.name in names and not each.is_load for each in copies):
+            return True
+        return any(self.host.find(name) in self._writes for name in names)
+
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks."""
@@ -307,8 +317,8 @@ class Tiers:
                 self.events.note_stored(sequence, [(0, index)], tier)
 
     def rest(self) -> None:
-        """Wait a moment for the directory, if it reads what a sequence may wait for."""
-        if self._reads and self._directory is not None:
+        """Wait a moment for the directory, if it has something to do that is waited for."""
+        if (self._reads or self._writes) and self._directory is not None:
             self._directory.rest()
 
     def _let_go(self, names: set[BlockHash]) -> None:

@@ -52,6 +52,7 @@ class Limits(EngineSizes):
         min_offload_tokens: a shorter stretch of a prefix is computed again rather than brought in from host memory.
         max_itl: seconds between two tokens of a decoding sequence that prefill chunks are sized to keep; None
             lets every step use its whole token budget.
+        hands_over: report the end of an answer when the blocks of its prompt are in the directory, where another engine reads them.
         step_seconds: what steps of some numbers of tokens take, by which the width of steps is chosen; none takes the widest.
     """
 
@@ -61,6 +62,7 @@ class Limits(EngineSizes):
     max_itl: float | None = None
     min_offload_tokens: int = 256
     classes: tuple[RequestClass, ...] = (RequestClass(),)
+    hands_over: bool = False
     step_seconds: tuple[tuple[int, float], ...] = ()
 
     def __attrs_post_init__(self) -> None:

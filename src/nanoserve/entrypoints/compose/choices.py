@@ -250,6 +250,7 @@ def make_limits(
         policy=Policy(settings.policy),
         watermark=settings.watermark,
         min_offload_tokens=settings.kv_offload_min_tokens,
+        hands_over=settings.kv_role == "prefill",
         classes=make_classes(settings.request_classes),
         max_itl=None if settings.max_itl_ms is None else settings.max_itl_ms / 1000,
     )

@@ -27,6 +27,8 @@ def count_slots(settings: EngineSettings, found: Survey) -> int:
     Raises `BadValueError` where blocks cannot be offloaded, or there is no room for one.
     """
     memory = settings.kv_offload_memory
+    if settings.kv_role != "none" and settings.kv_offload_dir is None:
+        raise BadValueError("kv_role", "needs --kv-offload-dir, through which blocks are handed over")
     if memory is None:
         if settings.kv_offload_dir is not None:
             raise BadValueError("kv_offload_dir", "needs --kv-offload-memory, through which blocks pass")
@@ -70,6 +72,7 @@ def open_directory(
         slots,
         num_slots=num_slots,
         max_bytes=settings.kv_offload_dir_size,
+        looks=settings.kv_role != "none",
     )
 
 

@@ -69,17 +69,17 @@ class Replica:
             each.reschedule(0.0)
 
 
-def read_replicas(written: Sequence[str]) -> list[Replica]:
+def read_replicas(written: Sequence[str], setting: str = "replica") -> list[Replica]:
     """Replicas from `URL[,PORT[,PORT]]`; raises `BadValueError`."""
     if not written:
-        raise BadValueError("replica", "name at least one: --replica http://127.0.0.1:8000")
-    return [_read(number, *each.split(",")) for number, each in enumerate(written)]
+        raise BadValueError(setting, "name at least one: --replica http://127.0.0.1:8000")
+    return [_read(setting, number, *each.split(",")) for number, each in enumerate(written)]
 
 
-def _read(number: int, url: str, *ports: str) -> Replica:
+def _read(setting: str, number: int, url: str, *ports: str) -> Replica:
     address = read_address(url)
     if len(ports) > 2 or not all(each.isdecimal() and 0 < int(each) <= MAX_PORT for each in ports):
-        raise BadValueError("replica", f"takes at most two ports behind the URL, got {','.join(ports)!r}")
+        raise BadValueError(setting, f"takes at most two ports behind the URL, got {','.join(ports)!r}")
     host = f"[{address.host}]" if ":" in address.host else address.host
     events, replay = itertools.islice(
         itertools.chain((f"tcp://{host}:{each}" for each in ports), itertools.repeat(None)), 2

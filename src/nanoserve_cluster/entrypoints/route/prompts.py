@@ -28,6 +28,17 @@ _TOKENIZED: Final = {
     "/v1/completions": ("model", "prompt", "add_special_tokens"),
 }
 """The fields that a replica's `/tokenize` takes as they are."""
+_LIMITS: Final = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+"""The fields that bound an answer, by the paths whose prompts can be computed ahead; the first one is set."""
+_OF_ANSWERS: Final = (
+    *("stream", "stream_options", "n", "best_of", "min_tokens", "logprobs", "top_logprobs", "echo"),
+    *("prompt_logprobs", "response_format", "guided_json", "structured_outputs", "store"),
+)
+"""Fields that change no prompt, and would cost time where one token is asked for, or forbid that."""
 _PARTS: Final = ("system", "instructions", "tools", "messages", "input", "prompt")
 """The fields of all protocols that make a prompt, in the order in which templates write them."""
 _KEYS: Final = {b"authorization", b"x-api-key"}
@@ -94,6 +105,15 @@ async def token_ids(
         return msgspec.json.decode(tokenized, type=_Tokenized).tokens[:_MOST_IDS]
     except (httpx.HTTPError, msgspec.DecodeError, RecursionError, TimeoutError):
         return None
+
+
+def prefill_body(path: str, fields: Mapping[str, Any]) -> bytes | None:
+    """A body that asks for a request's prompt and one token; None for requests whose prompts cannot be computed so."""
+    limits = _LIMITS.get(path)
+    if limits is None or not fields:
+        return None
+    kept = {name: field for name, field in fields.items() if name not in (*_OF_ANSWERS, *limits)}
+    return msgspec.json.encode({**kept, limits[0]: 1})
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:

@@ -6,9 +6,7 @@ answers 503. After that the stream ends with an error in its own form, or is cut
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from typing import Any, Final
@@ -27,16 +25,11 @@ from nanoserve.entrypoints.server.http.errors import RequestError, send_problem
 from nanoserve.entrypoints.server.http.sse import ClientLeftError, left, unless
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
+from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.prompts import Prompt, read_prompt, token_ids
-from nanoserve_cluster.entrypoints.route.table import Placement, RoutingTable
+from nanoserve_cluster.entrypoints.route.table import Placement
+from nanoserve_cluster.entrypoints.route.visits import HOP, answer_to, request_to, visiting
 
-_HOP: Final = {
-    *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
-    *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
-}
-"""Headers of one connection, not of the request or answer on it."""
-_OWN: Final = {b"host", b"content-length", b"expect"}
-"""Headers of a request that are made anew."""
 _SERVER: Final = {b"date", b"server"}
 """Headers that the server of this process writes."""
 _BROKEN: Final = b"The server that computed this answer has gone."
@@ -65,6 +58,7 @@ class Proxy(Collector):
         fleet: the replicas.
         names: host names that requests may use besides addresses and localhost; None allows all.
         max_body_size: bytes.
+        prefill: the replicas that compute long prompts for those, if there are some.
 
     Attributes:
         living: requests that are being answered.
@@ -72,11 +66,17 @@ class Proxy(Collector):
         keeping: the answers that are passed on whole.
     """
 
-    def __init__(self, fleet: Fleet, names: Collection[str] | None, max_body_size: int) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        names: Collection[str] | None,
+        max_body_size: int,
+        prefill: PrefillStage | None = None,
+    ) -> None:
         self.living = 0
         self.is_draining = False
         self.keeping = Keeping()
-        self._fleet = fleet
+        self._fleet, self._prefill = fleet, prefill
         self._names = names
         self._max_body_size = max_body_size
         self._ended: Counter[tuple[str, str]] = Counter()
@@ -116,9 +116,7 @@ class Proxy(Collector):
     # Answers of its own
 
     async def _send_health(self, path: str, send: Send) -> None:
-        replicas = {
-            each.url: each.obstacle or {"requests": each.requests} for each in self._fleet.replicas.values()
-        }
+        replicas = {each.url: each.obstacle or {"requests": each.requests} for each in self._replicas()}
         is_ready = bool(self._fleet.up) and not self.is_draining
         status = 200 if is_ready or path == "/livez" else 503
         content = msgspec.json.encode({"status": "ok" if is_ready else "unavailable", "replicas": replicas})
@@ -145,12 +143,19 @@ class Proxy(Collector):
             ("cached_blocks", "Blocks of prefixes that it is believed to have", self._cached_blocks),
         ):
             gauge = GaugeMetricFamily(f"nanoserve:router_replica_{name}", text, labels=("replica",))
-            for each in self._fleet.replicas.values():
+            for each in self._replicas():
                 gauge.add_metric((each.url,), value(each))
             yield gauge
 
+    def _replicas(self) -> list[Replica]:
+        """All of them, those that compute prompts last."""
+        prefill = () if self._prefill is None else self._prefill.fleet.replicas.values()
+        return [*self._fleet.replicas.values(), *prefill]
+
     def _cached_blocks(self, replica: Replica) -> int:
-        return self._fleet.table.cached_blocks(replica.number)
+        is_decoding = self._fleet.replicas.get(replica.number) is replica
+        fleet = self._fleet if is_decoding or self._prefill is None else self._prefill.fleet
+        return fleet.table.cached_blocks(replica.number)
 
     async def _send_metrics(self, send: Send) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -178,11 +183,15 @@ class Proxy(Collector):
     async def _pass_on(self, scope: Any, target: bytes, body: bytes, send: Send) -> None:
         tried: set[int] = set()
         refusal: _WholeAnswer | None = None
+        is_prefilled = self._prefill is None
         while self._fleet.up - tried and (placement := await self._place(scope, body, tried)):
             replica = self._fleet.replicas[placement.replica]
             tried.add(replica.number)
+            if not is_prefilled and self._prefill is not None:
+                is_prefilled = True
+                await self._prefill.compute(scope, target, body, placement.new_tokens, self._ended)
             try:
-                await self._ask(replica, placement, _request(scope, target, body, replica), send)
+                await self._ask(replica, placement, request_to(replica, scope, target, body), send)
             except _UnansweredError as error:
                 refusal = error.refusal or refusal
                 structlog.get_logger().info(
@@ -218,9 +227,9 @@ class Proxy(Collector):
     async def _ask(self, replica: Replica, placement: Placement, request: httpx.Request, send: Send) -> None:
         """Let one replica answer. Raises `_UnansweredError`."""
         is_begun, tail, kind = False, b"", b""
-        with self._visit(replica, placement) as visit:
+        with visiting(self._fleet, replica, placement, self._ended) as visit:
             try:
-                async with _answer_to(request, replica, self._fleet.client) as answer:
+                async with answer_to(request, replica, self._fleet.client) as answer:
                     visit.is_computed = answer.is_success
                     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         visit.outcome = "refused"
@@ -275,52 +284,6 @@ class Proxy(Collector):
         body = await self.keeping.whole(answer)
         return _WholeAnswer(answer.status_code, _passed(answer), body)
 
-    @contextlib.contextmanager
-    def _visit(self, replica: Replica, placement: Placement) -> Iterator[_Visit]:
-        """Count a request at a replica; what ends in another life of the replica is not counted in this one."""
-        visit = _Visit(self._fleet.table, replica, placement, replica.life)
-        replica.requests += 1
-        try:
-            yield visit
-        finally:
-            replica.requests -= 1
-            self._ended[replica.url, visit.outcome] += 1
-            visit.note_prefilled()
-            if replica.life == visit.life:
-                if not visit.is_computed:
-                    self._fleet.table.note_not_computed(placement)
-                self._fleet.table.note_ended(placement, time.monotonic())
-
-
-@attrs.define(eq=False)
-class _Visit:
-    """A request at a replica; `outcome` says how it ended, `is_computed` whether its prompt is in the cache there."""
-
-    table: RoutingTable
-    replica: Replica
-    placement: Placement
-    life: int
-    outcome: str = "left"
-    is_prefilled: bool = False
-    is_computed: bool = True
-
-    def note_prefilled(self) -> None:
-        """Its prompt is computed, or will not be."""
-        if self.replica.life == self.life and not self.is_prefilled:
-            self.table.note_prefilled(self.placement, time.monotonic())
-        self.is_prefilled = True
-
-
-@contextlib.asynccontextmanager
-async def _answer_to(
-    request: httpx.Request, replica: Replica, client: httpx.AsyncClient
-) -> AsyncIterator[httpx.Response]:
-    answer = await replica.heard(client.send(request, stream=True))
-    try:
-        yield answer
-    finally:
-        await answer.aclose()
-
 
 def _target(scope: Any) -> bytes:
     """The path and query to ask a replica for. Raises `RequestError` where they cannot be passed on as they are."""
@@ -340,16 +303,6 @@ def _target(scope: Any) -> bytes:
     return target
 
 
-def _request(scope: Any, target: bytes, body: bytes, replica: Replica) -> httpx.Request:
-    """The client's request, to a replica."""
-    base = httpx.URL(replica.url)
-    url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + target)
-    headers = [each for each in scope["headers"] if each[0] not in _HOP | _OWN]
-    if scope.get("client"):
-        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
-    return httpx.Request(scope["method"], url, headers=headers, content=body)
-
-
 @attrs.frozen
 class _WholeAnswer:
     """A whole answer."""
@@ -360,7 +313,7 @@ class _WholeAnswer:
 
 
 def _passed(answer: httpx.Response) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _HOP | _SERVER]
+    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP | _SERVER]
 
 
 async def _send_head(send: Send, answer: httpx.Response) -> None:

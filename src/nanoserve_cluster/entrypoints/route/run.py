@@ -26,6 +26,7 @@ from nanoserve.entrypoints.server.serving import (
 from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
 from nanoserve.ports.counts import Counts
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, read_replicas
+from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
@@ -49,7 +50,8 @@ def run_router(configuration: Configuration, announce: Callable[[str], None]) ->
     replicas = read_replicas(settings.replica)
     if any(each.events for each in replicas):
         check_kv_events("replica")
-    table = RoutingTable(settings.router_policy, configuration.engine.block_size)
+    prefill = read_replicas(settings.prefill_replica, "prefill_replica") if settings.prefill_replica else []
+    tables = [RoutingTable(settings.router_policy, configuration.engine.block_size) for _ in range(2)]
     serve = attrs.evolve(configuration.serve, listen=attrs.evolve(configuration.serve.listen, http_workers=1))
     bridge_library_logs()
     raise_open_files(2 * serve.bounds.max_connections)
@@ -57,39 +59,40 @@ def run_router(configuration: Configuration, announce: Callable[[str], None]) ->
         listening_sockets(serve.listen) as (sockets,),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_route(settings, serve, replicas, table=table, sockets=sockets, announce=announce))
+        made = zip((replicas, prefill), tables, strict=True)
+        runner.run(_route(settings, serve, list(made), sockets=sockets, announce=announce))
 
 
 async def _route(
     settings: RouteSettings,
     serve: ServeSettings,
-    replicas: Sequence[Replica],
+    made: Sequence[tuple[Sequence[Replica], RoutingTable]],
     *,
-    table: RoutingTable,
     sockets: Sequence[socket.socket],
     announce: Callable[[str], None],
 ) -> None:
     signals = Signals()
     async with client_of(settings) as client:
-        fleet = Fleet(replicas, table, client, settings)
+        fleet, prefill = (Fleet(replicas, table, client, settings) for replicas, table in made)
+        stage = PrefillStage(prefill, settings.prefill_min_tokens) if prefill.replicas else None
         names = host_names(serve.access, serve.listen, sockets, has_keys=False)
-        proxy = Proxy(fleet, names, serve.bounds.max_body_size)
+        proxy = Proxy(fleet, names, serve.bounds.max_body_size, stage)
         http = HttpServer(proxy, sockets, serve, Counts())
         with signals.caught(), contextlib.suppress(LeavingError):
-            await signals.unless_leaving(fleet.look())
-            watching = asyncio.create_task(fleet.watch())
+            await signals.unless_leaving(asyncio.gather(fleet.look(), prefill.look()))
+            watching = [asyncio.create_task(each.watch()) for each in (fleet, prefill)]
             await http.start()
             for each in sockets:
                 announce(f"listening on {describe(each)}")
             announce(
-                f"ready: {len(fleet.up)} of {len(replicas)} replicas take requests, {settings.router_policy}"
+                f"ready: {len(fleet.up)} of {len(fleet.replicas)} replicas take requests, {settings.router_policy}"
             )
             await signals.leave.wait()
             proxy.is_draining = True
             patience = serve.listen.drain_timeout
             await until_idle(lambda: proxy.living, patience=patience, now=signals.now)
             await http.stop(now=signals.now.is_set())
-            await end(watching)
+            await end(*watching)
 
 
 def socket_options() -> list[tuple[int, int, int]]:

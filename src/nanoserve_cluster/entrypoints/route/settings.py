@@ -21,6 +21,14 @@ class RouteSettings:
         "A server to send requests to; repeatable. Behind the URL the ports of its KV events and of their replay, if it "
         "publishes them.",
     )
+    prefill_replica: tuple[str, ...] = setting(
+        (),
+        texts("URL"),
+        "A server that computes long prompts for those and hands their blocks over (its --kv-role is prefill, theirs decode); repeatable.",
+    )
+    prefill_min_tokens: int = setting(
+        2048, integer(low=1), "A prompt of which fewer tokens are missing is computed where it is decoded."
+    )
     router_policy: str = setting(
         "lmetric",
         text("POLICY"),

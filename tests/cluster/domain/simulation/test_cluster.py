@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import attrs
 import pytest
@@ -44,7 +45,7 @@ def test_times_are_those_computed_by_hand() -> None:
 
 
 def test_prompts_are_computed_elsewhere_and_cost_nothing_where_they_are_decoded() -> None:
-    apart = {"replicas": 1, "prefill_replicas": 1, "prefill_tokens": 10, "handover": 0.05}
+    apart: dict[str, Any] = {"replicas": 1, "prefill_replicas": 1, "prefill_tokens": 10, "handover": 0.05}
     run = serve([request(0.0, (2, 20)), request(0.0, (4, 5), answer=9)], **apart)
     short, long = sorted(run.served, key=lambda each: each.prompt_tokens)
     # The short one is computed where it is decoded, from 0 to 1. The prompt of the long one is computed by 2 and handed over by 3; the
@@ -60,7 +61,7 @@ def test_prompts_are_computed_elsewhere_and_cost_nothing_where_they_are_decoded(
 @pytest.mark.parametrize("died", [0, 1])
 def test_a_dead_replica_loses_no_request_whichever_half_it_had(died: int) -> None:
     outage = Outage(at=12.0, seconds=9.0, replicas=(died,))
-    apart = {"replicas": 1, "prefill_replicas": 1, "prefill_tokens": 8, "handover": 0.01}
+    apart: dict[str, Any] = {"replicas": 1, "prefill_replicas": 1, "prefill_tokens": 8, "handover": 0.01}
     first, second = (
         serve(TRACE, policy="lmetric", incidents=(outage,), report_delay=0.3, **apart) for _ in range(2)
     )

@@ -45,6 +45,7 @@ class Place:
     fingerprint: bytes = OURS
     max_bytes: int | None = None
     slots: Slots = attrs.field(factory=Slots)
+    looks: bool = False
     directory: FileDirectory = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -55,6 +56,7 @@ class Place:
             num_slots=8,
             max_bytes=self.max_bytes,
             patience=PATIENCE,
+            looks=self.looks,
         )
 
     def wait(self) -> DirectoryWork:
@@ -102,6 +104,32 @@ def test_a_later_start_finds_what_was_written(tmp_path: Path) -> None:
         assert again.read(name) == content(number)
     counts = again.directory.counts()
     assert (counts.held, counts.loaded, counts.stored) == (4, 4, 0)
+
+
+def test_another_engine_finds_what_is_written_after_its_start(tmp_path: Path) -> None:
+    blind, looking = Place(tmp_path), Place(tmp_path, looks=True)
+    assert not looking.directory.holds(7)
+    Place(tmp_path).write(7, content(1))
+    assert not blind.directory.holds(7)
+    assert looking.directory.holds(7)
+    assert looking.directory.counts().held == 1
+    assert looking.read(7) == content(1)
+    (file,) = looking.files()
+    file.unlink()
+    assert looking.read(7) is None
+    assert not looking.directory.holds(7)
+
+
+def test_a_folder_that_answers_slowly_is_not_asked_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, looks=True)
+    Place(tmp_path).write(7, content(1))
+    monkeypatch.setattr(directory, "_LONG_LOOK", -1.0)
+    assert place.directory.holds(7)
+    assert not place.directory.holds(7)
+    place.wake()
+    assert place.directory.holds(7)
 
 
 @pytest.mark.parametrize("position", [0, 7, 20, 45, 75, 83, 84, 90, 92 + BLOCK // 2, -1])

@@ -114,6 +114,11 @@ class EngineSettings:
     kv_offload_min_tokens: int = setting(
         256, integer(low=1), "A shorter stretch of a prefix is computed again rather than brought in."
     )
+    kv_role: str = setting(
+        "none",
+        one_of("none", "prefill", "decode"),
+        "Share --kv-offload-dir with engines that run: prefill answers when the blocks of a prompt are there, decode finds them.",
+    )
     isolation: bool = setting(
         False,
         boolean(),

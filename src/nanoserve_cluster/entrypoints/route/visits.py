@@ -1,0 +1,83 @@
+"""A request at a replica: how it is made of a client's, and how a router counts it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import attrs
+import httpx
+
+from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
+from nanoserve_cluster.entrypoints.route.table import Placement, RoutingTable
+
+HOP: Final = {
+    *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
+    *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+}
+"""Headers of one connection, not of the request or answer on it."""
+_OWN: Final = {b"host", b"content-length", b"expect"}
+"""Headers of a request that are made anew."""
+
+
+@attrs.define(eq=False)
+class Visit:
+    """A request at a replica; `outcome` says how it ended, `is_computed` whether its prompt is in the cache there."""
+
+    table: RoutingTable
+    replica: Replica
+    placement: Placement
+    life: int
+    outcome: str = "left"
+    is_prefilled: bool = False
+    is_computed: bool = True
+
+    def note_prefilled(self) -> None:
+        """Its prompt is computed, or will not be."""
+        if self.replica.life == self.life and not self.is_prefilled:
+            self.table.note_prefilled(self.placement, time.monotonic())
+        self.is_prefilled = True
+
+
+@contextlib.contextmanager
+def visiting(
+    fleet: Fleet, replica: Replica, placement: Placement, ended: Counter[tuple[str, str]]
+) -> Iterator[Visit]:
+    """Count a request at a replica; what ends in another life of the replica is not counted in this one."""
+    visit = Visit(fleet.table, replica, placement, replica.life)
+    replica.requests += 1
+    try:
+        yield visit
+    finally:
+        replica.requests -= 1
+        ended[replica.url, visit.outcome] += 1
+        visit.note_prefilled()
+        if replica.life == visit.life:
+            if not visit.is_computed:
+                fleet.table.note_not_computed(placement)
+            fleet.table.note_ended(placement, time.monotonic())
+
+
+@contextlib.asynccontextmanager
+async def answer_to(
+    request: httpx.Request, replica: Replica, client: httpx.AsyncClient
+) -> AsyncIterator[httpx.Response]:
+    """The head of a replica's answer, whose body can be read; raises `httpx.TransportError`."""
+    answer = await replica.heard(client.send(request, stream=True))
+    try:
+        yield answer
+    finally:
+        await answer.aclose()
+
+
+def request_to(replica: Replica, scope: Any, target: bytes, body: bytes) -> httpx.Request:
+    """The client's request, to a replica."""
+    base = httpx.URL(replica.url)
+    url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + target)
+    headers = [each for each in scope["headers"] if each[0] not in HOP | _OWN]
+    if scope.get("client"):
+        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
+    return httpx.Request(scope["method"], url, headers=headers, content=body)
