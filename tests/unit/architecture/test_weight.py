@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3840,
-    "domain": 8550,
-    "kernels": 13100,
-    "adapters/pytorch": 13545,
+    "ports": 3865,
+    "domain": 8560,
+    "kernels": 13220,
+    "adapters/pytorch": 13680,
     "adapters": 10860,
     "entrypoints/server": 10955,
-    "entrypoints": 11640,
+    "entrypoints": 11665,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
