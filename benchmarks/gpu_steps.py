@@ -35,6 +35,8 @@ def main() -> None:
     """Build once, then time each batch and context."""
     arguments = _arguments()
     spec = find_shape(arguments.model)
+    if arguments.kv_cache_dtype == "fp8":
+        spec = spec.keeping("fp8")
     device = torch.device("cuda")
     model = build_random_model(spec, dtype=torch.bfloat16, device=device, seed=0)
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
@@ -64,7 +66,7 @@ def main() -> None:
             if width < asked:
                 continue  # not worth it in so large a batch
             narrow = narrow or microseconds
-            kv = size * context * spec.kv_elements_per_token * 2
+            kv = size * context * spec.kv_bytes_per_token(2)
             floor = (weights + kv) / bandwidth * 1e6
             sizes_of_step = {"batch": size, "context": context, "width": width}
             results.append({**sizes_of_step, "us": microseconds, "floor_us": floor})
@@ -105,8 +107,12 @@ def time_steps(
 
 def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None:
     """Give `batch` rows random tokens and scattered blocks; the cache holds whatever it holds, finite."""
-    for tensor in itertools.chain(*runner.kv.layers):
-        tensor.normal_()
+    noise = torch.randn(1 << 20, device="cuda")
+    for pool in itertools.chain(*runner.kv.pools):
+        flat = pool.view(-1)
+        whole = len(flat) // len(noise) * len(noise)
+        flat[:whole].view(-1, len(noise)).copy_(noise)
+        flat[whole:].copy_(noise[: len(flat) - whole])
     blocks = -(-(context + 160) // BLOCK_SIZE)
     order = (torch.randperm(batch * blocks) + 1).tolist()
     generator = torch.Generator().manual_seed(1)
@@ -153,6 +159,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, nargs="+", default=[1000])
     parser.add_argument("--width", type=int, nargs="+", default=[1])
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", action="store_true")

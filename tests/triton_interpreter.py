@@ -23,6 +23,7 @@ def interpret() -> None:
     _refuse_what_no_tensor_holds(interpreter)
     _compute_with_anything(interpreter)
     _multiply_in_one_order(interpreter)
+    _round_to_8_bits(interpreter)
 
 
 def _multiply_in_one_order(interpreter: Any) -> None:
@@ -47,6 +48,27 @@ def _multiply_in_one_order(interpreter: Any) -> None:
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def _round_to_8_bits(interpreter: Any) -> None:
+    """It loses the carry of what is rounded up to 8-bit floats, and numbers below the smallest normal one, and NaN."""
+    import numpy as np  # noqa: PLC0415 - tests of the domain run without it
+
+    original, eight = interpreter._convert_float, interpreter.tl.float8e4nv
+    wide = {interpreter.tl.float32: np.float32, interpreter.tl.float16: np.float16}
+
+    def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        import torch  # noqa: PLC0415 - takes seconds
+
+        narrow = torch.float8_e4m3fn
+        if target == eight and source in wide:
+            return torch.from_numpy(np.ascontiguousarray(data)).to(narrow).view(torch.uint8).numpy()
+        if source == eight and target in wide:
+            numbers = torch.from_numpy(np.ascontiguousarray(data).view(np.uint8)).view(narrow).float()
+            return numbers.numpy().astype(wide[target])
+        return original(data, source, target, rounding)
+
+    interpreter._convert_float = convert
 
 
 def _compute_with_anything(interpreter: Any) -> None:

@@ -253,6 +253,7 @@ class Engine(Generic[TicketT]):
                 isolated=limits.isolated,
                 lora=each.lora,
                 weights=facts.digest,
+                kept=limits.kv_cache_dtype,
             )
             each.hash_root = None if each.phase is Phase.RUNNING else root
             each.block_hashes.clear()

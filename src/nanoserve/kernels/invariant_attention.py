@@ -113,7 +113,7 @@ def _attend(
         maximum = sinks.float().view(kv_heads, 1, group).repeat(count, queries, 1).view_as(maximum)
         total = torch.ones_like(maximum)
     attended = query.new_zeros(grouped.shape, dtype=torch.float32)
-    for key, value, hidden in _pieces(keys, values, tiles, group, head_dim):
+    for key, value, hidden in _pieces((keys, values), tiles, group, head_dim, query.dtype):
         scores = torch.bmm(grouped, key.transpose(1, 2)).float().mul_(scale)
         if soft_cap is not None:
             scores.div_(soft_cap).tanh_().mul_(soft_cap)
@@ -130,13 +130,13 @@ def _attend(
 
 
 def _pieces(
-    keys: Tensor, values: Tensor, tiles: InvariantPlan, group: int, width: int
+    pools: tuple[Tensor, Tensor], tiles: InvariantPlan, group: int, width: int, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Keys and values [N * kv_heads, POSITIONS, width] of one piece after the other, and what each query may not see.
 
     What no query of a tile sees is zero, never NaN. Pieces in which no query sees anything are left out.
     """
-    _, kv_heads, block_size, head_dim = keys.shape
+    _, kv_heads, block_size, head_dim = pools[0].shape
     real = tiles.last >= 0
     lowest = int(tiles.first[real].min()) // POSITIONS * POSITIONS
     for start in range(lowest, int(tiles.last.max()) + 1, POSITIONS):
@@ -150,12 +150,13 @@ def _pieces(
         key, value = (
             F.pad(
                 each.transpose(1, 2)[blocks, offsets]
+                .to(dtype)
                 .masked_fill_(unseen, 0)
                 .transpose(1, 2)
                 .reshape(-1, POSITIONS, head_dim),
                 (0, width - head_dim),
             )
-            for each in (keys, values)
+            for each in pools
         )
         hidden = ~seen[:, None, :, None].expand(-1, kv_heads, -1, group, -1)
         yield key, value, hidden.reshape(len(key), -1, POSITIONS)

@@ -7,24 +7,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.kept import widened
+
 
 class PagedCache(NamedTuple):
     """The keys and values of one layer in blocks (Kwon et al. 2023), and which blocks each row has.
 
     Attributes:
-        keys: [blocks, num_kv_heads, block_size, head_dim], in the dtype of the queries; each block contiguous, and what lies
-            between blocks is not this layer's. head_dim is even and at most 256. Query heads [i * G, (i + 1) * G) share KV
+        keys: [blocks, num_kv_heads, block_size, head_dim], in the dtype of the queries, or float8_e4m3fn where there are
+            `scales`; each block contiguous, and what lies between blocks is not this layer's. head_dim is even and at most 256. Query heads [i * G, (i + 1) * G) share KV
             head i, with G = num_heads / num_kv_heads.
         values: like `keys`, with blocks as far apart.
         tables: int32 [rows, max_blocks], last dimension contiguous: position p of a row lies in block tables[row, p //
             block_size], place p % block_size. Entries of blocks in which nothing is visible are never read.
         window: None, or how many tokens a query sees at most, itself included.
+        scales: float32 [2, num_kv_heads], contiguous: what kept keys, and values, are multiplied with; None in the dtype of the
+            queries.
     """
 
     keys: Tensor
     values: Tensor
     tables: Tensor
     window: int | None = None
+    scales: Tensor | None = None
 
     @property
     def block_stride(self) -> int:
@@ -82,7 +87,8 @@ def attend(
     slots = [seen % block_size for seen in range(first, last)]
     group = len(query) // cache.keys.shape[1]
     key, value = (
-        pool[blocks, :, slots].float().repeat_interleave(group, dim=1) for pool in (cache.keys, cache.values)
+        widened(pool[blocks, :, slots], cache.scales, which).repeat_interleave(group, dim=1)
+        for which, pool in enumerate((cache.keys, cache.values))
     )
     scores = torch.einsum("hd,lhd->hl", query.float(), key) * scale
     if soft_cap is not None:

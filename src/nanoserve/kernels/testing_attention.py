@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.kept import FLOAT8, narrowed
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.testing import Inputs
@@ -32,6 +33,7 @@ class Heads(NamedTuple):
         multiplier: what scores are multiplied with; None for head_dim ** -0.5.
         soft_cap: as in `paged.attend`; `sinks`, whether there are random ones.
         norm_dtype: of the norms' weights; None for that of the heads.
+        narrow: whether keys and values are kept in 8-bit floats, with scales of each head.
     """
 
     num_heads: int
@@ -46,11 +48,12 @@ class Heads(NamedTuple):
     soft_cap: float | None = None
     sinks: bool = False
     norm_dtype: torch.dtype | None = None
+    narrow: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.num_heads} heads and {self.num_kv_heads} KV heads of {self.head_dim}"
-        parts = (f", window {self.window}", f", scores below {self.soft_cap}", ", sinks")
-        present = (self.window, self.soft_cap, self.sinks)
+        parts = (f", window {self.window}", f", scores below {self.soft_cap}", ", sinks", ", kept in 8 bits")
+        present = (self.window, self.soft_cap, self.sinks, self.narrow)
         shown = "".join(part for part, there in zip(parts, present, strict=True) if there)
         return f"{heads}, blocks of {self.block_size}{shown}"
 
@@ -100,15 +103,20 @@ def paged_cache(
     for row, used in enumerate(columns):
         for column in used:
             table[row][column] = 1 + next(free)
-    pool = inputs.poisoned(total + 2, LAYERS, 2, heads.num_kv_heads, size, heads.head_dim)
+    shape = total + 2, LAYERS, 2, heads.num_kv_heads, size, heads.head_dim
+    pool = inputs.poisoned(*shape, dtype=FLOAT8 if heads.narrow else None)
+    scales = None
+    if heads.narrow:
+        scales = 0.05 + 0.2 * inputs.normal(2, heads.num_kv_heads, dtype=torch.float32).abs()
     keys, values, tables = pool[:, -1, 0], pool[:, -1, 1], inputs.these(table)
     left = [unwritten] * len(spans) if isinstance(unwritten, int) else unwritten
     for row, (first, end) in enumerate(spans):
         positions = torch.arange(first, max(first, end - left[row]), device=inputs.device)
-        for each in (keys, values):
+        for which, each in enumerate((keys, values)):
             numbers = inputs.normal(len(positions), heads.num_kv_heads, heads.head_dim)
+            numbers = narrowed(numbers, None if scales is None else scales[which])
             each[tables[row, positions // size], :, positions % size] = numbers
-    return PagedCache(keys, values, tables, heads.window)
+    return PagedCache(keys, values, tables, heads.window, scales)
 
 
 class Queries(NamedTuple):

@@ -31,6 +31,7 @@ class EngineSizes:
         max_logprobs: how many of the likeliest tokens a request may have reported for each position.
         processed_logprobs: whether the log-probabilities of answers are of what was drawn from, not of the model's own logits.
         max_width: the most tokens that one row computes in a decoding step, its newest and drafts behind it; 1 where nothing is drafted.
+        kv_cache_dtype: what keys and values of all earlier tokens are kept in, by the name of the setting; a part of every prefix's name.
     """
 
     max_num_seqs: int
@@ -46,6 +47,12 @@ class EngineSizes:
     max_logprobs: int = 20
     processed_logprobs: bool = False
     max_width: int = 1
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def kv_share(self) -> str:
+        """The name of the KV cache's share of the memory."""
+        return "KV cache" if self.kv_cache_dtype == "auto" else f"KV cache in {self.kv_cache_dtype}"
 
     @property
     def num_kv_blocks(self) -> int:
@@ -97,7 +104,7 @@ class EngineFacts(EngineSizes):
     def budget(self) -> dict[str, str | int]:
         """Settings that were decided at the start because they had been left open, as logs and reports show them."""
         names = (
-            *("num_kv_blocks", "kv_bytes", "max_model_len", "dtype", "threads"),
+            *("num_kv_blocks", "kv_bytes", "kv_cache_dtype", "max_model_len", "dtype", "threads"),
             *("device", "max_num_seqs", "max_num_batched_tokens", "depth"),
         )
         return {name: getattr(self, name) for name in names}

@@ -98,6 +98,7 @@ class AttentionSpec:
         sinks: whether each head has a learned score that takes part in the softmax and has no value.
         gated: whether the result is multiplied by the sigmoid of a gate that is projected beside q.
         clip: the bound of the elements of q, k and v, applied after the norm; None for none.
+        kept: what keys and values are kept in: 8-bit floats (e4m3), or None for the numbers that the model computes with.
     """
 
     num_heads: int
@@ -113,6 +114,7 @@ class AttentionSpec:
     sinks: bool = False
     gated: bool = False
     clip: float | None = None
+    kept: Literal["fp8"] | None = None
 
     @property
     def rotation(self) -> Rotation:

@@ -100,11 +100,13 @@ class CacheGroup:
     Attributes:
         kind: what its layers read, from which `domain/kv/laws.py` derives what may go and what can be reused.
         elements: numbers that one layer keeps of one token, or in a recurrent group of one row's whole past.
+        narrow_bytes: of one of them, where that is not what the model computes with.
     """
 
     layers: tuple[int, ...]
     kind: CacheKind = Full()
     elements: int = 0
+    narrow_bytes: int | None = None
 
     @property
     def window(self) -> int | None:
@@ -115,7 +117,7 @@ class CacheGroup:
         """Bytes of one block, or of one recurrent state, over all its layers."""
         if isinstance(self.kind, Recurrent):
             return len(self.layers) * self.elements * self.kind.element_bytes
-        return len(self.layers) * self.elements * block_size * element_bytes
+        return len(self.layers) * self.elements * block_size * (self.narrow_bytes or element_bytes)
 
 
 @attrs.frozen(kw_only=True)
@@ -250,6 +252,24 @@ class ModelSpec:
         """The model as it is computed where sequences may have so many tokens."""
         return attrs.evolve(self, layers=tuple(_for_length(layer, max_model_len) for layer in self.layers))
 
+    def keeping(self, kept: Literal["fp8"]) -> ModelSpec:
+        """The model with keys and values kept so in all layers that read every earlier token; windows, latents and states stay."""
+        layers = tuple(
+            attrs.evolve(layer, mixer=attrs.evolve(layer.mixer, kept=kept))
+            if isinstance(layer.mixer, AttentionSpec) and layer.mixer.window is None
+            else layer
+            for layer in self.layers
+        )
+        return attrs.evolve(self, layers=layers)
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Bytes that one token keeps over all layers, where numbers that are computed with have so many."""
+        return sum(
+            group.page_bytes(1, element_bytes)
+            for group in self.cache_groups
+            if not isinstance(group.kind, Recurrent)
+        )
+
     @property
     def num_layers(self) -> int:
         """How many layers there are."""
@@ -258,12 +278,14 @@ class ModelSpec:
     @functools.cached_property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The layers by what they keep of a sequence, in order of first appearance."""
-        groups: dict[tuple[CacheKind, int], list[int]] = {}
+        groups: dict[tuple[CacheKind, int, int | None], list[int]] = {}
         for number, layer in enumerate(self.layers):
-            groups.setdefault((_kind(layer.mixer), layer.mixer.cache_elements), []).append(number)
+            mixer = layer.mixer
+            narrow = 1 if isinstance(mixer, AttentionSpec) and mixer.kept == "fp8" else None
+            groups.setdefault((_kind(mixer), mixer.cache_elements, narrow), []).append(number)
         return tuple(
-            CacheGroup(layers=tuple(layers), kind=kind, elements=elements)
-            for (kind, elements), layers in groups.items()
+            CacheGroup(layers=tuple(layers), kind=kind, elements=elements, narrow_bytes=narrow)
+            for (kind, elements, narrow), layers in groups.items()
         )
 
     @property

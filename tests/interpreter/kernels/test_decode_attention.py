@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.kept import FLOAT8
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.cases import DecodeCase
 from nanoserve.kernels.paged_attention.launch import decode_attention
@@ -99,6 +100,26 @@ def test_head_dims(inputs: Inputs, head_dim: int, norm: bool, tiling: Tiling) ->
 def test_the_tilings_of_serving(inputs: Inputs, head_dim: int, batch: int, splits: int) -> None:
     tiling = choose_tile(batch, head_dim, inputs.dtype, splits)
     check(inputs, Heads(4, 2, head_dim), [3, 150, 1, 65], splits, tiling)
+
+
+@cases(
+    ("batch", "splits", "width"),
+    [(8, 2, 0), (64, 1, 2)],
+    also=[(1, 4, 0), (1, 32, 0), (32, 2, 0), (256, 1, 0), (8, 3, 4), (64, 1, 8)],
+)
+@cases("head_dim", [64], also=[16, 80, 96, 128, 256])
+def test_keys_and_values_in_8_bits(
+    inputs: Inputs, head_dim: int, batch: int, splits: int, width: int
+) -> None:
+    heads = Heads(4, 2, head_dim, norm=width > 0, narrow=True)
+    tiling = choose_tile(batch, head_dim, FLOAT8, splits, padded=padded_group(2, max(width, 1)))
+    check(inputs, heads, [3, 150, 1, 65], splits, tiling, padding=2, width=width)
+
+
+@EARLY_OR_LATE
+@SCORING
+def test_soft_caps_and_sinks_over_8_bits(inputs: Inputs, scoring: dict[str, Any], tiling: Tiling) -> None:
+    check(inputs, Heads(6, 2, 64, window=30, narrow=True, **scoring), [1, 16, 48], 2, tiling)
 
 
 @cases("block_size", [48], also=[16, 32, 64, 128])

@@ -42,6 +42,13 @@ def test_head_counts(heads: tuple[int, int], inputs: Inputs) -> None:
     agree(check_tokens(inputs, normed, [(1, 5), (0, 20)]), TOLERANCE[inputs.dtype])
 
 
+@cases("head_dim", [80], also=[64, 128, 256])
+def test_keys_and_values_in_8_bits(head_dim: int, inputs: Inputs) -> None:
+    heads = HEADS._replace(head_dim=head_dim, norm=True, narrow=True)
+    agree(check_tokens(inputs, heads, CHUNK_AND_DECODE), TOLERANCE[inputs.dtype])
+    agree(check_tokens(inputs, heads, [(4, 0), (0, 299), (2, 16)], newest=True), TOLERANCE[inputs.dtype])
+
+
 @NORMS
 def test_the_newest_tokens_find_their_own_positions(norm: bool, inputs: Inputs) -> None:
     newest = [(4, 0), (0, 299), (2, 16), (1, 15)]

@@ -37,6 +37,7 @@ Tiled = PrefillCase | Case | ExpandedCase
 KINDS: dict[str, tuple[Any, Any]] = {
     "paged": (PrefillCase, HEADS),
     "windowed": (PrefillCase, HEADS._replace(window=20)),
+    "in-8-bits": (PrefillCase, HEADS._replace(narrow=True)),
     "absorbed": (Case, ODD),
     "expanded": (ExpandedCase, ODD),
 }

@@ -19,6 +19,9 @@ Take: TypeAlias = Callable[[Wanted], list[Tensor]]
 LEAST_CAPABILITY: Final = (8, 0)
 """Compute capability 8.0 (Ampere) is the first with bfloat16 tensor cores and asynchronous copies."""
 
+FLOAT8_CAPABILITY: Final = (8, 9)
+"""Compute capability 8.9 (Ada) is the first that converts 8-bit floats."""
+
 
 def set_threads(count: int | None) -> int:
     """Compute with so many threads in the whole process, or as many as torch chose; returns how many."""
@@ -39,6 +42,15 @@ def why_no_gpu() -> str | None:
     if capability < LEAST_CAPABILITY:
         found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
         return f"{torch.cuda.get_device_name()} has compute capability {found}, and {least} is the least"
+    return None
+
+
+def why_no_float8() -> str | None:
+    """The reason why kernels on the GPU have no 8-bit floats; None where they do."""
+    capability = torch.cuda.get_device_capability()
+    if capability < FLOAT8_CAPABILITY:
+        found, least = (".".join(map(str, each)) for each in (capability, FLOAT8_CAPABILITY))
+        return f"{torch.cuda.get_device_name()} has compute capability {found}, and 8-bit floats need {least}"
     return None
 
 

@@ -38,6 +38,7 @@ class MemoryBudget:
         kv_per_token: keys and values of one token over all layers.
         num_blocks: KV blocks (or states) of each cache group, the sink not counted.
         max_tokens: how many tokens the largest group holds.
+        kv_share: as in `EngineSizes`.
     """
 
     weights: int
@@ -49,6 +50,7 @@ class MemoryBudget:
     kv_per_token: int
     num_blocks: tuple[int, ...]
     max_tokens: int
+    kv_share: str = "KV cache"
 
     def shares(self, kept: Mapping[str, int]) -> dict[str, int]:
         """A GPU's memory by what it is for; `kept` are the weights that stay as stored, by form."""
@@ -58,7 +60,7 @@ class MemoryBudget:
             "workspace": self.workspace,
             "sampler": self.sampler,
             "reserve": self.reserve,
-            "KV cache": self.kv,
+            self.kv_share: self.kv,
             "left free": self.available - self.sampler - self.reserve - self.kv,
         }
 
@@ -124,9 +126,10 @@ def plan_memory(
         sampler=sampler,
         reserve=reserve,
         kv=_bytes_of(counts, pages),
-        kv_per_token=spec.kv_elements_per_token * dtype.itemsize,
+        kv_per_token=spec.kv_bytes_per_token(dtype.itemsize),
         num_blocks=counts,
         max_tokens=max(counts) * sizes.block_size,
+        kv_share=sizes.kv_share,
     )
     if beside:
         return attrs.evolve(budget, available=budget.kv + sampler + reserve)

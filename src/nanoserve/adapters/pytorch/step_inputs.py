@@ -90,6 +90,7 @@ class CpuStep:
         pages: what layers keep.
         rotations: of the step's positions, cosines and sines, see `kernels.rope_and_cache.rotation`.
         invariant: whether each token gets the same bits in any company.
+        dtype: of the numbers that are computed with.
         by_layer: how each layer mixes.
     """
 
@@ -97,6 +98,7 @@ class CpuStep:
     pages: Pages
     rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
     invariant: bool
+    dtype: torch.dtype
     by_layer: dict[int, Callable[..., Tensor]] = attrs.field(factory=dict)
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ ENGINE_INPUTS: Final[Mapping[str, str]] = {
     "device": "a CPU and a GPU have different kernels, and order a block otherwise",
     "dtype": "the numbers that keys are computed in and kept in",
     "quantization": "compressed weights make other keys",
+    "kv_cache_dtype": "keys in 8-bit floats are others, and are hashed from a root of their own",
     "deterministic": "it has kernels of its own, and promises bits that blocks of other engines do not have",
     "enforce_eager": "a step that is launched kernel by kernel may take other kernels than a captured one",
     "threads": "how many compute may round sums otherwise; counted where bits are promised, on a CPU",

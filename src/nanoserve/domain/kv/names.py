@@ -50,16 +50,23 @@ def chain_root(*salt: str, isolated: bool) -> BlockHash:
 
 
 def hash_root(
-    request: Request, *, prefix_caching: bool, isolated: bool, lora: bytes = b"", weights: str = ""
+    request: Request,
+    *,
+    prefix_caching: bool,
+    isolated: bool,
+    lora: bytes = b"",
+    weights: str = "",
+    kept: str = "auto",
 ) -> BlockHash | None:
     """Where the chain of a request's block names starts; None where its blocks are never shared.
 
-    `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start. Where caching is off, the sequences of one request still share blocks, and with
-    no other request.
+    `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start, `kept` the
+    `EngineSizes.kv_cache_dtype`. Where caching is off, the sequences of one request still share blocks, and with no other request.
     """
     if prefix_caching:
-        kept = ("weights", weights, lora.hex()) if weights else ("lora", lora.hex()) if lora else ("salt",)
-        return chain_root(*kept, request.cache_salt, isolated=isolated)
+        salt = ("weights", weights, lora.hex()) if weights else ("lora", lora.hex()) if lora else ("salt",)
+        salt = salt if kept == "auto" else ("kept", kept, *salt)
+        return chain_root(*salt, request.cache_salt, isolated=isolated)
     if request.sampling.n > 1:
         return chain_root("request", request.request_id, isolated=isolated)
     return None

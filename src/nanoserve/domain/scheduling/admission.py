@@ -54,7 +54,12 @@ def expand_request(
     if not params.ignore_eos:
         stop_ids |= request.eos_token_ids
     root = hash_root(
-        request, prefix_caching=limits.prefix_caching, isolated=limits.isolated, lora=lora, weights=weights
+        request,
+        prefix_caching=limits.prefix_caching,
+        isolated=limits.isolated,
+        lora=lora,
+        weights=weights,
+        kept=limits.kv_cache_dtype,
     )
     return [
         Sequence(

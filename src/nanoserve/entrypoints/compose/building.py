@@ -80,7 +80,8 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
     if folder is not None:
         check_embedding(folder, spec.vocab_size, spec.hidden_size)
     device = choices.choose_device(settings, devices.why_no_gpu, devices.count_gpus)
-    return Survey(spec=spec, folder=folder, device=device, dtype=choices.choose_dtype(settings, spec, device))
+    kept = choices.choose_kept(settings, spec, devices.why_no_float8 if device == "cuda" else lambda: None)
+    return Survey(spec=kept, folder=folder, device=device, dtype=choices.choose_dtype(settings, spec, device))
 
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:

@@ -99,7 +99,32 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         max_logprobs=settings.max_logprobs,
         max_width=choose_width(settings, spec, device),
         processed_logprobs=settings.logprobs_mode == "processed_logprobs",
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
+
+
+def choose_kept(
+    settings: EngineSettings, spec: ModelSpec, why_no_float8: Callable[[], str | None]
+) -> ModelSpec:
+    """The model with keys and values as they shall be kept: in 8-bit floats where a layer reads all of them; says which layers stay as they are.
+
+    Raises `BadValueError` where no layer does, or the device has no such numbers.
+    """
+    if settings.kv_cache_dtype == "auto":
+        return spec
+    narrow = spec.keeping("fp8")
+    kinds = sorted({group.kind.name for group in spec.cache_groups})
+    if narrow == spec:
+        message = f"fp8 is for keys and values of all earlier tokens, and {spec.architecture} keeps none ({', '.join(kinds)}); leave it out"
+        raise BadValueError("kv_cache_dtype", message)
+    if (obstacle := why_no_float8()) is not None:
+        raise BadValueError("kv_cache_dtype", f"fp8 cannot be used: {obstacle}; leave it out")
+    if len(kinds) > 1:
+        stay = {
+            group.kind.name: len(group.layers) for group in narrow.cache_groups if group.narrow_bytes is None
+        }
+        structlog.get_logger().info("layers whose cache is not kept in 8-bit floats", **stay)
+    return narrow
 
 
 def choose_loras(settings: EngineSettings) -> int:

@@ -124,7 +124,7 @@ class Started:
     def _memory(self) -> dict[str, int]:
         kv = self.service.facts.budget.get("kv_bytes")
         shares = dict(self.service.facts.memory)
-        return shares or ({"KV cache": int(kv)} if isinstance(kv, int | float) else {})
+        return shares or ({self.service.facts.kv_share: int(kv)} if isinstance(kv, int | float) else {})
 
     def _all_phases(self) -> dict[str, float]:
         engine = self.service.facts.start_phases

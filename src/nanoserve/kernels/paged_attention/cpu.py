@@ -118,7 +118,7 @@ def plan_attention(
         block_size: tokens per block.
         block_stride: how far apart blocks are in the cache, in heads of one block.
         window: None, or how many tokens a query sees at most, itself included.
-        dtype: of queries and cache.
+        dtype: of queries.
     """
     rows = list(_rows(query_lengths, context_lengths, window))
     single = [row for row in rows if row.queries == 1]
@@ -151,8 +151,8 @@ def paged_attention(
     Args:
         query: [T, num_heads, head_dim], all rows' queries one after the other. Query heads
             [i * G, (i + 1) * G) share KV head i, with G = num_heads / num_kv_heads.
-        keys: [blocks, num_kv_heads, block_size, head_dim], in the dtype of `query`; each block contiguous, and so many
-            heads from one to the next as the plan says. The queries' own keys are already written.
+        keys: [blocks, num_kv_heads, block_size, head_dim], in the dtype of `query` or a narrower one; each block contiguous, and
+            so many heads from one to the next as the plan says. The queries' own keys are already written.
         values: like `keys`.
         plan: from `plan_attention`.
         scale: usually head_dim ** -0.5.
@@ -170,7 +170,7 @@ def paged_attention(
         assert batch.tokens is not None
         output[batch.tokens] = _attend_decoding(query[batch.tokens], keys, values, batch, scoring)
     for row in plan.prefill:
-        key, value = _gather(keys, row.cache), _gather(values, row.cache)
+        key, value = (_gather(each, row.cache, query.dtype) for each in (keys, values))
         for tile in row.tiles:
             output[tile.start : tile.stop] = _attend_tile(query, key, value, tile, scoring)
     return output
@@ -275,13 +275,13 @@ def _lay_out_chunk(row: _Row, cache: CacheRead, window: int | None) -> PrefillRo
     return PrefillRow(cache, tuple(tiles))
 
 
-def _gather(cache: Tensor, read: CacheRead) -> Tensor:
-    """The rows' blocks as [B * num_kv_heads, positions, head_dim]; what no query may see is zero, never NaN."""
+def _gather(cache: Tensor, read: CacheRead, dtype: torch.dtype) -> Tensor:
+    """The rows' blocks as [B * num_kv_heads, positions, head_dim] of a dtype; what no query may see is zero, never NaN."""
     blocks, num_kv_heads, block_size, head_dim = cache.shape
     # What lies between the blocks is seen as heads too, those of other layers: so the gathering has no gaps to care for.
     count = (blocks - 1) * (cache.stride(0) // cache.stride(1)) + num_kv_heads
     heads = cache.as_strided((count, block_size, head_dim), cache.stride()[1:])
-    gathered = heads.index_select(0, read.blocks)
+    gathered = heads.index_select(0, read.blocks).to(dtype)
     gathered.view(-1, head_dim).index_fill_(0, read.hidden, 0)
     return gathered.view(read.visible.shape[0] * num_kv_heads, -1, head_dim)
 
@@ -290,7 +290,7 @@ def _attend_decoding(
     query: Tensor, keys: Tensor, values: Tensor, batch: DecodeBatch, scoring: _Scoring
 ) -> Tensor:
     """One query per row [B, num_heads, head_dim]; the heads that share a KV head are one matrix product."""
-    key, value = _gather(keys, batch.cache), _gather(values, batch.cache)
+    key, value = (_gather(each, batch.cache, query.dtype) for each in (keys, values))
     grouped = query.reshape(key.shape[0], -1, query.shape[2])
     if scoring.soft_cap is None:
         scores = torch.baddbmm(batch.bias, grouped, key.transpose(1, 2), alpha=scoring.scale)

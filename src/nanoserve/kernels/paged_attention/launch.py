@@ -77,7 +77,7 @@ def decode_attention(
         qkv_ptr=qkv, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, accs_ptr=scratch.accs,
         ms_ptr=scratch.ms, ls_ptr=scratch.ls, batch_rows_ptr=batch_rows, lengths_ptr=lengths, limits_ptr=limits,
         tables_ptr=cache.tables, rotations_ptr=transform.rotations, q_norm_ptr=transform.q_norm,
-        k_norm_ptr=transform.k_norm, sinks_ptr=sinks,
+        k_norm_ptr=transform.k_norm, sinks_ptr=sinks, scales_ptr=cache.scales,
         token_stride=qkv.stride(0), table_stride=cache.tables.stride(0), block_stride=cache.block_stride,
         window=cache.window or 0, scale=scale if soft_cap is None else 2 * scale / soft_cap, cap=soft_cap,
         eps=transform.eps,
@@ -157,6 +157,7 @@ def prefill_attention(
     prefill_attention_kernel[(num_heads // packed, tiles.shape[0] * width)](
         query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, out_ptr=out, tiles_ptr=tiles,
         lengths_ptr=lengths if lengths is not None else tiles if ends is None else ends, block_tables_ptr=cache.tables, sinks_ptr=sinks,
+        scales_ptr=cache.scales,
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=outer * log2_e,
         inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,

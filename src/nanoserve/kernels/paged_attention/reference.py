@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.kept import narrowed
 from nanoserve.kernels.paged import HeadTransform, PagedCache, attend, rotate
 
 
@@ -24,9 +25,10 @@ def decode_attention(
     lengths: Tensor,
     limits: Tensor | None = None,
     width: int = 1,
+    is_written: bool = False,
     **scoring: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments as in `launch.decode_attention`.
+    """Arguments as in `launch.decode_attention`; `is_written`, whether the cache has the new tokens already.
 
     Returns:
         The float32 output [B * width, num_heads * head_dim], NaN for tokens that mean nothing, and the keys and values with
@@ -46,8 +48,10 @@ def decode_attention(
         query = rotate(_norm(token[:num_heads], transform.q_norm, transform.eps), rotation)
         key = rotate(_norm(token[num_heads:-kv_heads], transform.k_norm, transform.eps), rotation)
         slot = (int(cache.tables[row, position // block_size]), slice(None), position % block_size)
-        cache.keys[slot] = key.to(cache.keys.dtype)
-        cache.values[slot] = token[-kv_heads:]
+        key_scales, value_scales = (None, None) if cache.scales is None else cache.scales
+        if not is_written:
+            cache.keys[slot] = narrowed(key, key_scales).to(cache.keys.dtype)
+            cache.values[slot] = narrowed(token[-kv_heads:], value_scales)
         outputs.append(attend(query, cache, row, position, **scoring))
     return torch.stack(outputs).flatten(1), cache.keys, cache.values
 

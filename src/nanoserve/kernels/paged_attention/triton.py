@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.kept import narrowed, scaled, wide_dtype, widened
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.softmax import LOG2_E, NOTHING, merge, visit
 
@@ -106,22 +107,24 @@ def _repeated(x, rows, TIMES: tl.constexpr):
 
 @triton.jit
 def _begin_newest(
-    token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+    token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale,
+    scale, cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, COMPUTED: tl.constexpr,
-    NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+    NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The queries of a KV head, and the softmax begun; split 0 writes the newest token into the cache.
 
     COMPUTED heads, a power of two, are normed and rotated; as often repeated as they fit, they fill the PADDED_GROUP.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    dtype = keys_ptr.dtype.element_ty
+    dtype = token_ptr.dtype.element_ty
+    kept = keys_ptr.dtype.element_ty
     d, g, mine = tl.arange(0, PADDED_D), tl.arange(0, PADDED_GROUP), tl.arange(0, COMPUTED)
     newest = split == 0
     q = _normed_and_rotated(
         token_ptr, head * GROUP + mine, mine < GROUP, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
     )
-    q = (q * (scale * LOG2_E)).to(dtype)
+    q = scaled(q * (scale * LOG2_E), key_scale).to(WIDE)
     one = tl.arange(0, 1)
     key = _normed_and_rotated(
         token_ptr, HEADS + head + one, one == split, k_norm_ptr, cos, sin, eps, NORM, D, PADDED_D
@@ -129,6 +132,7 @@ def _begin_newest(
     # Only split 0 reads and writes the newest token: the mask of the others is empty, and their key and value are zero.
     written = (d < tl.where(newest, D, 0))[None, :]
     value = tl.load(token_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=written, other=0.0)
+    key, value = narrowed(key, key_scale, kept), narrowed(value, value_scale, kept)
     tl.store(keys_ptr + slot + d[None, :], key, mask=written)
     tl.store(values_ptr + slot + d[None, :], value, mask=written)
 
@@ -162,22 +166,23 @@ def _begin_softmax(q, own, value, newest, cap, sinks_ptr, heads, shown):
 @triton.jit
 def _begin_wide(
     token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, length, limit, window, split, head, rotations_ptr,
-    q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+    q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale, scale, cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOWED: tl.constexpr, NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+    WINDOWED: tl.constexpr, NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As `_begin_newest`, of WIDTH tokens from position length - 1 on: queries of token after token, each of which sees keys up to its own.
 
     Slots from position `limit` - 1 on are not written: the row ends before what stands there is read.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    dtype = keys_ptr.dtype.element_ty
+    dtype = token_ptr.dtype.element_ty
+    kept_as = keys_ptr.dtype.element_ty
     d, g, new = tl.arange(0, PADDED_D), tl.arange(0, PADDED_GROUP), tl.arange(0, 16)
     own, heads, shown = tl.minimum(g // GROUP, WIDTH - 1), head * GROUP + g % GROUP, g < GROUP * WIDTH
     cos, sin = _rotation(rotations_ptr, (length - 1 + own)[:, None], D, PADDED_D)
     tokens_ptr = token_ptr + (own * token_stride)[:, None]
     q = _normed_and_rotated(tokens_ptr, heads, shown, q_norm_ptr, cos, sin, eps, NORM, D, PADDED_D)
-    q = (q * (scale * LOG2_E)).to(dtype)
+    q = scaled(q * (scale * LOG2_E), key_scale).to(WIDE)
 
     positions = length - 1 + new
     mine = (new < WIDTH) & (split == 0)
@@ -189,6 +194,7 @@ def _begin_wide(
         dtype
     )
     value = tl.load(tokens_ptr + (HEADS + KV_HEADS + head) * D + d[None, :], mask=mask, other=0.0)
+    key, value = narrowed(key, key_scale, kept_as), narrowed(value, value_scale, kept_as)
     kept = mine & (positions < limit - 1)
     blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=kept, other=0)
     slots = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)[:, None] + d[None, :]
@@ -199,33 +205,34 @@ def _begin_wide(
     if sinks_ptr is not None:
         sinks = tl.load(sinks_ptr + heads, mask=shown, other=0.0).to(tl.float32) * LOG2_E
         m = tl.where(split == 0, sinks, NOTHING)
-    scores = _capped(tl.dot(q, tl.trans(key), input_precision="ieee"), cap)
+    scores = _capped(tl.dot(q, tl.trans(key.to(WIDE)), input_precision="ieee"), cap)
     seen = mine[None, :] & (new[None, :] <= own[:, None])
     if WINDOWED:
         seen &= new[None, :] + window > own[:, None]
     scores = tl.where(seen, scores, float("-inf"))
-    m, l, acc = visit(m, l, tl.zeros([PADDED_GROUP, PADDED_D], tl.float32), scores, value, None)
+    m, l, acc = visit(m, l, tl.zeros([PADDED_GROUP, PADDED_D], tl.float32), scores, value.to(WIDE), None)
     return q, m, l, acc
 
 
 @triton.jit
 def _begin(
     token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, split, head, cos, sin,
-    rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
+    rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale, scale, cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, COMPUTED: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOWED: tl.constexpr, NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """The queries of a KV head, and the softmax begun; see the two above."""
     if WIDTH == 1:
         q, m, l, acc = _begin_newest(
-            token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps,
-            HEADS, KV_HEADS, PADDED_GROUP, COMPUTED, NORM, D, PADDED_D,
+            token_ptr, keys_ptr, values_ptr, slot, split, head, cos, sin, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale,
+            scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP, COMPUTED, NORM, D, PADDED_D, WIDE,
         )  # fmt: skip
     else:
         q, m, l, acc = _begin_wide(
             token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, length, limit, window, split, head,
-            rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP, WIDTH,
-            BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
+            rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
+            WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D, WIDE,
         )  # fmt: skip
     return q, m, l, acc
 
@@ -241,7 +248,7 @@ def _inside(scores, positions, own, length, window, WIDTH: tl.constexpr, WINDOWE
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_to_rows(
     qkv_ptr, keys_ptr, values_ptr, out_ptr, accs_ptr, ms_ptr, ls_ptr, batch_rows_ptr, lengths_ptr, limits_ptr,
-    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, token_stride, table_stride, block_stride, window, scale,
+    tables_ptr, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scales_ptr, token_stride, table_stride, block_stride, window, scale,
     cap, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
     PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
@@ -272,13 +279,17 @@ def attend_to_rows(
     slot = _offsets(block, block_stride, length - 1, head, BLOCK_SIZE, D)
     cos, sin = _rotation(rotations_ptr, length - 1, D, PADDED_D)
     token_ptr = qkv_ptr + place * WIDTH * token_stride
+    key_scale, value_scale = None, None
+    if scales_ptr is not None:
+        key_scale, value_scale = tl.load(scales_ptr + head), tl.load(scales_ptr + KV_HEADS + head)
+    WIDE: tl.constexpr = wide_dtype(qkv_ptr.dtype.element_ty, scales_ptr is not None)
     tile = tl.arange(0, TILE)
     d = tl.arange(0, PADDED_D)
     g = tl.arange(0, PADDED_GROUP)
     own = g // GROUP
     if EARLY:
         COMPUTED: tl.constexpr = triton.next_power_of_2(GROUP)
-        q = tl.zeros([PADDED_GROUP, PADDED_D], keys_ptr.dtype.element_ty)
+        q = tl.zeros([PADDED_GROUP, PADDED_D], WIDE)
         m, l = tl.full([PADDED_GROUP], NOTHING, tl.float32), tl.full([PADDED_GROUP], 1.0, tl.float32)
         acc = tl.zeros([PADDED_GROUP, PADDED_D], tl.float32)
         # At least one round: every program has to wait, and split 0 to write the newest token.
@@ -295,27 +306,27 @@ def attend_to_rows(
                 wait_for_last(PDL)
                 q, m, l, acc = _begin(
                     token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, writer, head,
-                    cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
-                    COMPUTED, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
+                    cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale, scale, cap, eps, HEADS, KV_HEADS,
+                    PADDED_GROUP, COMPUTED, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D, WIDE,
                 )  # fmt: skip
-            scores = _capped(tl.dot(q, k, input_precision="ieee"), cap)
+            scores = _capped(tl.dot(q, k.to(WIDE), input_precision="ieee"), cap)
             scores = tl.where(seen[None, :], scores, float("-inf"))
             scores = _inside(scores, positions, own, length, window, WIDTH, WINDOWED)
-            m, l, acc = visit(m, l, acc, scores, v, None)
+            m, l, acc = visit(m, l, acc, scores, widened(v, WIDE), None)
     else:
         first = tl.where(begin < end, (end - begin - 1) % TILE + 1, 0)
         seen = tile < first
         wait_for_last(PDL)
         q, m, l, acc = _begin(
             token_ptr, token_stride, keys_ptr, values_ptr, table_ptr, block_stride, slot, length, limit, window, writer, head,
-            cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, scale, cap, eps, HEADS, KV_HEADS, PADDED_GROUP,
-            PADDED_GROUP, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D,
+            cos, sin, rotations_ptr, q_norm_ptr, k_norm_ptr, sinks_ptr, key_scale, value_scale, scale, cap, eps, HEADS, KV_HEADS,
+            PADDED_GROUP, PADDED_GROUP, WIDTH, BLOCK_SIZE, WINDOWED, NORM, D, PADDED_D, WIDE,
         )  # fmt: skip
         k, v, filled = _load_first(
             keys_ptr, values_ptr, table_ptr, block_stride, begin + tile, seen, head, BLOCK_SIZE, D, PADDED_D
         )
         # Zeros are filled in here: loads that did so would take more registers.
-        k, v = tl.where(filled, k, 0.0), tl.where(filled, v, 0.0)
+        k, v = tl.where(filled, k.to(WIDE), 0.0), tl.where(filled, widened(v, WIDE), 0.0)
         scores = _capped(tl.dot(q, tl.trans(k), input_precision="ieee"), cap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         scores = _inside(scores, begin + tile, own, length, window, WIDTH, WINDOWED)
@@ -325,14 +336,15 @@ def attend_to_rows(
             blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
             at = _offsets(blocks, block_stride, positions, head, BLOCK_SIZE, D)
             keys, values = _load_tile(keys_ptr, values_ptr, at, D, PADDED_D)
-            scores = _capped(tl.dot(q, keys, input_precision="ieee"), cap)
+            scores = _capped(tl.dot(q, keys.to(WIDE), input_precision="ieee"), cap)
             scores = _inside(scores, positions, own, length, window, WIDTH, WINDOWED)
-            m, l, acc = visit(m, l, acc, scores, values, None)
+            m, l, acc = visit(m, l, acc, scores, widened(values, WIDE), None)
 
     rows = place * HEADS + head * GROUP + g
     if WIDTH > 1:
         rows = (place * WIDTH + own) * HEADS + head * GROUP + g % GROUP
     mask = (g < GROUP * WIDTH)[:, None] & (d < D)[None, :]
+    acc = scaled(acc, value_scale)
     if SPLIT:
         rows = rows * tl.num_programs(2) + split
         tl.store(accs_ptr + rows[:, None] * D + d[None, :], acc, mask=mask)

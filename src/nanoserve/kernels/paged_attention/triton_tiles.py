@@ -10,6 +10,7 @@ fuse the multiplication and subtraction only where no mask stands between them.
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.kept import scaled, wide_dtype
 from nanoserve.kernels.device.softmax import LOG2_E, add_values, weigh
 from nanoserve.kernels.device.softmax import begin as begin_softmax
 
@@ -51,7 +52,7 @@ def visit_keys(
         upcoming_block = tl.load(table_ptr + upcoming // BLOCK_SIZE, mask=upcoming <= last_visible, other=0)
         offsets = slot[:, None] + elements[None, :]
         exists = (places >= first_visible) & (places <= last_visible)
-        key = load_slots(keys_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
+        key = load_slots(keys_ptr + offsets, exists, MASKED, HEAD_DIM, DIM).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if inner is not None:
             scores = 1.0 - 2.0 / (tl.exp2(scores * inner) + 1.0)
@@ -63,14 +64,15 @@ def visit_keys(
                 visible &= places[None, :] > positions[:, None] - WINDOW
             scores = tl.where(visible, scores, float("-inf"))
         m, l, p, alpha = weigh(m, l, scores, scale)
-        value = load_slots(values_ptr + offsets, exists, MASKED, HEAD_DIM, DIM)
+        value = load_slots(values_ptr + offsets, exists, MASKED, HEAD_DIM, DIM).to(query.dtype)
         acc = add_values(acc, alpha, p, value)
     return m, l, acc
 
 
 @triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
 def prefill_attention_kernel(
-    query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, sinks_ptr, table_stride,
+    query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, sinks_ptr, scales_ptr,
+    table_stride,
     block_stride, scale, inner,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -111,6 +113,11 @@ def prefill_attention_kernel(
 
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    key_scale, value_scale = None, None
+    if scales_ptr is not None:
+        key_scale, value_scale = tl.load(scales_ptr + kv_head), tl.load(scales_ptr + NUM_KV_HEADS + kv_head)
+    WIDE: tl.constexpr = wide_dtype(query_ptr.dtype.element_ty, scales_ptr is not None)
+    tile_query = scaled(tile_query, key_scale).to(WIDE)
     keys_ptr += kv_head * HEAD_STRIDE
     values_ptr += kv_head * HEAD_STRIDE
     table_ptr = block_tables_ptr + row * table_stride
@@ -148,4 +155,5 @@ def prefill_attention_kernel(
         state, tile_query, positions, keys_ptr, values_ptr, table_ptr, block_stride, tl.maximum(begin, seen_by_all),
         last_visible + 1, first_visible, last_visible, scale, inner, True, BOTH, WINDOW, BLOCK_SIZE, HEAD_DIM, DIM, KEYS, STAGES,
     )  # fmt: skip
+    acc = scaled(acc, value_scale)
     tl.store(out_ptr + places, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=stored)

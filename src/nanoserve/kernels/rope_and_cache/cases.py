@@ -48,8 +48,8 @@ def check_tokens(
     )
     pools = [pool.to(torch.float32, copy=True) for pool in (cache.keys, cache.values)]
     blocks, offsets = places.slots(cache.tables, heads.block_size)
-    for pool, each in zip(pools, new, strict=True):
-        pool[blocks, :, offsets] = each
+    for which, (pool, each) in enumerate(zip(pools, new, strict=True)):
+        pool[blocks, :, offsets] = each if cache.scales is None else each / cache.scales[which][:, None]
 
     written = cache._replace(
         keys=expect(pools[0], cache.keys), values=expect(pools[1], cache.values, exact=True)

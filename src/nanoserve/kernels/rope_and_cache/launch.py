@@ -59,7 +59,7 @@ def rope_and_cache(
         positions_ptr=positions, limits_ptr=limits, block_tables_ptr=cache.tables, rotations_ptr=transform.rotations,
         q_norm_ptr=qkv if transform.q_norm is None else transform.q_norm,
         k_norm_ptr=qkv if transform.k_norm is None else transform.k_norm,
-        eps=transform.eps, token_stride=qkv.stride(0), table_stride=cache.tables.stride(0),
+        scales_ptr=cache.scales, eps=transform.eps, token_stride=qkv.stride(0), table_stride=cache.tables.stride(0),
         block_stride=cache.block_stride,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, HALF=half,
         Q_HEADS=q_heads, KV_HEADS=kv_heads,

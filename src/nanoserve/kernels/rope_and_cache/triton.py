@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.kept import narrowed
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 
 
@@ -67,7 +68,7 @@ def turn_queries(
 
 @triton.jit
 def fill_slot(
-    key_source_ptr, value_source_ptr, key_ptr, value_ptr, heads, weight_ptr, eps, cos, sin,
+    key_source_ptr, value_source_ptr, key_ptr, value_ptr, heads, weight_ptr, scales_ptr, eps, cos, sin,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
@@ -80,16 +81,21 @@ def fill_slot(
         first, second = norm_heads(first, second, first_weight, second_weight, eps, HEAD_DIM)
     first, second = rotate(first, second, cos, sin)
     places = heads[:, None] * (BLOCK_SIZE * HEAD_DIM) + tl.arange(0, HALF)[None, :]
-    tl.store(key_ptr + places, first, mask=mask)
-    tl.store(key_ptr + places + HEAD_DIM // 2, second, mask=mask)
-    tl.store(value_ptr + places, low, mask=mask)
-    tl.store(value_ptr + places + HEAD_DIM // 2, high, mask=mask)
+    kept: tl.constexpr = key_ptr.dtype.element_ty
+    key_scale, value_scale = None, None
+    if scales_ptr is not None:
+        key_scale = tl.load(scales_ptr + heads, mask=heads < NUM_HEADS, other=1.0)[:, None]
+        value_scale = tl.load(scales_ptr + NUM_HEADS + heads, mask=heads < NUM_HEADS, other=1.0)[:, None]
+    tl.store(key_ptr + places, narrowed(first, key_scale, kept), mask=mask)
+    tl.store(key_ptr + places + HEAD_DIM // 2, narrowed(second, key_scale, kept), mask=mask)
+    tl.store(value_ptr + places, narrowed(low, value_scale, kept), mask=mask)
+    tl.store(value_ptr + places + HEAD_DIM // 2, narrowed(high, value_scale, kept), mask=mask)
 
 
 @triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
 def rope_and_cache_kernel(
     qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, limits_ptr, block_tables_ptr, rotations_ptr,
-    q_norm_ptr, k_norm_ptr, eps, token_stride, table_stride, block_stride,
+    q_norm_ptr, k_norm_ptr, scales_ptr, eps, token_stride, table_stride, block_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, NEWEST: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -124,7 +130,7 @@ def rope_and_cache_kernel(
             group = tl.where(position < tl.load(limits_ptr + row) - 1, group, Q_GROUPS + NUM_KV_HEADS)
         fill_slot(
             key_source_ptr, key_source_ptr + NUM_KV_HEADS * HEAD_DIM, keys_ptr + slot, values_ptr + slot,
-            (group - Q_GROUPS) * KV_HEADS + tl.arange(0, KV_HEADS), k_norm_ptr, eps, cos, sin,
+            (group - Q_GROUPS) * KV_HEADS + tl.arange(0, KV_HEADS), k_norm_ptr, scales_ptr, eps, cos, sin,
             NUM_KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, NORM,
         )  # fmt: skip
 

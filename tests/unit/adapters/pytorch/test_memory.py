@@ -79,10 +79,14 @@ def test_explicit_bytes_and_blocks_are_taken_as_they_are() -> None:
     assert planned(num_blocks=150).num_blocks == (150,)
 
 
-def test_the_store_takes_what_was_planned() -> None:
-    budget = planned(memory=MIB)
+@pytest.mark.parametrize("spec", [SPEC, SPEC.keeping("fp8")], ids=["plain", "8-bits"])
+def test_the_store_takes_what_was_planned(spec: ModelSpec) -> None:
+    budget = planned(spec=spec, memory=MIB)
+    per_token = PER_TOKEN // (1 if spec is SPEC else 2)
+    assert budget.num_blocks == (MIB // (16 * per_token) - 1,)
+    assert budget.kv_per_token == per_token
     store = KVStore(
-        SPEC, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
+        spec, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )
     assert sum(each.nbytes for each in itertools.chain(*store.layers)) == budget.kv <= MIB
 

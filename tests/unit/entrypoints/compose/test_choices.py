@@ -13,6 +13,7 @@ import pytest
 from nanoserve.entrypoints.compose import choices, process
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
+from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.layer_spec import DeltaSpec
@@ -205,6 +206,24 @@ def test_threads_spin_briefly_unless_the_user_said_how(
     prepare_process()
     assert os.environ.get("GOMP_SPINCOUNT") == {None: SPIN_COUNT, "GOMP_SPINCOUNT": "mine"}.get(own)
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+
+
+def test_what_keys_and_values_are_kept_in() -> None:
+    fp8 = EngineSettings(kv_cache_dtype="fp8")
+    narrow = choices.choose_kept(fp8, SHAPES["gpt-oss-20b"], lambda: None)
+    groups = {group.kind.name: group.narrow_bytes for group in narrow.cache_groups}
+    assert groups == {"window": None, "full": 1}
+    whole = SHAPES["llama-3.2-1b"]
+    assert choices.choose_kept(EngineSettings(), whole, lambda: "it is old") == whole
+    assert choices.choose_kept(fp8, whole, lambda: None).kv_bytes_per_token(
+        2
+    ) * 2 == whole.kv_bytes_per_token(2)
+    with pytest.raises(
+        BadValueError, match=r"kv_cache_dtype: fp8 is for .* deepseek_v2 keeps none \(latent\)"
+    ):
+        choices.choose_kept(fp8, SHAPES["deepseek-v2-lite"], lambda: None)
+    with pytest.raises(BadValueError, match="kv_cache_dtype: fp8 cannot be used: it is old; leave it out"):
+        choices.choose_kept(fp8, whole, lambda: "it is old")
 
 
 def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:

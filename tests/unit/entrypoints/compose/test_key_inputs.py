@@ -70,6 +70,19 @@ def test_models_of_one_shape_whose_files_have_equal_sizes_and_times_share_no_blo
     assert tell(second, **offload) == (wanted, 15)
 
 
+def test_blocks_in_other_numbers_are_never_read(tmp_path: Path) -> None:
+    folder, narrow = tmp_path / "model", {"kv_cache_dtype": "fp8"}
+    make_tiny_model(folder, "llama")
+    stamp(folder)
+    wanted, _ = tell(folder, **narrow)
+    offload: dict[str, Any] = {"kv_offload_memory": 2**20, "kv_offload_dir": str(tmp_path / "blocks")}
+    plain, _ = tell(folder, **offload)
+    assert plain != wanted
+    assert tell(folder, **offload, **narrow) == (wanted, 0)
+    assert tell(folder, **offload, **narrow) == (wanted, 15)
+    assert tell(folder, **offload) == (plain, 15)
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     settings = {name: change for name, change in changes.items() if hasattr(EngineSettings, name)}
     found = Survey(spec=TINY, folder=None, device="cpu", dtype="float32")
@@ -119,18 +132,19 @@ def test_every_field_of_a_model_s_numbers_counts(kind: type) -> None:
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_roots_differ_by_salt_alone_or_by_request_where_nothing_is_shared(isolated: bool) -> None:
-    def root(*, caching: bool, n: int = 1, lora: bytes = b"", **fields: Any) -> Any:
+    def root(*, caching: bool, n: int = 1, lora: bytes = b"", kept: str = "auto", **fields: Any) -> Any:
         asked = Request(prompt_token_ids=(1,), sampling=SamplingParams(n=n), **fields)
-        return hash_root(asked, prefix_caching=caching, isolated=isolated, lora=lora)
+        return hash_root(asked, prefix_caching=caching, isolated=isolated, lora=lora, kept=kept)
 
     plain = root(caching=True, request_id="a")
     assert plain == root(caching=True, request_id="b", n=2, seed=7, priority=3)
     assert plain != root(caching=True, request_id="a", cache_salt="x")
     salts = ("", "x", b"x".hex())
     roots = [
-        root(caching=True, request_id="a", cache_salt=salt, lora=lora)
+        root(caching=True, request_id="a", cache_salt=salt, lora=lora, kept=kept)
         for salt in salts
         for lora in (b"", b"x", b"y")
+        for kept in ("auto", "fp8")
     ]
     assert len(set(roots)) == len(roots)
     assert root(caching=False, request_id="a") is None

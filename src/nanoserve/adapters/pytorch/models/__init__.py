@@ -42,6 +42,7 @@ from nanoserve.adapters.pytorch.weights.keeping import (
     scale_targets,
     stored_forms,
 )
+from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales, kv_scales
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
@@ -124,6 +125,7 @@ def build_model(
     _load(spec, folder, model, made, read=False)
     _settle(model, device, take)
     if read:
+        fill_kv_scales(model, folder, rank=ranks.rank, ranks=ranks.size)
         _load(spec, folder, model, made, read=True)
     with torch.inference_mode():
         model.arrange()
@@ -139,6 +141,8 @@ def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderMo
     if made is not None:
         keep_as_stored(blank, dict.fromkeys(blank.checkpoint_tensors(), made))
     _settle(blank, torch.device("cpu"))
+    for layer, scales in kv_scales(blank).items():
+        scales.copy_(kv_scales(model)[layer])
     return blank, made
 
 
@@ -191,6 +195,7 @@ def build_random_model(
     elif spec.stored is not None and _keeps(keep, device):
         _keep(model, all_forms(model, spec.stored))
     _settle(model, device, take)
+    fill_kv_scales(model)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     for form, scales in kept_scales(model):
         scales.fill_(form.even_scale(SCALE))

@@ -144,7 +144,8 @@ class DecoderModel(nn.Module):
     def _prepare(self, inputs: StepInputs, kv: KVStore) -> CpuStep:
         """A step, with what the layers of each cache group share."""
         rotations = {rotation: rotary(inputs.positions) for rotation, rotary in self._rotaries.items()}
-        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant)
+        dtype = self.embedding.weight.dtype
+        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant, dtype)
         for (group, kind), where in zip(self._groups, inputs.groups, strict=True):
             step.by_layer.update(dict.fromkeys(group.layers, kind.prepare(group, where, step)))
         return step

@@ -50,6 +50,11 @@ class EngineSettings:
         "Compress the weights while loading: int8 and int4 are for a CPU, fp8 for a GPU.",
         word="none",
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        one_of("auto", "fp8"),
+        "Keep keys and values in the numbers that are computed with, or in 8-bit floats: half the memory, and sooner read.",
+    )
     lora: str | None = optional(
         loras(), "LoRA adapters in PEFT's form that requests may name as their model.", word="none"
     )

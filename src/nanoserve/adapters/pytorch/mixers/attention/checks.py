@@ -32,6 +32,7 @@ def _heads(bench: Bench) -> list[Heads]:
             *(each.num_heads, each.num_kv_heads, each.head_dim, bench.block_size),
             *(each.window, each.qk_norm == "head", bench.spec.norm.eps, tables[each.rotation]),
             *(each.scale, each.soft_cap, each.sinks, bench.model.norm.weight.dtype),
+            narrow=each.kept is not None,
         )
         for each in bench.mixers(AttentionSpec)
     ]
@@ -39,7 +40,8 @@ def _heads(bench: Bench) -> list[Heads]:
 
 def _one_kind(bench: Bench) -> list[Heads]:
     """Heads for kernels to which a window is nothing."""
-    return [each._replace(window=None) for each in _heads(bench)[:1]]
+    kinds = {each.narrow: each._replace(window=None) for each in _heads(bench)}
+    return list(kinds.values())
 
 
 def _vectors(bench: Bench) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.mixers.kind import (
 )
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.kept import FLOAT8
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
@@ -50,7 +51,8 @@ class GpuAttention:
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:
         """See `GpuMixer`."""
-        head_dim, dtype = self._head_dim, self._facts.dtype
+        kept = any(each.kept for each in self._layers.values())
+        head_dim, dtype = self._head_dim, FLOAT8 if kept else self._facts.dtype
         tile, size = tuning.choose_tile(bucket, head_dim, dtype).tokens, tuning.key_bytes(head_dim, dtype)
         seen, multiprocessors = min(longest, self._widest), self._facts.multiprocessors
         return tuning.choose_splits(bucket, self._num_kv_heads, seen, multiprocessors, tile, size=size)
@@ -89,7 +91,7 @@ class GpuAttention:
             sigmoid_mul_into(out, gates, pdl=step.pdl)
 
     def _prefill(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
-        arena, cache, query = self._arena, self._caches[part.layer], self._query[: len(qkv)]
+        arena, cache, query = self._arena, self._cache(part), self._query[: len(qkv)]
         rows, positions = arena.token_rows[: len(qkv)], arena.positions[: len(qkv)]
         rope_and_cache(qkv, query, cache, self._transform(part), token_rows=rows, positions=positions)
         tiles = step.plans[self] if step.chosen is None else step.chosen
@@ -97,7 +99,7 @@ class GpuAttention:
             prefill_attention(query, cache, out, tiles=tiles, **part.scoring)
 
     def _decode(self, part: Attention, qkv: Tensor, out: Tensor, step: GpuStep) -> None:
-        cache, transform = self._caches[part.layer], self._transform(part)
+        cache, transform = self._cache(part), self._transform(part)
         places, lengths, width = step.places, self._arena.lengths, max(step.width, 1)
         limits = self._arena.limits if step.width else None
         if self._facts.invariant:
@@ -106,7 +108,7 @@ class GpuAttention:
             prefill_attention(query, cache, out, tiles=places, lengths=lengths, width=width, **part.scoring)
             return
         padded = tuning.padded_group(self._num_heads // self._num_kv_heads, width)
-        tiling = tuning.choose_tile(len(places), part.head_dim, qkv.dtype, step.splits, padded=padded)
+        tiling = tuning.choose_tile(len(places), part.head_dim, cache.keys.dtype, step.splits, padded=padded)
         how: dict[str, Any] = {
             **part.scoring,
             "limits": limits,
@@ -117,6 +119,9 @@ class GpuAttention:
             "pdl": step.pdl,
         }
         decode_attention(qkv, cache, transform, out, batch_rows=places, lengths=lengths, **how)
+
+    def _cache(self, part: Attention) -> PagedCache:
+        return self._caches[part.layer]._replace(scales=part.kv_scales)
 
     def _transform(self, part: Attention) -> HeadTransform:
         rotations, norms_heads = self._rotations[part.rotation], not part.norms_vectors

@@ -13,6 +13,7 @@ from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import paged_attention as kernels
+from nanoserve.kernels.kept import FLOAT8, narrowed
 from nanoserve.kernels.pointwise import invariant_sigmoid_mul, norm_qkv, sigmoid_mul
 from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.layer_spec import AttentionSpec
@@ -27,7 +28,8 @@ class AttentionKind:
 
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:
         """See `MixerKind`."""
-        return [((2, self.spec.num_kv_heads, block_size, self.spec.head_dim), dtype)]
+        kept = FLOAT8 if self.spec.kept == "fp8" else dtype
+        return [((2, self.spec.num_kv_heads, block_size, self.spec.head_dim), kept)]
 
     def split(self, divide: Callable[[int, str], int], /) -> AttentionSpec | str:
         """See `MixerKind`: whole KV heads, with the queries that read them."""
@@ -59,9 +61,16 @@ class AttentionKind:
             qk, value = heads[:, : -part.num_kv_heads], heads[:, -part.num_kv_heads :]
             qk = apply_rotation(_normed(part, qk), *step.rotations[part.rotation])
             query, key = qk[:, : part.num_heads], qk[:, part.num_heads :]
+            if part.kv_scales is not None:
+                key_scales, value_scales = part.kv_scales
+                query, key = _scaled(query, key_scales), narrowed(key, key_scales)
+                value = narrowed(value, value_scales)
             keys.transpose(1, 2).index_put_(places, key)
             values.transpose(1, 2).index_put_(places, value)
-            attended = attend(query, keys, values, **part.scoring).flatten(1)
+            attended = attend(query, keys, values, **part.scoring)
+            if part.kv_scales is not None:
+                attended = _scaled(attended, value_scales)
+            attended = attended.flatten(1)
             return gate(attended, gates) if part.is_gated else attended
 
         return mix
@@ -78,9 +87,14 @@ class AttentionKind:
             block_size=blocks.shape[3],
             block_stride=blocks.stride(0) // blocks.stride(2),
             window=group.window,
-            dtype=blocks.dtype,
+            dtype=step.dtype,
         )
         return functools.partial(kernels.paged_attention, plan=plan)
+
+
+def _scaled(heads: Tensor, scales: Tensor) -> Tensor:
+    """Query heads, or what they attended to, [T, num_heads, head_dim], times the scale of the KV head that they read."""
+    return heads * scales.repeat_interleave(heads.shape[1] // len(scales))[:, None].to(heads.dtype)
 
 
 def _normed(part: Attention, qk: Tensor) -> Tensor:

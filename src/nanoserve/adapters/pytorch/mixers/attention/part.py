@@ -23,7 +23,8 @@ class Attention(Part):
     attended values [T, num_heads head_dim]: it norms and rotates q and k, keeps keys and values, and applies the gate's sigmoid.
 
     `q_norm` and `k_norm`, where a model has them, norm each head of q and k, or all of a token's together, before the rotation; `sinks`, [num_heads], are
-    scores of a token without a value.
+    scores of a token without a value. `kv_scales`, float32 [2, num_kv_heads], are what kept keys and values are multiplied with, where they
+    are kept in 8-bit floats.
     """
 
     def __init__(self, spec: ModelSpec, layer: int, norms: Norms = Norms("input_layernorm")) -> None:  # noqa: B008
@@ -40,6 +41,11 @@ class Attention(Part):
         self.qkv = Linear(spec.hidden_size, width, bias=mixer.qkv_bias)
         self.output = Linear(self.num_heads * self.head_dim, spec.hidden_size, bias=mixer.output_bias)
         self.clip, self.norms_vectors = mixer.clip, mixer.qk_norm == "vector"
+        self.kv_scales = (
+            None
+            if mixer.kept is None
+            else nn.Parameter(torch.empty(2, self.num_kv_heads, dtype=torch.float32), requires_grad=False)
+        )
         self.q_norm = self.k_norm = None
         if mixer.qk_norm is not None:
             normed = (self.num_heads, self.num_kv_heads) if self.norms_vectors else (1, 1)
@@ -70,6 +76,10 @@ class Attention(Part):
     def scoring(self) -> dict[str, Any]:
         """How attention kernels make weights of products of queries and keys, by the names of their arguments."""
         return {"scale": self.scale, "soft_cap": self.soft_cap, "sinks": self.sinks}
+
+    def kept_scales(self) -> Tensor | None:
+        """See `Part`."""
+        return self.kv_scales
 
     def products(self) -> tuple[Product, ...]:
         """The projections to q, k and v, and back."""
