@@ -8,6 +8,7 @@ Without EXPERIMENT they are listed. A setting is any engine option of `nanoserve
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tomllib
 from collections import Counter
@@ -223,7 +224,7 @@ def show(given: Mapping[str, Any], name: str, files: Mapping[str, str | None]) -
         if files["png"]:
             draw(document, files["png"])
     if files["trace"]:
-        with TraceWriter(files["trace"], first.header, trace_format()) as writer:
+        with contextlib.closing(TraceWriter(files["trace"], first.header, trace_format())) as writer:
             writer.write(records)
 
 

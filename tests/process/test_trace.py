@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import random
 import signal
@@ -69,7 +70,9 @@ def test_a_stress_run_replays_from_its_file_to_exactly_the_same_states(
     expected: list[Snapshot] = []
     path = tmp_path / name
     recorder = engine.record()
-    with TraceWriter(str(path), trace_header(settings, assembly, has_words=False), FORMAT) as writer:
+    with contextlib.closing(
+        TraceWriter(str(path), trace_header(settings, assembly, has_words=False), FORMAT)
+    ) as writer:
         writer.write([recorder.snapshot()])
         while waiting or engine.has_work:
             for _ in range(min(dice.randrange(3), len(waiting))):

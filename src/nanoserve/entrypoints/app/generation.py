@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import structlog
@@ -31,11 +31,12 @@ from nanoserve.ports.errors import (
 from nanoserve.ports.events import EngineEvent, PromptPooled, PromptScored, SequenceAdmitted, TokensGenerated
 from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST, PARAMETERS, Kind, SamplingParams
+from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST, PARAMETERS, Kind
 from nanoserve.ports.step import TokenLogprobs
 from nanoserve.ports.tool_calls import Tool
 
 _LOGGED: Final = (Kind.NUMBER, Kind.INTEGER, Kind.SWITCH)
+"""Texts and token ids may be words of a prompt."""
 RESERVATION_NAMES: Final = (
     *("draining", "living", "waiting", "waiting_tokens", "waiting_bytes"),
     *("running_sequences", "tokenizing_now"),
@@ -171,21 +172,16 @@ class Generation:
 
     def _log_failure(self, piece: Piece) -> None:
         """Clients read nothing of a failure's cause, so the log has it, with the settings that may have to do with it."""
-        facts = CURRENT.get()
+        facts, sampling = CURRENT.get(), self._sampling
+        numbers = {name: getattr(sampling, name) for name, each in PARAMETERS.items() if each.kind in _LOGGED}
         structlog.get_logger().error(
             "a request failed",
             request_id=facts and facts.request_id,
             engine_id=self.request_id,
             error=piece.error,
             num_generated=piece.num_generated,
-            sampling=_numbers_set(self._sampling),
+            sampling={name: each for name, each in numbers.items() if each != PARAMETERS[name].default},
         )
-
-
-def _numbers_set(sampling: SamplingParams) -> dict[str, Any]:
-    """The numbers and switches that are not at their defaults; texts and token ids may be words of a prompt."""
-    values = {name: getattr(sampling, name) for name, each in PARAMETERS.items() if each.kind in _LOGGED}
-    return {name: value for name, value in values.items() if value != PARAMETERS[name].default}
 
 
 def _is_at_fault(piece: Piece) -> bool:

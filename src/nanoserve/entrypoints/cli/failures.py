@@ -29,7 +29,9 @@ class Reporting:
 def report(error: BaseException, reporting: Reporting) -> int:
     """Say what went wrong, in one line, and return the exit code; what a terminal might obey is escaped."""
     if isinstance(error, BrokenPipeError):
-        return _leave_closed_pipe()
+        # Drop what is still buffered, so that Python's exit does not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     if reporting.debug:
         traceback.print_exception(error)
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
@@ -52,9 +54,3 @@ def warn(message: str) -> None:
 def _say(message: str, code: int) -> int:
     warn(message)
     return code
-
-
-def _leave_closed_pipe() -> int:
-    """The reader has left: drop what is still buffered, so that Python's exit does not complain about it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return CLOSED_PIPE

@@ -125,17 +125,16 @@ def as_toml(configuration: Configuration, settings: Sequence[Setting]) -> Iterat
             yield from ("", f"[{table}]")
         for each in members:
             sourced = configuration.values[each.name]
-            yield from ("", *_comment(each.summary))
+            yield ""
+            yield from textwrap.wrap(
+                each.summary, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+            )
             items = sourced.value if isinstance(sourced.value, tuple) else (sourced.value,)
             is_kept = sourced.origin == "default" or any(isinstance(one, Secret) for one in items)
             value = each.default if is_kept else sourced.value
             shown = each.kind.none_word if value is None else value
             # JSON's texts, numbers, switches and lists are TOML's too.
             yield f"{'# ' if is_kept else ''}{each.name} = {json.dumps(shown, ensure_ascii=False)}"
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 Panels = Mapping[str, Sequence[Setting | click.Option]]

@@ -22,14 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from nanoserve.entrypoints.client.server import (
-    OpenAIServer,
-    ProtocolError,
-    ServerRefusedError,
-    UnreachableError,
-    open_server,
-    read_address,
-)
+from nanoserve.entrypoints.client import server
 from nanoserve.entrypoints.compose.printable import printable
 
 SECONDS: Final = 1.0
@@ -81,20 +74,20 @@ def read_metrics(page: bytes, moment: float) -> Scrape:
             if len(labels) == 1:
                 by_label.setdefault(name, {}).update(dict.fromkeys(labels.values(), sample.value))
     except (ValueError, KeyError, IndexError) as error:
-        raise ProtocolError(f"the server's /metrics cannot be read: {error}") from None
+        raise server.ProtocolError(f"the server's /metrics cannot be read: {error}") from None
     if "engine_up" not in values:
-        raise ProtocolError("the server's /metrics are not nanoserve's")
+        raise server.ProtocolError("the server's /metrics are not nanoserve's")
     return Scrape(moment, model, blocks, values, by_label)
 
 
 def run_top(url: str, *, key: str | None, once: bool) -> None:
     """Show the server until the user leaves; raises a `NanoserveError` where it is not there at first, or refuses."""
-    address, console = read_address(url, key), Console(highlight=False)
-    with open_server(address, quiet_seconds=QUIET_SECONDS) as server:
-        before = _read(server)
+    address, console = server.read_address(url, key), Console(highlight=False)
+    with server.open_server(address, quiet_seconds=QUIET_SECONDS) as remote:
+        before = _read(remote)
         if once:
             time.sleep(SECONDS)
-            console.print(view(address.url, before, _read(server), ""))
+            console.print(view(address.url, before, _read(remote), ""))
             return
         with contextlib.suppress(KeyboardInterrupt), _screen(console) as (show, leaves):
             now, lost = before, ""
@@ -103,21 +96,21 @@ def run_top(url: str, *, key: str | None, once: bool) -> None:
                 if leaves():
                     return
                 try:
-                    before, now, lost = now, _read(server), ""
-                except UnreachableError as error:  # what it said last stays
+                    before, now, lost = now, _read(remote), ""
+                except server.UnreachableError as error:  # what it said last stays
                     lost = str(error)
 
 
-def _read(server: OpenAIServer) -> Scrape:
+def _read(remote: server.OpenAIServer) -> Scrape:
     """Raises `UnreachableError` also for a server that is only busy."""
     try:
-        return read_metrics(server.get("/metrics"), time.monotonic())
-    except ServerRefusedError as error:
+        return read_metrics(remote.get("/metrics"), time.monotonic())
+    except server.ServerRefusedError as error:
         if error.status == 404:
-            message = f"there is no /metrics at {server.address.url}: is it a nanoserve server?"
-            raise ServerRefusedError(message, error.status) from None
+            message = f"there is no /metrics at {remote.address.url}: is it a nanoserve server?"
+            raise server.ServerRefusedError(message, error.status) from None
         if error.status is not None and error.status >= 500:
-            raise UnreachableError(str(error)) from None
+            raise server.UnreachableError(str(error)) from None
         raise
 
 

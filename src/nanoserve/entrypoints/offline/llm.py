@@ -95,14 +95,8 @@ class LLM:
         """
         forms = [prompts] if outputs.is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
-        return self._run(
-            _each(forms, session.read_prompt),
-            sampling_params,
-            use_tqdm=use_tqdm,
-            priority=priority,
-            structured_outputs=structured_outputs,
-            lora=lora,
-        )
+        read = _each(forms, session.read_prompt)
+        return self._run(read, sampling_params, structured_outputs, lora, priority, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -120,13 +114,8 @@ class LLM:
         is_one = bool(listed) and isinstance(listed[0], Mapping)
         talks: list[Sequence[Message]] = [listed] if is_one else listed
         session = self._open_session
-        return self._run(
-            _each(talks, session.read_conversation),
-            sampling_params,
-            use_tqdm=use_tqdm,
-            structured_outputs=structured_outputs,
-            lora=lora,
-        )
+        read = _each(talks, session.read_conversation)
+        return self._run(read, sampling_params, structured_outputs, lora, use_tqdm=use_tqdm)
 
     def load_lora(self, name: str, folder: str | os.PathLike[str]) -> None:
         """Read an adapter and let prompts name it; one of the same name gives way to it. Raises `BadValueError`."""
@@ -311,30 +300,28 @@ class LLM:
         self,
         prompts: Sequence[outputs.Prompt],
         params: Params,
+        structured_outputs: StructuredOutputs,
+        lora: LoraNames,
+        priority: Sequence[int] | None = None,
         *,
         use_tqdm: bool,
-        priority: Sequence[int] | None = None,
-        structured_outputs: StructuredOutputs = None,
-        lora: LoraNames = None,
     ) -> list[outputs.RequestOutput]:
         session, count = self._open_session, len(prompts)
-        default = self.get_default_sampling_params() if params is None else params
-        sampling = (
-            [default] * count if isinstance(default, SamplingParams) else _listed("sampling_params", default)
+        params = self.get_default_sampling_params() if params is None else params
+        is_one = lora is None or isinstance(lora, str)
+        asked = zip(
+            prompts,
+            _for_each("sampling_params", params, count, SamplingParams),
+            [0] * count
+            if priority is None
+            else _for_each("priority", _listed("priority", priority), count, int),
+            _constraints(structured_outputs, count),
+            _for_each(
+                "lora", lora or "" if is_one else [each or "" for each in _listed("lora", lora)], count, str
+            ),
+            strict=True,
         )
-        priorities = [0] * count if priority is None else _listed("priority", priority)
-        _check_count("sampling_params", sampling, count, SamplingParams)
-        _check_count("priority", priorities, count, int)
-        constraints = _constraints(structured_outputs, count)
-        loras = [lora or ""] * count if lora is None or isinstance(lora, str) else _listed("lora", lora)
-        loras = [each or "" for each in loras]
-        _check_count("lora", loras, count, str)
-        jobs = [
-            session.job(prompt, params, priority, constraint, lora=name)
-            for prompt, params, priority, constraint, name in zip(
-                prompts, sampling, priorities, constraints, loras, strict=True
-            )
-        ]
+        jobs = [session.job(*each, lora=name) for *each, name in asked]
         for _ in session.run(jobs, progress=use_tqdm):
             pass
         return [job.output() for job in jobs]
@@ -358,12 +345,15 @@ def _listed(name: str, values: Any) -> list[Any]:
         raise BadValueError(name, f"must be a list, got {type(values).__name__}") from None
 
 
-def _check_count(name: str, values: Sequence[object], count: int, kind: type) -> None:
+def _for_each(name: str, given: Any, count: int, kind: type) -> list[Any]:
+    """A value of the kind for each prompt: as many as are given, or one that is given for all of them."""
+    values = [given] * count if isinstance(given, kind) else _listed(name, given)
     if len(values) != count or not all(isinstance(each, kind) for each in values):
         message = (
             f"must be {kind.__name__} values, one per prompt ({count}), got {len(values)}: {values!r:.80}"
         )
         raise BadValueError(name, message)
+    return values
 
 
 def _each(forms: Sequence[FormT], read: Callable[[FormT], ReadT]) -> list[ReadT]:

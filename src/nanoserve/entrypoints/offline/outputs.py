@@ -32,7 +32,9 @@ def is_one_prompt(prompts: object) -> bool:
     """True if this is a prompt itself and not a list of them."""
     if isinstance(prompts, (str, Mapping)):
         return True
-    return isinstance(prompts, Sequence) and bool(prompts) and all(_is_id(each) for each in prompts)
+    if not isinstance(prompts, Sequence) or not prompts:
+        return False
+    return all(isinstance(each, SupportsIndex) and not isinstance(each, bool) for each in prompts)
 
 
 def read_prompt(form: object, tokenizer: Tokenizer) -> Prompt:
@@ -62,10 +64,6 @@ def read_conversation(messages: Sequence[Message], template: ChatTemplate, token
         raise BadValueError("messages", "must hold at least one message")
     ids = tuple(template.render(messages))
     return Prompt(text=tokenizer.decode(ids, skip_special_tokens=False), token_ids=ids)
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, SupportsIndex) and not isinstance(value, bool)
 
 
 @attrs.frozen

@@ -18,6 +18,7 @@ INDEX: Final = "/"
 FOLDER: Final = "/ui/"
 SAMPLING: Final = "sampling.js"
 """The sampling parameters as a script, made from their declarations."""
+_HEAD: Final = "// The sampling parameters, made from their declarations; see parameters.js.\n\n"
 _TYPES: Final = {
     ".css": "text/css",
     ".html": "text/html",
@@ -52,15 +53,11 @@ def read_page() -> Page:
     """The page of this installation."""
     files = [path for path in sorted(STATIC.rglob("*")) if path.suffix in _TYPES]
     bodies = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in files}
-    bodies[SAMPLING] = _sampling_script().encode()
+    rows = ",\n".join(f"  {json.dumps(_row(PARAMETERS[name]))}" for name in set_by(Door.PAGE))
+    bodies[SAMPLING] = f"{_HEAD}export const SAMPLING = [\n{rows},\n];\n".encode()
     return Page(
         {INDEX if name == "index.html" else FOLDER + name: _file(name, body) for name, body in bodies.items()}
     )
-
-
-def _sampling_script() -> str:
-    rows = ",\n".join(f"  {json.dumps(_row(PARAMETERS[name]))}" for name in set_by(Door.PAGE))
-    return f"// The sampling parameters, made from their declarations; see parameters.js.\n\nexport const SAMPLING = [\n{rows},\n];\n"
 
 
 def _row(parameter: Parameter) -> dict[str, object]:

@@ -13,17 +13,15 @@ import re
 import shutil
 import stat
 import tempfile
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
-from litestar import Request, Response, post
+from litestar import Response, post
 from litestar.di import NamedDependency
 
-from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.bodies import read_body
+from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.ports.checks import shown
-from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.errors import BadValueError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
@@ -109,13 +107,10 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
 
 @post("/v1/load_lora_adapter", status_code=200, media_type="text/plain", include_in_schema=False)
 async def load_lora_adapter(
-    request: Request[Any, Any, Any],
-    service: NamedDependency[TextService],
-    engine: NamedDependency[EngineClient],
-    loras: NamedDependency[LoraFolders],
+    context: NamedDependency[RequestContext], loras: NamedDependency[LoraFolders]
 ) -> Response[str]:
     """Answers once the adapter is wholly read; a name that is taken is refused without `load_inplace`."""
-    body = await read_body(request, LoadLoraBody)
+    body, service = await context.read(LoadLoraBody), context.service
     name = body.lora_name
     if not _NAME.fullmatch(name) or name in service.settings.model_names:
         message = f"must be letters, digits and . _ : / -, at most 128 and not the model's own name, got {shown(name)}"
@@ -127,7 +122,7 @@ async def load_lora_adapter(
             )
         folder = await asyncio.to_thread(loras.copy, body.lora_path)
         try:
-            await engine.load_lora(name, folder)
+            await service.engine.load_lora(name, folder)
         except BaseException as error:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             if isinstance(error, BadValueError):
@@ -141,14 +136,12 @@ async def load_lora_adapter(
 
 @post("/v1/unload_lora_adapter", status_code=200, media_type="text/plain", include_in_schema=False)
 async def unload_lora_adapter(
-    request: Request[Any, Any, Any],
-    engine: NamedDependency[EngineClient],
-    loras: NamedDependency[LoraFolders],
+    context: NamedDependency[RequestContext], loras: NamedDependency[LoraFolders]
 ) -> Response[str]:
     """Requests that named the adapter can finish."""
-    body = await read_body(request, UnloadLoraBody)
+    body = await context.read(UnloadLoraBody)
     async with loras.lock:
-        await engine.unload_lora(body.lora_name)
+        await context.service.engine.unload_lora(body.lora_name)
         loras.keep(body.lora_name, None)
     structlog.get_logger().info("an adapter was unloaded", lora=body.lora_name)
     return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

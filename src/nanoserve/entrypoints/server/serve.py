@@ -21,17 +21,10 @@ from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
 from nanoserve.entrypoints.compose.process import Stopwatch
-from nanoserve.entrypoints.server import serving
+from nanoserve.entrypoints.server import serving, sockets
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.security import KeyRing, read_keys, read_steering_keys
 from nanoserve.entrypoints.server.report import Started
-from nanoserve.entrypoints.server.sockets import (
-    is_on_this_machine,
-    listening_sockets,
-    model_names,
-    raise_open_files,
-    unix_socket,
-)
 from nanoserve.entrypoints.server.steering import check_access
 from nanoserve.entrypoints.server.trace_file import LiveTraceWriter, check_trace_file
 from nanoserve.entrypoints.server.workers.pool import Workers
@@ -70,16 +63,16 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     if settings.trace.trace is not None:
         check_trace_file(settings.trace.trace)
     serving.bridge_library_logs()
-    raise_open_files(settings.serve.bounds.max_connections)
+    sockets.raise_open_files(settings.serve.bounds.max_connections)
     with contextlib.ExitStack() as stack:
-        groups = stack.enter_context(listening_sockets(listen))
-        if settings.serve.access.steering and not len(own_keys) and not is_on_this_machine(groups[0]):
+        groups = stack.enter_context(sockets.listening_sockets(listen))
+        if settings.serve.access.steering and not len(own_keys) and not sockets.is_on_this_machine(groups[0]):
             raise BadValueError("steering_key", "is needed where other machines can connect; give one")
-        admin = [stack.enter_context(unix_socket(listen.admin_uds))] if listen.admin_uds else ()
+        admin = [stack.enter_context(sockets.unix_socket(listen.admin_uds))] if listen.admin_uds else ()
         scraped: Sequence[socket.socket] = ()
         if listen.metrics_port is not None:
             alone = attrs.evolve(listen, port=listen.metrics_port, uds=None, http_workers=1)
-            (scraped,) = stack.enter_context(listening_sockets(alone))
+            (scraped,) = stack.enter_context(sockets.listening_sockets(alone))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         bound = Bound(groups=groups, admin=admin, scraped=scraped)
         runner.run(run_server(settings, keys, bound, announce, signals or serving.Signals()))
@@ -112,7 +105,7 @@ async def run_server(
     with signals.caught():
         structlog.get_logger().info(
             "loading the model; requests are answered with 503 until it is ready",
-            model=model_names(settings.engine, settings.serve.listen)[0],
+            model=sockets.model_names(settings.engine, settings.serve.listen)[0],
         )
         folder = await asyncio.to_thread(find_model, settings.engine)
         running = _Running(settings, keys, bound, folder, signals)
@@ -203,13 +196,15 @@ class _Running:
             await http.stop(now=self._signals.now.is_set())
 
         server = self._server
-        for app, sockets in (
+        for app, listening in (
             (self._app, self._bound.groups[0] if self._workers is None else ()),
             (make_admin_app(server), self._bound.admin),
             (make_metrics_app(server), self._bound.scraped),
         ):
-            if sockets:
-                http = serving.HttpServer(app, sockets, server.settings, server.measurements.tallies.rejected)
+            if listening:
+                http = serving.HttpServer(
+                    app, listening, server.settings, server.measurements.tallies.rejected
+                )
                 shutdown.push_async_callback(stop, http)
                 await http.start()
 

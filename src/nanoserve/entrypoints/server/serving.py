@@ -156,23 +156,7 @@ class HttpServer:
         rejected: Counts,
         connections: Counts | None = None,
     ) -> None:
-        config = BoundedConfig(
-            app,
-            settings.bounds,
-            rejected,
-            connections or Counts(),
-            upload_size=settings.batches.max_file_size if settings.batches.batch_dir else 0,
-            loop="none",
-            ws="none",
-            interface="asgi3",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=settings.listen.backlog,
-            timeout_keep_alive=settings.bounds.keep_alive,
-        )
+        config = BoundedConfig(app, settings, rejected, connections or Counts())
         self._server = _Server(config)
         self._sockets = list(sockets)
         self._task: asyncio.Task[None] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 
@@ -123,7 +124,7 @@ def test_a_recorded_engine_is_calibrated_and_simulated(
         max_num_batched_tokens=128,
         max_model_len=200,
     )
-    with TraceWriter(str(log), header, trace_format()) as writer:
+    with contextlib.closing(TraceWriter(str(log), header, trace_format())) as writer:
         writer.write(recorded(2))
     assert run("bench", "calibrate", str(log), "--out", str(cost)) == 0
     written = json.loads(cost.read_text())

@@ -8,11 +8,13 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
+import attrs
 import structlog
 
 from nanoserve.adapters.engine_process.wire.codec import FrameCutter, WireError
 
 
+@attrs.define(eq=False)
 class Line(asyncio.Protocol):
     """Sends until the connection is lost, and cuts off a peer that cannot be understood or does not read.
 
@@ -22,21 +24,13 @@ class Line(asyncio.Protocol):
         most_unread: bytes that may wait for the peer to read them.
     """
 
-    def __init__(
-        self,
-        take: Callable[[bytes], None],
-        *,
-        peer: str,
-        most_unread: float = math.inf,
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.gone = asyncio.Event()
-        self._frames = FrameCutter()
-        self._take = take
-        self._peer = peer
-        self._most_unread = most_unread
-        self._on_lost = on_lost
-        self._transport: asyncio.WriteTransport | None = None
+    _take: Callable[[bytes], None]
+    _peer: str = attrs.field(kw_only=True)
+    _most_unread: float = attrs.field(default=math.inf, kw_only=True)
+    _on_lost: Callable[[], None] = attrs.field(default=lambda: None, kw_only=True)
+    gone: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+    _frames: FrameCutter = attrs.field(factory=FrameCutter, init=False)
+    _transport: asyncio.WriteTransport | None = attrs.field(default=None, init=False)
 
     async def open(self, connection: socket.socket) -> None:
         """Read and write this connection from now on."""

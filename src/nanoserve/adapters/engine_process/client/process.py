@@ -164,6 +164,7 @@ class StallWatch:
         return self.silence >= self.timeout
 
 
+@attrs.define(eq=False)
 class EngineLife:
     """What is known of one engine while it lives.
 
@@ -175,26 +176,20 @@ class EngineLife:
         failure: why it ended, as far as it said so itself.
     """
 
-    def __init__(
-        self,
-        process: EngineProcess,
-        *,
-        was_spare: bool,
-        stall_timeout: float,
-        on_report: Callable[[Report], None],
-        is_idle: Callable[[], bool],
-    ) -> None:
-        self.process = process
-        self.was_spare = was_spare
-        self.failure: NanoserveError | None = None
-        self._on_report = on_report
-        self._is_idle = is_idle
-        self._began = asyncio.Event()
-        self._ready = asyncio.Event()
-        self._stall_timeout = stall_timeout
-        self._watch = StallWatch(stall_timeout, time.monotonic())
-        self._last_step = 0.0
-        process.on_report = self._take
+    process: EngineProcess
+    was_spare: bool = attrs.field(kw_only=True)
+    _stall_timeout: float = attrs.field(kw_only=True)
+    _on_report: Callable[[Report], None] = attrs.field(kw_only=True)
+    _is_idle: Callable[[], bool] = attrs.field(kw_only=True)
+    failure: NanoserveError | None = attrs.field(default=None, init=False)
+    _began: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+    _ready: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+    _watch: StallWatch = attrs.field(init=False)
+    _last_step: float = attrs.field(default=0.0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._watch = StallWatch(self._stall_timeout, time.monotonic())
+        self.process.on_report = self._take
 
     @property
     def was_ready(self) -> bool:

@@ -22,6 +22,7 @@ MOST_UNREAD: Final = 4 << 20
 """Bytes of reports that may wait for their reader; beyond them the log leaves parts out, so that answers come first."""
 
 
+@attrs.define(eq=False)
 class Watching:
     """Records between `start` and `stop`; an error in the log ends the log and nothing else.
 
@@ -33,24 +34,16 @@ class Watching:
         recorder: the step log; None while none is kept.
     """
 
-    def __init__(
-        self,
-        engine: EngineHandle,
-        link: Link,
-        tokenizer: Tokenizer,
-        header: Callable[[], TraceHeader],
-        trace_format: TraceFormat,
-    ) -> None:
-        self._engine = engine
-        self._link = link
-        self._tokenizer = tokenizer
-        self._make_header = header
-        self._format = trace_format
-        self.recorder: StepLog | None = None
-        self._asked: Watch | None = None
-        self._header = b""
-        self._has_gap = True
-        self._next = 0.0
+    _engine: EngineHandle
+    _link: Link
+    _tokenizer: Tokenizer
+    _make_header: Callable[[], TraceHeader]
+    _format: TraceFormat
+    recorder: StepLog | None = attrs.field(default=None, init=False)
+    _asked: Watch | None = attrs.field(default=None, init=False)
+    _header: bytes = attrs.field(default=b"", init=False)
+    _has_gap: bool = attrs.field(default=True, init=False)
+    _next: float = attrs.field(default=0.0, init=False)
 
     def start(self, asked: Watch) -> None:
         """Record from now on; where that is done already, report a snapshot."""
@@ -68,7 +61,9 @@ class Watching:
         if now < self._next:
             return
         if self._link.unread > MOST_UNREAD:
-            self._leave_out()
+            if self.recorder is not None:
+                self.recorder.take()
+            self._has_gap = True
         elif self._has_gap:
             self.show_everything()
         else:
@@ -112,11 +107,6 @@ class Watching:
         if turns := self.recorder.take():
             self._link.send(Logged(b"\n".join([self._format.encode(turn) for turn in turns])))
             self._next = time.monotonic() + BATCH_PERIOD
-
-    def _leave_out(self) -> None:
-        if self.recorder is not None:
-            self.recorder.take()
-        self._has_gap = True
 
     def _guarded(self, send: Callable[[], None]) -> None:
         if self.recorder is None:

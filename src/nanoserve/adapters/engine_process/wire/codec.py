@@ -57,18 +57,6 @@ _FRAME_OF: Final = {
 _EVENT_FRAME: Final[Any] = typing.Union[_EVENT_FRAMES]  # noqa: UP007 - made of classes that only exist at run time
 
 
-def _event_to_frame(event: EngineEvent) -> msgspec.Struct:
-    """What is sent of an event."""
-    frame, values = _FRAME_OF[type(event)]
-    return frame(*values(event))
-
-
-def _event_of_frame(frame: msgspec.Struct) -> EngineEvent:
-    """The event that was sent."""
-    event: EngineEvent = _KIND_OF[type(frame)](*msgspec.structs.astuple(frame))
-    return event
-
-
 class Frame(msgspec.Struct, array_like=True):
     """A command or a report, under the name of its class.
 
@@ -110,7 +98,8 @@ def encode_report(report: Report) -> bytes:
     """A whole frame, with the same errors."""
     if isinstance(report, Turned):
         whose = report.owner and f"{report.owner}."
-        return _frame(Turned, ([_event_to_frame(each) for each in report.events], report.state), whose)
+        forms = [(*_FRAME_OF[type(each)], each) for each in report.events]
+        return _frame(Turned, ([frame(*values(each)) for frame, values, each in forms], report.state), whose)
     return _frame(type(report), report, report.request_id if isinstance(report, Refused) else "")
 
 
@@ -138,7 +127,8 @@ def decode_report(body: bytes) -> Report:
     value: Any = _decode(_known(_REPORTS, frame.kind), frame.body)
     if frame.kind == Turned.__name__:
         frames, state = value
-        return Turned(tuple([_event_of_frame(each) for each in frames]), state, owner_of(frame.request_id))
+        events = tuple([_KIND_OF[type(each)](*msgspec.structs.astuple(each)) for each in frames])
+        return Turned(events, state, owner_of(frame.request_id))
     report: Report = value
     return report
 

@@ -110,15 +110,11 @@ def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Repl
         elif isinstance(record, StatusChange):
             continue
         else:
-            _apply(record, number, books)
+            try:
+                books.apply(record)
+            except (LookupError, TypeError, ValueError) as error:
+                message = f"record {number} does not fit to those before it: {type(error).__name__} {error}"
+                raise TraceError(message) from error
         yield record, books
     if books is None:
         raise TraceError("it holds nothing but a header")
-
-
-def _apply(turn: Turn, number: int, books: Replay) -> None:
-    try:
-        books.apply(turn)
-    except (LookupError, TypeError, ValueError) as error:
-        message = f"record {number} does not fit to those before it: {type(error).__name__} {error}"
-        raise TraceError(message) from error

@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final
 
 import structlog
 
@@ -82,14 +81,6 @@ class TraceWriter:
             self._lines.close()
         finally:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Recording:

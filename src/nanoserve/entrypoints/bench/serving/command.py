@@ -9,29 +9,8 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
-from nanoserve.entrypoints.bench.serving.client import (
-    Connections,
-    OfferedLoad,
-    RequestShape,
-    draw_schedule,
-    run_loop,
-    send_load,
-)
-from nanoserve.entrypoints.bench.serving.level import (
-    LoadLevel,
-    draw_plot,
-    find_knee,
-    heaviest_good,
-    judge,
-    show_levels,
-)
-from nanoserve.entrypoints.client.server import (
-    OpenAIServer,
-    ServerRefusedError,
-    UnreachableError,
-    open_server,
-    read_address,
-)
+from nanoserve.entrypoints.bench.serving import client, level
+from nanoserve.entrypoints.client import server
 from nanoserve.entrypoints.compose.config.command_settings import ServeBenchSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.printable import counted
@@ -56,54 +35,54 @@ def run_serving(
     loads = _choose_loads(settings)
     check_writable(json_file)
     check_plot(plot_file)
-    address = read_address(configuration.client.url or DEFAULT_URL, key)
-    with open_server(address) as server:
-        shape = _choose_shape(configuration, server)
-        about = {name: server.facts(f"/{name}") for name in ("version", "server_info")}
+    address = server.read_address(configuration.client.url or DEFAULT_URL, key)
+    with server.open_server(address) as remote:
+        shape = _choose_shape(configuration, remote)
+        about = {name: remote.facts(f"/{name}") for name in ("version", "server_info")}
     num_prompts = configuration.bench.num_prompts or NUM_PROMPTS
     draw = random.Random(configuration.sampling.seed)  # noqa: S311 - without a seed no two runs share prefixes
-    client = LoadClient(shape, settings, draw, Connections(address))
-    levels = run_loop(client.measure_all(loads, num_prompts))
+    sender = LoadClient(shape, settings, draw, client.Connections(address))
+    levels = client.run_loop(sender.measure_all(loads, num_prompts))
     title = (
         f"{shape.model} at {address.url}, {settings.endpoint}: {shape.input_len} -> {shape.output_len} tokens"
     )
-    show_levels(title, levels)
+    level.show_levels(title, levels)
     if plot_file is not None:
-        draw_plot(plot_file, title, levels)
+        level.draw_plot(plot_file, title, levels)
     lengths = {"input_len": shape.input_len, "output_len": shape.output_len}
     report = {
         **head("serve"),
         "server": {"url": address.url, "model": shape.model, **about},
         "load": {**attrs.asdict(settings), "num_prompts": num_prompts, **lengths, "fields": shape.fields},
-        "knee": {"at": find_knee(levels), "best_within_slo": heaviest_good(levels)},
-        "levels": [level.record() for level in levels],
+        "knee": {"at": level.find_knee(levels), "best_within_slo": level.heaviest_good(levels)},
+        "levels": [each.record() for each in levels],
     }
     write_report(json_file, report)
 
 
-def _choose_loads(settings: ServeBenchSettings) -> list[OfferedLoad]:
+def _choose_loads(settings: ServeBenchSettings) -> list[client.OfferedLoad]:
     """Lightest first."""
     if settings.request_rate is None:
-        return [OfferedLoad(concurrency=each) for each in sorted({*(settings.concurrency or (8,))})]
+        return [client.OfferedLoad(concurrency=each) for each in sorted({*(settings.concurrency or (8,))})]
     if settings.concurrency is not None:
         message = "an open loop has a --request-rate and a closed one a --concurrency: give one of them"
         raise BadValueError("concurrency", message)
-    return [OfferedLoad(rate=each) for each in sorted({*settings.request_rate})]
+    return [client.OfferedLoad(rate=each) for each in sorted({*settings.request_rate})]
 
 
-def _choose_shape(configuration: Configuration, server: OpenAIServer) -> RequestShape:
+def _choose_shape(configuration: Configuration, remote: server.OpenAIServer) -> client.RequestShape:
     """With the sampling that the user set, and `ignore_eos` where it is on, so that answers have the length asked for."""
-    model = server.find_model(configuration.engine.model)
+    model = remote.find_model(configuration.engine.model)
     bench, given = configuration.bench, configuration.given(_SENT)
     input_len, output_len = bench.input_len or INPUT_LEN, bench.output_len or OUTPUT_LEN
     if model.max_model_len is not None and input_len + output_len > model.max_model_len:
         longest = f"prompt and answer together have {input_len + output_len} tokens"
         raise BadValueError("input_len", f"{longest}, and {model.id} takes {model.max_model_len}")
-    facts = [server.facts(path) for path in ("/tokenizer_info", "/server_info")]
+    facts = [remote.facts(path) for path in ("/tokenizer_info", "/server_info")]
     places = [place for each in facts for place in (each, *each.values()) if isinstance(place, Mapping)]
     sizes = [place["vocab_size"] for place in places if isinstance(place.get("vocab_size"), int)]
-    return RequestShape(
-        address=server.address,
+    return client.RequestShape(
+        address=remote.address,
         endpoint=configuration.serve_bench.endpoint,
         model=model.id,
         input_len=input_len,
@@ -117,13 +96,13 @@ def _choose_shape(configuration: Configuration, server: OpenAIServer) -> Request
 class LoadClient:
     """Draws requests and sends them over its connections, on the event loop."""
 
-    shape: RequestShape
+    shape: client.RequestShape
     settings: ServeBenchSettings
     draw: random.Random
-    connections: Connections
+    connections: client.Connections
     _drawn: set[int] = attrs.field(factory=set, init=False)
 
-    async def measure_all(self, loads: Sequence[OfferedLoad], count: int) -> list[LoadLevel]:
+    async def measure_all(self, loads: Sequence[client.OfferedLoad], count: int) -> list[level.LoadLevel]:
         """Warm up, then send so many requests at each load; raises where the server refuses everything."""
         try:
             with doing("warming up"):
@@ -134,32 +113,32 @@ class LoadClient:
 
     async def _warm_up(self) -> None:
         """Find out whether the server takes token ids, and let it warm up."""
-        first = await self._send(OfferedLoad(concurrency=1), 1)
+        first = await self._send(client.OfferedLoad(concurrency=1), 1)
         if first.results.get("400") and self.shape.endpoint == "completions":
             self.shape = attrs.evolve(self.shape, vocab_size=None)
-            first = await self._send(OfferedLoad(concurrency=1), 1)
+            first = await self._send(client.OfferedLoad(concurrency=1), 1)
         if not first.completed:
             (result,) = first.results
             reason = first.messages.get(result) or "no reason given"
             message = f"the first request failed with {result}: {reason}"
             if result == "connection":
-                raise UnreachableError(f"{self.shape.address.url}: {message}")
-            raise ServerRefusedError(message, int(result) if result.isdigit() else None)
+                raise server.UnreachableError(f"{self.shape.address.url}: {message}")
+            raise server.ServerRefusedError(message, int(result) if result.isdigit() else None)
         if rest := self.settings.warmup_requests - 1:
-            await self._send(OfferedLoad(concurrency=rest), rest)
+            await self._send(client.OfferedLoad(concurrency=rest), rest)
 
-    async def _measure(self, load: OfferedLoad, count: int) -> LoadLevel:
+    async def _measure(self, load: client.OfferedLoad, count: int) -> level.LoadLevel:
         before = self.connections.num_answers
         doings = f"sending {counted(count, 'request')}, {load}"
         with doing(doings, lambda: f"{self.connections.num_answers - before} answered"):
             return await self._send(load, count)
 
-    async def _send(self, load: OfferedLoad, count: int) -> LoadLevel:
+    async def _send(self, load: client.OfferedLoad, count: int) -> level.LoadLevel:
         requests = [self._draw() for _ in range(count)]
-        moments = draw_schedule(load.rate, count, self.draw) if load.rate is not None else ()
+        moments = client.draw_schedule(load.rate, count, self.draw) if load.rate is not None else ()
         limit, at_once = self.settings.client_timeout, load.concurrency or 0
-        run = await send_load(self.connections, requests, limit, moments=moments, at_once=at_once)
-        return judge(load, run, dict(self.settings.slo))
+        run = await client.send_load(self.connections, requests, limit, moments=moments, at_once=at_once)
+        return level.judge(load, run, dict(self.settings.slo))
 
     def _draw(self) -> bytes:
         """A request that equals none before it, unless so many tries find none."""

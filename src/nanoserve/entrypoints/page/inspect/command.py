@@ -43,8 +43,10 @@ def run_inspect(
     if png is not None:
         find_browser()
     for name, target in (("report", report), ("png", png)):
+        if target is not None and Path(target).resolve() == Path(path).resolve():
+            raise BadValueError(name, f"{target} is the trace itself; name another file")
         if target is not None:
-            _check_target(path, target, name)
+            check_trace_path(target, name=name)
     trace = TraceFile(path, trace_format())
     _ask_for_patience(path)
     is_shown = not (report or png or summary)
@@ -77,12 +79,6 @@ def _ask_for_patience(path: str) -> None:
             f"nanoserve: {path}: {size / 1e6:.0f} MB, which takes up to a second for each MB, uncompressed",
             err=True,
         )
-
-
-def _check_target(path: str, target: str, name: str) -> None:
-    if Path(target).resolve() == Path(path).resolve():
-        raise BadValueError(name, f"{target} is the trace itself; name another file")
-    check_trace_path(target, name=name)
 
 
 def _show(document: bytes, port: int, *, browser: bool) -> None:

@@ -216,7 +216,10 @@ def _classify_litestars(error: Exception) -> Problem | None:
     if status >= 500:
         return None
     phrase = http.HTTPStatus(status).phrase
-    param = _parameter(error)
+    first = error.extra[0] if isinstance(error.extra, list) and error.extra else None
+    param = (
+        str(first["key"]) if isinstance(first, dict) and "key" in first else None
+    )  # of the path or the query
     message = _ROUTING_MESSAGES.get(status, f"{phrase}.")
     code = phrase.lower().replace(" ", "_").replace("request_entity", "body")
     return Problem(status=status, message=message, param=param, code=code, headers=error.headers or {})
@@ -236,9 +239,3 @@ def _wrong(request: Request[Any, Any, Any], name: str) -> str:
         f" {word} {bound}" for word, bound in (("from", least), ("to", most)) if bound is not None
     )
     return f"{name}: must be {what}, got {shown(given)}"
-
-
-def _parameter(error: HTTPException) -> str | None:
-    """The path or query parameter that Litestar found to be wrong."""
-    first = error.extra[0] if isinstance(error.extra, list) and error.extra else None
-    return str(first["key"]) if isinstance(first, dict) and "key" in first else None

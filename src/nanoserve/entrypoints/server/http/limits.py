@@ -19,7 +19,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings
+from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.server.http.errors import ErrorBody, Problem
 from nanoserve.ports.counts import Counts
 
@@ -58,21 +58,24 @@ class BoundedConfig(uvicorn.Config):
         upload_size: the most bytes of a body for `UPLOADS`, which has the time of so many other bodies.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        bounds: BoundSettings,
-        rejected: Counts,
-        connections: Counts,
-        *,
-        upload_size: int = 0,
-        **settings: Any,
-    ) -> None:
-        super().__init__(app, http=BoundedProtocol, **settings)
-        self.bounds = bounds
-        self.upload_size = max(upload_size, bounds.max_body_size)
-        self.rejected = rejected
-        self.connections = connections
+    def __init__(self, app: Any, settings: ServeSettings, rejected: Counts, connections: Counts) -> None:
+        self.bounds, self.rejected, self.connections = settings.bounds, rejected, connections
+        most = settings.batches.max_file_size if settings.batches.batch_dir else 0
+        self.upload_size = max(most, self.bounds.max_body_size)
+        super().__init__(
+            app,
+            http=BoundedProtocol,
+            loop="none",
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=settings.listen.backlog,
+            timeout_keep_alive=self.bounds.keep_alive,  # type: ignore[arg-type]
+        )
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -15,7 +15,7 @@ import pathlib
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -83,28 +83,21 @@ class Key:
     rate_limit: float | None = None
 
 
-class KeyRing:
+class KeyRing(tuple[Key, ...]):
     """All keys. Empty, it lets all requests in as one anonymous client."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = tuple(keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._keys)
+    __slots__ = ()
 
     @property
     def digests(self) -> list[bytes]:
         """Of all keys."""
-        return [key.digest for key in self._keys]
+        return [key.digest for key in self]
 
     def find(self, presented: str) -> Key | None:
         """The key that was presented. Every key is compared, each in constant time, so that time tells nothing."""
         digest = _digest(presented)
         found = None
-        for key in self._keys:
+        for key in self:
             if hmac.compare_digest(digest, key.digest):
                 found = key
         return found

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -41,6 +41,7 @@ class _Worker:
     door: socket.socket
 
 
+@attrs.define(eq=False)
 class Workers:
     """Keeps one process for each group of sockets.
 
@@ -50,29 +51,16 @@ class Workers:
         app: answers what they do not answer themselves.
     """
 
-    def __init__(
-        self,
-        settings: Serving,
-        keys: KeyRing,
-        folder: str,
-        *,
-        sharing: Sharing,
-        counting: SharedCounting,
-        app: RelayedApp,
-        groups: Sequence[Sequence[socket.socket]],
-    ) -> None:
-        self._settings = settings
-        self._keys = keys
-        self._folder = folder
-        self._engine = sharing.engine
-        self._sharing = sharing
-        self._counting = counting
-        self._restarts = counting.of(0).tallies.processes
-        self._app = app
-        self._groups = groups
-        self._names = itertools.count(1)
-        self._living: dict[int, _Worker] = {}
-        self._keeping: list[asyncio.Task[None]] = []
+    _settings: Serving
+    _keys: KeyRing
+    _folder: str
+    _sharing: Sharing
+    _counting: SharedCounting
+    _app: RelayedApp
+    _groups: Sequence[Sequence[socket.socket]]
+    _names: Iterator[int] = attrs.field(factory=lambda: itertools.count(1), init=False)
+    _living: dict[int, _Worker] = attrs.field(factory=dict, init=False)
+    _keeping: list[asyncio.Task[None]] = attrs.field(factory=list, init=False)
 
     async def start(self) -> None:
         """Start them all; they take connections soon, and requests once the engine is ready. Raises `StartError`."""
@@ -113,7 +101,7 @@ class Workers:
             keys=tuple(self._keys),
             folder=self._folder,
             number=number,
-            is_loading=self._engine.status is EngineStatus.STARTING,
+            is_loading=self._sharing.engine.status is EngineStatus.STARTING,
             owner=owner,
         )
         (link, their_link), (door, their_door) = socket.socketpair(), socket.socketpair()
@@ -140,7 +128,7 @@ class Workers:
         while True:
             worker = self._living[number]
             await worker.member.gone.wait()
-            if self._engine.status is EngineStatus.STOPPED:
+            if self._sharing.engine.status is EngineStatus.STOPPED:
                 return
             ending = await self._end(worker)
             self._sharing.dismiss(worker.member)
@@ -151,7 +139,7 @@ class Workers:
             while not await self._could_launch(number):
                 delay = _longer(delay)
                 await asyncio.sleep(delay)
-            self._restarts.add(RESTARTS)
+            self._counting.of(0).tallies.processes.add(RESTARTS)
 
     async def _could_launch(self, number: int) -> bool:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 
@@ -22,7 +23,7 @@ def run() -> RecordedRun:
 
 def test_every_record_can_be_read_as_soon_as_it_is_written(run: RecordedRun, tmp_path: pathlib.Path) -> None:
     path = str(tmp_path / "run.trace")
-    with TraceWriter(path, run.header, FORMAT) as writer:
+    with contextlib.closing(TraceWriter(path, run.header, FORMAT)) as writer:
         for number, record in enumerate(run.records, start=1):
             writer.write([record])
             trace = TraceFile(path, FORMAT)
@@ -35,7 +36,7 @@ def test_compressed_records_can_be_read_before_the_file_is_closed(
 ) -> None:
     path = tmp_path / "run.trace.gz"
     monkeypatch.setattr(writing, "FLUSH_SECONDS", 0.0)
-    with TraceWriter(str(path), run.header, FORMAT) as writer:
+    with contextlib.closing(TraceWriter(str(path), run.header, FORMAT)) as writer:
         for number, record in enumerate(run.records, start=1):
             writer.write([record])
             assert list(TraceFile(str(path), FORMAT)) == run.records[:number]
@@ -45,7 +46,7 @@ def test_compressed_records_can_be_read_before_the_file_is_closed(
 def test_a_compressed_trace_is_smaller_than_a_plain_one(run: RecordedRun, tmp_path: pathlib.Path) -> None:
     sizes = []
     for name in ("a.trace", "a.trace.gz"):
-        with TraceWriter(str(tmp_path / name), run.header, FORMAT) as writer:
+        with contextlib.closing(TraceWriter(str(tmp_path / name), run.header, FORMAT)) as writer:
             for record in run.records:
                 writer.write([record])
         assert list(TraceFile(str(tmp_path / name), FORMAT)) == run.records

@@ -38,6 +38,7 @@ _LATE = wire.Failure(
 )
 
 
+@attrs.define(eq=False)
 class ResponseWriter:
     """Writes one response (`Writer`).
 
@@ -51,23 +52,15 @@ class ResponseWriter:
     media_type = EVENTS
     ping = PING
 
-    def __init__(
-        self,
-        opening: wire.ResponseObject,
-        *,
-        num_logprobs: int | None,
-        token: Token,
-        on_end: Callable[[wire.ResponseObject], None],
-    ) -> None:
-        self.response = opening
-        self._ids: list[str] = []
-        self._part: Part | None = None
-        self._opened: Item = {}
-        self._said: list[str] = []
-        self._num_logprobs = num_logprobs
-        self._token = token
-        self._on_end = on_end
-        self._numbered = 0
+    response: wire.ResponseObject
+    _num_logprobs: int | None = attrs.field(kw_only=True)
+    _token: Token = attrs.field(kw_only=True)
+    _on_end: Callable[[wire.ResponseObject], None] = attrs.field(kw_only=True)
+    _ids: list[str] = attrs.field(factory=list, init=False)
+    _part: Part | None = attrs.field(default=None, init=False)
+    _opened: Item = attrs.field(factory=dict, init=False)
+    _said: list[str] = attrs.field(factory=list, init=False)
+    _numbered: int = attrs.field(default=0, init=False)
 
     def begin(self, answer: Answer) -> bytes:
         """The events before the first text; where reasoning or a call may come first, its item is opened by that."""
