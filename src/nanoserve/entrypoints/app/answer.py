@@ -142,11 +142,7 @@ class Choice:
 
 
 class Answer:
-    """Everything that one request gets, while it is generated.
-
-    Args:
-        keep: whether choices keep their pieces, as a whole answer needs them; a stream's memory need not grow.
-    """
+    """Everything that one request gets, while it is generated; choices `keep` their pieces for a whole answer, a stream's memory need not grow."""
 
     def __init__(self, generations: Sequence[Generation], *, keep: bool) -> None:
         self.generations = generations

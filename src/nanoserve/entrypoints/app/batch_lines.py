@@ -175,11 +175,7 @@ class _Answered(msgspec.Struct):
 
 
 class Answers:
-    """A file of answers that nobody else writes meanwhile.
-
-    Attributes:
-        done: the `custom_id` of each line that is answered in it.
-    """
+    """A file of answers that nobody else writes meanwhile; `done` has the `custom_id` of each line that is answered in it."""
 
     def __init__(self, descriptor: int, done: set[str], size: int) -> None:
         self.done = done

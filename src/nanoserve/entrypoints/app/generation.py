@@ -48,12 +48,7 @@ Piece = TokensGenerated
 
 @attrs.frozen
 class Reading:
-    """How the answers to one prompt are read.
-
-    Attributes:
-        prompt_tail: the end of the prompt's text, which may have begun the reasoning.
-        token_text: the text of a token, where reasoning is counted by text.
-    """
+    """How the answers to one prompt are read; `prompt_tail`, the end of the prompt's text, may have begun the reasoning, which may be counted by `token_text`."""
 
     dialect: TokenizedDialect
     tools: tuple[Tool, ...]

@@ -29,12 +29,7 @@ SNAPSHOT_PERIOD: Final = 1.0
 
 @attrs.frozen(eq=False)
 class LogPart:
-    """Some records of the step log, the same object for every viewer.
-
-    Attributes:
-        lines: records, with a line break between two of them.
-        header: the log's first line, where `lines` is a snapshot.
-    """
+    """Some records of the step log, the same object for every viewer, with line breaks between them; a snapshot has the log's first line as `header`."""
 
     lines: bytes
     header: bytes | None = None
@@ -125,11 +120,7 @@ class LiveFeed:
 
 
 class StepViewer:
-    """One viewer. The first part is a snapshot, and so is the first one after a gap.
-
-    Attributes:
-        num_offered: events since the first snapshot, whether they were read or lost.
-    """
+    """One viewer. The first part is a snapshot, and so is the first one after a gap; `num_offered` counts events since then, read or lost."""
 
     def __init__(self, feed: LiveFeed) -> None:
         self.num_offered = 0

@@ -61,12 +61,7 @@ class Histogram:
 
 
 class RecentValues:
-    """The values that a histogram got of late, as long as `mark` is called again and again.
-
-    Args:
-        span: seconds that count; up to `period` more where marks are seldom.
-        period: seconds between two marks that are kept.
-    """
+    """The values that a histogram got in the latest `span` seconds, as long as `mark` is called again and again; marks that are kept are `period` seconds apart."""
 
     def __init__(self, whole: Histogram, span: float = 30.0, period: float = 1.0) -> None:
         self._whole = whole
@@ -152,11 +147,7 @@ class Tallies:
 
 
 class Measurements:
-    """Measures requests and their answers.
-
-    Attributes:
-        timings: those of the tallies; `recent` are the latest values of two of them.
-    """
+    """Measures requests and their answers; `timings` are those of the tallies, `recent` the latest values of two of them."""
 
     def __init__(
         self, clock: Clock, *, spans: SpanWriter | None = None, tallies: Tallies | None = None

@@ -245,11 +245,7 @@ def _unbroken() -> Iterator[None]:
 
 @attrs.define
 class Talk:
-    """One conversation; in a terminal it goes on after an error or Ctrl-C, a pipe ends.
-
-    Attributes:
-        system: stays when the messages are forgotten.
-    """
+    """One conversation; in a terminal it goes on after an error or Ctrl-C, a pipe ends. `system` stays when the messages are forgotten."""
 
     answering: Answering
     screen: Screen

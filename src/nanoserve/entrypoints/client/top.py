@@ -34,12 +34,7 @@ _COMMON: Final = {"model_name", "engine"}
 
 @attrs.frozen
 class Scrape:
-    """A server's metrics at a moment of our clock.
-
-    Attributes:
-        values: by name; of a metric with a label, the sum.
-        by_label: of metrics with one label, by name and label.
-    """
+    """A server's metrics at a moment of our clock: `values` by name, summed over labels, and those with one label `by_label`."""
 
     moment: float
     model: str

@@ -20,12 +20,7 @@ Observed = Callable[[Sequence[int]], driven.Activations]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Assembly:
-    """One model, ready to generate.
-
-    Attributes:
-        pooler: what the model makes of texts; None where it writes text.
-        dialect_facts: what they say of how it writes reasoning and calls.
-    """
+    """One model, ready to generate; `pooler` is None where it writes text, and `dialect_facts` say how it writes reasoning and calls."""
 
     folder: str
     engine: EngineHandle

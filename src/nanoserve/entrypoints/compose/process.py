@@ -96,11 +96,7 @@ class StartPhase:
 
 
 class Stopwatch:
-    """Cuts the time since it was made into phases.
-
-    Attributes:
-        phases: in the order in which they first ended; one that comes again is one phase.
-    """
+    """Cuts the time since it was made into `phases`, in the order in which they first ended; one that comes again is one phase."""
 
     def __init__(self) -> None:
         self.phases: list[StartPhase] = []

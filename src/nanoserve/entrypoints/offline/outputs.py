@@ -194,11 +194,7 @@ class TokenClassificationOutput:
 
 
 class Job:
-    """A request with the prompt it came from; its events go in, its output so far comes out.
-
-    Attributes:
-        pooled: the vector of its prompt, once it is there.
-    """
+    """A request with the prompt it came from; its events go in, its output so far, or the `pooled` vector of its prompt, comes out."""
 
     def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer) -> None:
         self.prompt = prompt

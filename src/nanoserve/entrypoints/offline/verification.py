@@ -22,12 +22,7 @@ from nanoserve.ports.sampling import SamplingParams
 
 @attrs.frozen
 class ActivationComparison:
-    """One row of the report.
-
-    Attributes:
-        error: the largest absolute difference; NaN or infinite where either side is.
-        magnitude: the largest absolute value of the reference, at least 1.
-    """
+    """One row of the report: the largest absolute difference, NaN or infinite where either side is, and the reference's largest value, at least 1."""
 
     name: str
     error: float
@@ -40,11 +35,7 @@ class ActivationComparison:
 
 @attrs.frozen
 class VerifyVerdict:
-    """Everything that was compared.
-
-    Attributes:
-        tokens, reference_tokens: greedy ids of both.
-    """
+    """Everything that was compared; `tokens` and `reference_tokens` are the greedy ids of both."""
 
     comparisons: Sequence[ActivationComparison]
     tokens: Sequence[int]

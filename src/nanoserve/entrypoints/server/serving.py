@@ -50,11 +50,7 @@ class LeavingError(Exception):
 
 
 class Signals:
-    """What was asked of the process.
-
-    Attributes:
-        leave: SIGTERM or SIGINT came; `now` it came again.
-    """
+    """Signals that the process got: `leave` is set by SIGTERM or SIGINT, `now` by a second one."""
 
     def __init__(self) -> None:
         self.leave = asyncio.Event()
@@ -141,12 +137,7 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One application on some sockets.
-
-    Args:
-        rejected: counts what was turned away before it became a request.
-        connections: counts the open ones; those of other sockets by itself.
-    """
+    """One application on some sockets; it counts what it turns away (`rejected`), and its open `connections`, by itself unless others count them too."""
 
     def __init__(
         self,

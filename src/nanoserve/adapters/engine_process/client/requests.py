@@ -198,11 +198,7 @@ def reported_error(name: str, message: str) -> NanoserveError:
 
 
 class Requests:
-    """The requests that have not ended, and their replies.
-
-    Attributes:
-        engine: takes commands to the engine; None while there is none.
-    """
+    """The requests that have not ended, and their replies; `engine` takes commands to the engine, and is None while there is none."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.engine: Callable[[Command], None] | None = None

@@ -21,12 +21,7 @@ _PASSED_ON: Final = frozenset({Add.__name__, Abort.__name__})
 
 
 class Member:
-    """Another process that uses the engine.
-
-    Attributes:
-        opened: set once it takes requests of clients; gone: set once the connection is lost.
-        engine: the number of the engine that its commands are for.
-    """
+    """Another process that uses the engine: `opened` once it takes requests, `gone` once it is lost; `engine` is the one that its commands are for, by number."""
 
     def __init__(self, owner: str, obey: Callable[[Member, str, bytes], None]) -> None:
         self.owner = owner
@@ -96,11 +91,7 @@ class Sharing:
 
 
 class Membership:
-    """A member's end. It supervises nothing: it is told what has become of the engine.
-
-    Attributes:
-        gone: set once the engine has stopped for good, or the process that kept it alive has ended.
-    """
+    """A member's end. It supervises nothing: it is told what has become of the engine. `gone` is set once that has stopped for good, or its keeper has ended."""
 
     _engine: KeptEngine[Any]
 

@@ -19,11 +19,7 @@ READ_PERIOD: Final = 0.01
 
 
 class LoraReading:
-    """Obeys `LoadLora` and `UnloadLora`, and answers with `Obeyed`.
-
-    Attributes:
-        begun: how many adapters are being read.
-    """
+    """Obeys `LoadLora` and `UnloadLora`, and answers with `Obeyed`; `begun` is how many adapters are being read."""
 
     def __init__(self, engine: EngineHandle, send: Callable[[Report], None]) -> None:
         self.begun = 0

@@ -33,11 +33,7 @@ TicketT = TypeVar("TicketT")
 
 
 class Rank:
-    """Another rank: its process, and the connection to it, a pair of sockets without a name.
-
-    Attributes:
-        complaint: why it cannot go on, once it has said so.
-    """
+    """Another rank: its process, the connection to it (sockets without a name), and its `complaint`, once it has said why it cannot go on."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self.number = number

@@ -116,11 +116,7 @@ class Outcome:
 
 
 class Connection:
-    """One connection, which carries one exchange at a time; also what its parser calls back.
-
-    Attributes:
-        heard: whether anything of the present exchange's answer has come.
-    """
+    """One connection, which carries one exchange at a time; also what its parser calls back. `heard`: some of the exchange's answer has come."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.heard = False
@@ -242,11 +238,7 @@ ResultT = TypeVar("ResultT")
 
 @attrs.frozen(kw_only=True)
 class RequestShape:
-    """What every request of a load has in common.
-
-    Attributes:
-        vocab_size: prompts of ids are drawn below this; None draws words, for servers that take no ids.
-    """
+    """What every request of a load has in common; `vocab_size` None draws words, for servers that take no ids."""
 
     address: server.Address
     endpoint: str

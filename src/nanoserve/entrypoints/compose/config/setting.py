@@ -25,12 +25,7 @@ class Sourced:
 
 @attrs.frozen(kw_only=True)
 class Setting:
-    """The declaration of a setting before a source gives it a value.
-
-    Attributes:
-        table: the TOML table it lives in; empty for the top level.
-        summary: one sentence for `--help`.
-    """
+    """The declaration of a setting before a source gives it a value; `table` is its TOML table, empty for the top level."""
 
     name: str
     table: str

@@ -49,12 +49,7 @@ class _Gauge(_Counter):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Metrics(Collector):
-    """Keeps nothing: reads the engine's and the server's counters when asked.
-
-    Attributes:
-        phases: seconds that each part of the server's own start took.
-        live: has the engine, and how many watch it; `batches`, where there are any, how far they are.
-    """
+    """Keeps nothing: reads counters when asked, of the engine and its viewers (`live`), and of `batches`, if there are any; `phases` are seconds of the start."""
 
     live: Live
     model_name: str

@@ -22,11 +22,7 @@ _FAREWELL_MS: Final = 3000
 
 @attrs.frozen(kw_only=True, eq=False)
 class Tracing:
-    """Where spans go.
-
-    Attributes:
-        plugin: for Litestar; it makes the span of each request.
-    """
+    """The way of spans to a collector; `plugin` is for Litestar, and makes the span of each request."""
 
     plugin: Any
     _provider: Any

@@ -38,12 +38,7 @@ class _Fixed(msgspec.Struct):
 
 @attrs.define(eq=False, kw_only=True)
 class Thread(Record):
-    """A conversation up to an answer, that answer included.
-
-    Attributes:
-        said: lists of messages as JSON, oldest first, shared with the threads that go on from here.
-        fixed: the system prompt and the tools as JSON.
-    """
+    """A conversation up to an answer, that included: lists of messages as JSON, oldest first and shared with threads that go on, and what is `fixed`."""
 
     said: tuple[bytes, ...]
     fixed: bytes
@@ -60,11 +55,7 @@ def is_of_thread(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 class Threading:
-    """The thread of one request, if it has one.
-
-    Attributes:
-        body: the request as one for the whole conversation.
-    """
+    """The thread of one request, if it has one; `body` is the request as one for the whole conversation."""
 
     def __init__(
         self,

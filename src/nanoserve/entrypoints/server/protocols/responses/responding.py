@@ -93,11 +93,7 @@ class StoredResponse(Record):
 
 
 class Responding:
-    """One `POST /v1/responses`; raises for a wrong body, and opens nothing before it is asked to.
-
-    Attributes:
-        order: for the service, `open` hands it in; `writer` shows its answer.
-    """
+    """One `POST /v1/responses`; raises for a wrong body. `open` hands its `order` to the service, and `writer` shows the answer."""
 
     def __init__(
         self, body: wire.CreateResponse, *, service: TextService, client: Client, store: ConversationStore
