@@ -9,6 +9,7 @@ class CountingStore:
     """Counts what is written."""
 
     written = 0
+    is_lost = False
 
     def read(self, source: object, /, *, anew: bool, partial: bool) -> None:
         """Nothing to read."""

@@ -32,6 +32,7 @@ from nanoserve.ports.steering import PARTS, WEIGHTS, PauseMode, Steering, Weight
 
 HAND_OVER_SECONDS: Final = 5.0
 """The longest that the end of an answer waits for a directory to take the blocks of its prompt."""
+_LOST: Final = "the weights came from no folder, and went with their memory: send all weights again"
 
 
 class Engine(Generic[TicketT]):
@@ -105,7 +106,11 @@ class Engine(Generic[TicketT]):
     @property
     def _stands(self) -> bool:
         """True if no step is planned at all."""
-        return self._paused is PauseMode.KEEP or bool(self._asleep)
+        return self._paused is PauseMode.KEEP or bool(self._asleep or self._lost)
+
+    @property
+    def _lost(self) -> str:
+        return _LOST if self._weight_store is not None and self._weight_store.is_lost else ""
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a `RequestRefusedError` or `BadValueError` and change nothing."""
@@ -191,7 +196,8 @@ class Engine(Generic[TicketT]):
     @property
     def steering(self) -> Steering:
         """Where it stands."""
-        return Steering(paused=self._paused is not None, asleep=self._asleep, weights=self._weights)
+        is_paused = self._paused is not None
+        return Steering(paused=is_paused, asleep=self._asleep, weights=self._weights, lost=self._lost)
 
     def pause(self, mode: PauseMode) -> None:
         """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as ever."""
@@ -237,7 +243,7 @@ class Engine(Generic[TicketT]):
         Nothing that the weights before have computed is found any more. Sequences with rows keep what they have, and share it with
         nobody; what they lose by preemption is computed anew.
         """
-        is_open = self._paused is None and not self._asleep
+        is_open = self._paused is None and not self._asleep and not self._lost
         if self._pipeline or (is_open and self.scheduler.table.requests):
             raise ConflictError("requests are running: pause the engine before its weights are changed")
         if WEIGHTS in self._asleep:

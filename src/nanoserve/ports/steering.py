@@ -65,7 +65,13 @@ WeightSource = str | Sequence[SharedTensor] | Iterable[tuple[str, Any]]
 
 
 class WeightStore(Protocol):
-    """Makes new weights ready beside those that an engine computes with, and puts them in their place."""
+    """Makes new weights ready beside those that an engine computes with, and puts them in their place.
+
+    Attributes:
+        is_lost: the weights went with their memory, and no folder has them: nothing is computed before all are sent.
+    """
+
+    is_lost: bool
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         """Read a folder of safetensors files, or tensors by their names there, on top of what was read before unless `anew`; in any thread.

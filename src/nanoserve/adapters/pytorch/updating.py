@@ -142,6 +142,7 @@ class ModelWeights:
         self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
         self._stamps = [] if folder is None else _stamps(folder)
         self._blank: _Blank | None = None
+        self.is_lost = False
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         """See `WeightStore`."""
@@ -203,6 +204,7 @@ class ModelWeights:
         if self._memories is not None:
             self._memories[WEIGHTS].forget()
         self._sources = [*(self._sources if blank.partial else ()), *blank.sources]
+        self.is_lost = False
 
     def sleep(self, level: int, /) -> None:
         """See `WeightStore`."""
@@ -213,10 +215,11 @@ class ModelWeights:
         if level not in _LEVELS:
             raise BadValueError("level", f"must be 1 or 2, got {level}")
         keep = level == _LEVELS[0]
+        has_folders = all(folder is not None for folder, _ in self._sources)
         if not keep:
             self._check_refusal()
             try:
-                for source in self._sources:
+                for source in self._sources if has_folders else ():
                     self._check_source(*source)
             except (ModelLoadError, OSError) as error:
                 raise BadValueError("level", f"the weights could not be read again: {error}") from error
@@ -230,7 +233,8 @@ class ModelWeights:
                     setattr(module, name, torch.empty(0))
         self._memories[WEIGHTS].release(keep=keep)
         self._memories[KV_CACHE].release(keep=False)
-        self._asleep, self._reads = {WEIGHTS, KV_CACHE}, not keep
+        self._asleep, self._reads = {WEIGHTS, KV_CACHE}, not keep and has_folders
+        self.is_lost |= not keep and not has_folders
 
     def wake(self, part: str, /) -> None:
         """See `WeightStore`."""

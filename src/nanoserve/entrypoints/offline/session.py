@@ -174,6 +174,8 @@ def run_requests(
     """
     if engine.steering.paused or engine.steering.asleep:
         raise ConflictError("the engine is paused or asleep; resume it, or wake it up")
+    if engine.steering.lost:
+        raise ConflictError(engine.steering.lost)
     living = {request.request_id: request.sampling.n for request in requests}
     try:
         for index, request in enumerate(requests):

@@ -181,6 +181,28 @@ def test_what_is_wrong_is_named_and_the_weights_stay(tmp_path: Path, wrong: str)
     assert torch.equal(logits(model), logits(loaded))
 
 
+def test_weights_that_came_from_no_folder_are_lost_in_a_deep_sleep_until_all_are_sent(tmp_path: Path) -> None:
+    old, new = two(tmp_path)
+    model = old.build()
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    weights = ModelWeights(model, str(old.folder), None, memories=host_memories(model, kv))
+    tensors = load_file(file_of(new.folder))
+    for source, loses in ((iter(tensors.items()), True), (str(old.folder), False)):
+        weights.read(source, anew=True, partial=False)
+        weights.complete()
+        weights.write()
+        expected = logits(model)
+        weights.sleep(1)
+        weights.wake("weights")
+        weights.wake("kv_cache")
+        assert (weights.is_lost, torch.equal(logits(model), expected)) == (False, True)
+        weights.sleep(2)
+        weights.wake("weights")
+        weights.wake("kv_cache")
+        assert weights.is_lost is loses
+    assert torch.equal(logits(model), logits(old.build()))
+
+
 def test_what_is_complete_may_be_written_later_and_is_added_to_no_more(tmp_path: Path) -> None:
     old, new = two(tmp_path)
     model = old.build()

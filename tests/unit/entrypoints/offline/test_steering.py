@@ -48,6 +48,34 @@ def test_weights_come_from_an_iterator_and_what_is_wrong_changes_nothing(llm: LL
     assert ids(llm) == before
 
 
+def test_weights_that_no_folder_has_are_sent_anew_after_a_deep_sleep(llm: LLM) -> None:
+    before = ids(llm)
+    tensors = load_file(pathlib.Path(model_folder()) / "model.safetensors")
+    name = "model.norm.weight"
+    changed = {**tensors, name: tensors[name] * torch.linspace(0.2, 3, len(tensors[name]))}
+    llm.update_weights(iter(changed.items()))
+    after = ids(llm)
+    assert after != before
+    llm.sleep(1)
+    llm.wake_up()
+    assert ids(llm) == after
+    llm.sleep(2)
+    llm.wake_up(["weights"])
+    llm.wake_up(["kv_cache"])
+    with pytest.raises(ConflictError, match="send all weights"):
+        ids(llm)
+    with pytest.raises(BadValueError, match="send all"):
+        llm.update_weights({name: tensors[name]}.items(), partial=True)
+    with pytest.raises(BadValueError, match="were not sent"):
+        llm.update_weights({name: tensors[name]}.items())
+    llm.sleep(2)
+    llm.wake_up()
+    llm.update_weights(iter(changed.items()))
+    assert ids(llm) == after
+    llm.update_weights(model_folder())
+    assert ids(llm) == before
+
+
 def test_a_paused_or_sleeping_one_refuses_prompts(llm: LLM) -> None:
     before = ids(llm)
     llm.pause()

@@ -111,8 +111,8 @@ class KeptEngine(Generic[KeeperT]):
     @property
     def steering(self) -> Steering:
         """Where the engine stood when it last obeyed an order; a pause counts from the moment at which it is asked for."""
-        paused = self._pause is not None or bool(self._lost)
-        return attrs.evolve(self._steering, paused=paused, lost=self._lost)
+        lost = self._lost or self._steering.lost
+        return attrs.evolve(self._steering, paused=self._pause is not None or bool(lost), lost=lost)
 
     @property
     def is_idle(self) -> bool:
@@ -171,8 +171,8 @@ class KeptEngine(Generic[KeeperT]):
         match order:
             case engine_link.Pause():
                 self._pause = order
-            case engine_link.Resume() if self._lost or self._steering.asleep:
-                raise errors.ConflictError(self._lost or "the engine is asleep: wake it up first")
+            case engine_link.Resume() if self.steering.lost or self._steering.asleep:
+                raise errors.ConflictError(self.steering.lost or "the engine is asleep: wake it up first")
             case engine_link.Resume():
                 self._pause = None
         numbered = attrs.evolve(order, number=next(self._numbers))
