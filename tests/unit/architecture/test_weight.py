@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3871,
     "domain": 8568,
     "kernels": 13220,
-    "adapters/pytorch": 13686,
+    "adapters/pytorch": 13711,
     "adapters": 10860,
     "entrypoints/server": 10874,
     "entrypoints": 11531,
