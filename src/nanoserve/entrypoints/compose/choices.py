@@ -52,11 +52,10 @@ def choose_device(
         )
         raise BadValueError("tensor_parallel_size", message)
     asked = settings.quantization
-    if asked is not None and (asked == "fp8") != (device == "cuda"):
-        where, instead = ("a GPU", "take fp8") if device == "cuda" else ("a CPU", "take int8 or int4")
-        raise BadValueError(
-            "quantization", f"{asked} is not available on {where}; leave it out, or {instead}"
-        )
+    where, known = ("a GPU", ("fp8", "int4")) if device == "cuda" else ("a CPU", ("int8", "int4"))
+    if asked is not None and asked not in known:
+        message = f"{asked} is not available on {where}; leave it out, or take {' or '.join(known)}"
+        raise BadValueError("quantization", message)
     return device
 
 

@@ -61,6 +61,7 @@ def test_the_dtype_follows_checkpoint_and_device(
         (EngineSettings(device="cuda", deterministic=True), None, "cuda"),
         (EngineSettings(quantization="int8"), "no GPU", "cpu"),
         (EngineSettings(quantization="fp8"), None, "cuda"),
+        (EngineSettings(quantization="int4"), None, "cuda"),
     ],
 )
 def test_the_gpu_is_taken_where_there_is_one(
@@ -76,7 +77,7 @@ def test_the_gpu_is_taken_where_there_is_one(
         (
             EngineSettings(quantization="int8"),
             None,
-            "quantization: int8 is not available on a GPU; leave it out, or take fp8",
+            "quantization: int8 is not available on a GPU; leave it out, or take fp8 or int4",
         ),
         (EngineSettings(quantization="fp8"), "no GPU", "quantization: fp8 is not available on a CPU"),
         (

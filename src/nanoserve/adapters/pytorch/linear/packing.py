@@ -19,7 +19,7 @@ from nanoserve.ports.errors import BadValueError
 PACKED: Final = ("int8", "int4")
 """The quantizations that a CPU computes with."""
 QUANTIZATIONS: Final = (*PACKED, "fp8")
-"""All of them; `fp8` is a form of stored weights, for a GPU."""
+"""All of them; on a GPU `fp8` and `int4` are forms of stored weights."""
 
 
 def pack_linears(model: nn.Module, quantization: str | None = None) -> None:

@@ -78,6 +78,8 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
 }
 """The page of each `ModelSpec.architecture`."""
 
+MADE = ("fp8", "int4")
+"""The forms that a GPU's weights are put into as they arrive."""
 NOISE_LENGTH = 1_000_003
 """Numbers drawn; a prime, so that rows of a matrix, which repeat the noise, still differ from one another."""
 SCALE = 0.02
@@ -98,7 +100,7 @@ def build_model(
 ) -> DecoderModel:
     """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
 
-    Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8", made of each tensor as
+    Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8" or "int4", made of each tensor as
     it arrives. Those that kernels compute
     with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the tensors that hold them, on this device. Without `read`
     all is checked, and the tensors hold what was in memory.
@@ -113,13 +115,13 @@ def build_model(
     made = _made_form(spec, quantization, keeps=_keeps(keep, device))
     _check_quantization(spec, quantization)
     if made is not None and is_gguf(Path(folder)):
-        raise BadValueError("quantization", "fp8 cannot be made of a GGUF file; leave it out")
+        raise BadValueError("quantization", f"{quantization} cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
     model.slices = _slices(spec, model, ranks)
     if made is not None:
-        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
+        _keep(model, _fitting(model, made))
     elif spec.stored is not None and _keeps(keep, device):
         _keep(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, made, read=False)
@@ -136,10 +138,11 @@ def build_model(
 
 def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderModel, Form | None]:
     """A model of the same shape in host memory, empty, and the form that its plain tensors are put into; one process has all of it."""
-    made = FORMS["fp8"] if quantization == "fp8" else None
+    on_gpu = model.embedding.weight.device.type == "cuda"
+    made = FORMS[quantization] if quantization == "fp8" or (quantization == "int4" and on_gpu) else None
     blank = _shaped(model.spec, model.embedding.weight.dtype, ALONE)
     if made is not None:
-        keep_as_stored(blank, dict.fromkeys(blank.checkpoint_tensors(), made))
+        keep_as_stored(blank, _fitting(blank, made))
     _settle(blank, torch.device("cpu"))
     for layer, scales in kv_scales(blank).items():
         scales.copy_(kv_scales(model)[layer])
@@ -191,7 +194,7 @@ def build_random_model(
     model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
     model.slices = _slices(spec, model, ranks)
     if made is not None:
-        _keep(model, dict.fromkeys(model.checkpoint_tensors(), made))
+        _keep(model, _fitting(model, made))
     elif spec.stored is not None and _keeps(keep, device):
         _keep(model, all_forms(model, spec.stored))
     _settle(model, device, take)
@@ -254,14 +257,20 @@ def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
 
 def _made_form(spec: ModelSpec, quantization: str | None, *, keeps: bool) -> Form | None:
     """The form that plain weights are put into as they arrive; raises `BadValueError` where that cannot be."""
-    if quantization != "fp8":
+    if quantization not in MADE or (quantization == "int4" and not keeps):
         return None
     if not keeps:
         raise BadValueError("quantization", "fp8 is for a GPU; leave it out, or take int8 or int4 on a CPU")
     if spec.stored is not None:
-        message = f"fp8 cannot be made of a checkpoint that is stored quantized ({spec.stored}); leave it out"
+        message = f"{quantization} cannot be made of a checkpoint that is stored quantized ({spec.stored}); leave it out"
         raise BadValueError("quantization", message)
-    return FORMS["fp8"]
+    return FORMS[quantization]
+
+
+def _fitting(model: DecoderModel, made: Form) -> dict[str, Form]:
+    """The form for each tensor whose rows are of whole words."""
+    tensors = model.checkpoint_tensors().items()
+    return {name: made for name, each in tensors if each.dim() == 2 and each.shape[1] % made.multiple == 0}
 
 
 def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:

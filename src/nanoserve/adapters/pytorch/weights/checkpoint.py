@@ -73,7 +73,7 @@ def load_checkpoint(
     is_alone = tied_head and _outer(folder).keys() == {HEAD}
     embedding = next(each for each in destinations if each.endswith(EMBEDDING)) if is_alone else ""
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head and not is_alone else ()))
-    slices = slices or Slices(0, 1, destinations, stacks, {})
+    slices = slices or Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
     own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
     if is_gguf(Path(folder)):
         _load_gguf(Path(folder), ignored, own, slices, read=read)
@@ -120,7 +120,7 @@ def overlay(
     made: Form | None = None,
 ) -> set[str]:
     """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
-    slices = Slices(0, 1, destinations, stacks, {})
+    slices = Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
     known, ignored = destinations.keys() | stacks.keys(), (*BUFFERS, *((HEAD,) if tied_head else ()))
     wanted = (
         each for each in tensors if not each.name.endswith(ignored) and not each.name.startswith(unused)
@@ -133,6 +133,15 @@ def overlay(
     own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
     _fill_or_make(plain, own, slices, lanes, (made, scale_targets))
     return {name for stored in plain for name in stacks.get(stored.name, (None, (stored.name,)))[1]}
+
+
+def _plainly(destinations: Mapping[str, Tensor], made: Made) -> Mapping[str, Tensor]:
+    """The destinations as a checkpoint has what they are made of: those that are put into a form have shapes and no memory."""
+    form, targets = made
+    if form is None:
+        return destinations
+    shapes = {name: (len(destinations[name]), form.width(destinations[name].shape[1])) for name in targets}
+    return {**destinations, **{name: torch.empty(each, device="meta") for name, each in shapes.items()}}
 
 
 def _fill_or_make(

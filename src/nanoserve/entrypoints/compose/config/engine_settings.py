@@ -47,7 +47,7 @@ class EngineSettings:
     )
     quantization: str | None = optional(
         one_of("none", "int8", "int4", "fp8"),
-        "Compress the weights while loading: int8 and int4 are for a CPU, fp8 for a GPU.",
+        "Compress the weights while loading: int8 and int4 are for a CPU, fp8 and int4 for a GPU.",
         word="none",
     )
     kv_cache_dtype: str = setting(
