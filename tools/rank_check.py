@@ -1,6 +1,7 @@
 """Two ranks over thousands of decode steps: whether both draw the same tokens in each.
 
     python -m tools.rank_check                                   # two GPUs, shape:llama-3.2-1b
+    python -m tools.rank_check --model shape:deepseek-v2-lite --expert-parallel
     python -m tools.rank_check --model "" --device cpu --steps 200 --rows 6   # the model in the box, two processes
 
 Requests come and go, so that the number of rows goes up and down. Exits with an error in the step in which a rank differs.
@@ -33,6 +34,7 @@ def main() -> None:
         model=arguments.model or None,
         device=arguments.device,
         tensor_parallel_size=2,
+        expert_parallel=arguments.expert_parallel,
         max_model_len=1024,
         max_num_seqs=arguments.rows,
         paranoid=True,
@@ -101,6 +103,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--expert-parallel", action="store_true")
     return parser.parse_args()
 
 
