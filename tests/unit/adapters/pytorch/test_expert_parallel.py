@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.experts import Experts
+from nanoserve.adapters.pytorch.lora.layout import Layout
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import BadValueError
@@ -130,6 +131,15 @@ def test_tokens_are_counted_by_expert_alike_on_every_rank(tmp_path: Path) -> Non
     assert first.shape[1] == 2
     assert first.sum((1, 2)).tolist() == [top * sum(map(len, PROMPTS))] * len(mixtures(parts[0]))
     assert tiny.build().expert_tokens is None
+
+
+def test_adapters_fit_what_they_fit_without_ranks(tmp_path: Path) -> None:
+    """The router and attention, of the whole model's shapes; no expert."""
+    tiny = make_tiny_model(tmp_path, "qwen3_moe", **FAMILIES["qwen3_moe"])
+    whole = Layout.of(tiny.build()).shapes
+    assert not any(".experts." in name for name in whole)
+    for part in spread(tiny):
+        assert Layout.of(part).shapes == whole
 
 
 def test_other_tokens_change_no_bit(tmp_path: Path) -> None:
