@@ -68,10 +68,7 @@ class Address:
 
 
 def read_address(url: str, key: str | None = None) -> Address:
-    """Read a URL with or without `/v1`; without a key, the one in the environment is taken.
-
-    Raises `BadValueError`.
-    """
+    """Read a URL with or without `/v1`; without a key, the one in the environment is taken. Raises `BadValueError`."""
     try:
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port

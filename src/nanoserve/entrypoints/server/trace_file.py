@@ -30,10 +30,7 @@ _FAREWELL: Final = 5.0
 
 
 def check_trace_file(path: str) -> None:
-    """Make sure that a step log can be written here; one that is here already is kept as `FILE.1`.
-
-    Raises `BadValueError`.
-    """
+    """Make sure that a step log can be written here; one that is here already is kept as `FILE.1`. Raises `BadValueError`."""
     check_trace_path(path)
     try:
         _put_aside(path)

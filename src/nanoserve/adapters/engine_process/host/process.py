@@ -47,10 +47,7 @@ class SocketLink:
         return len(self._unsent)
 
     def receive(self, timeout: float | None) -> Sequence[Command]:
-        """At most `READ_AT_ONCE` bytes of commands; None waits without end.
-
-        A request that cannot be read is refused at once.
-        """
+        """At most `READ_AT_ONCE` bytes of commands; None waits without end. A request that cannot be read is refused at once."""
         self._flush()
         while len(self._unsent) > MOST_UNSENT:
             self._wait(None, select.POLLOUT)
