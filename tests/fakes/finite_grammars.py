@@ -69,7 +69,7 @@ class FiniteGrammars:
     def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
         """Raises `BadValueError` for another kind, for what is no number, and for ids outside the vocabulary."""
         if constraint.kind != KIND:
-            raise BadValueError("constraint", f"must be of the kind {KIND}, got {constraint.kind}")
+            raise BadValueError(constraint.kind, f"must be of the kind {KIND}")
         try:
             language = language_of(constraint.text)
         except ValueError as error:

@@ -51,6 +51,8 @@ _JSON_IN_LARK: Final = re.compile(r"%json\s*(?=\{)")
 _UNFORCED: Final = '\n%llguidance {"no_forcing": true}\n'
 """Constant text may be cut into tokens in any way. Else the library asks the tokenizer how to cut it, all of it for each mask, and finds
 special tokens in it, which it then refuses."""
+_OWN_LINE: Final = re.compile(r"\n *\d+ \| *%llguidance \{\"no_forcing\": true\}")
+"""The line that was added, where an error shows what a client has written."""
 
 IsSpecial = Callable[[str], bool]
 """Whether a text is a special token of the vocabulary."""
@@ -126,6 +128,7 @@ def _is_plain(constraint: Constraint) -> bool:
 def refusal(kind: str, message: str) -> BadValueError:
     """The library's complaint as an error of one line; an empty one is that nothing fits."""
     message = _OF_SCHEMA.sub("", message).partition("\n   1 | ")[0] if _OF_SCHEMA.match(message) else message
+    message = _OWN_LINE.sub("", message)
     known = (words for start, words in _IN_OTHER_WORDS.items() if message.startswith(start))
     line = next(known, " ".join((message or NOTHING_FITS).split()).replace(*_ONE_OF))
     return BadValueError(kind, line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}...")

@@ -95,11 +95,14 @@ class Constraints:
             raise BadValueError("constraint", "this engine cannot make answers follow a grammar")
         if not request.eos_token_ids or request.sampling.ignore_eos:
             raise BadValueError("constraint", "needs an end-of-sequence id that is not ignored")
-        grammar = self._grammars.compile(constraint, request.client)
-        if not grammar.done():
-            self.compiling[family[0]] = (family, grammar)
-            return False
-        self._start(family, grammar.result())
+        try:
+            grammar = self._grammars.compile(constraint, request.client)
+            if not grammar.done():
+                self.compiling[family[0]] = (family, grammar)
+                return False
+            self._start(family, grammar.result())
+        except BadValueError as error:  # grammars name the kind of constraint
+            raise BadValueError("constraint", str(error).removeprefix(AT_FAULT)) from None
         return True
 
     def _start(self, family: list[Sequence], grammar: Grammar) -> None:

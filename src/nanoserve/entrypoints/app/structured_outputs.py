@@ -44,8 +44,11 @@ def _of_structured_outputs(value: object) -> Constraint | None:
     if value is None:
         return None
     fields = _object("structured_outputs", value)
+    unset = {"json_object": False}
     given = {
-        name: each for name, each in fields.items() if name not in _OPTIONS and each not in (None, False)
+        name: each
+        for name, each in fields.items()
+        if name not in _OPTIONS and each is not None and each is not unset.get(name)
     }
     if unknown := given.keys() - set(_MEMBERS):
         raise BadValueError(

@@ -360,3 +360,10 @@ def test_what_fails_behind_the_first_token_is_the_constraint_s_error(
             break
     assert wrong[0].startswith(f"{AT_FAULT}{said}")
     assert matcher.lexer.is_full == ("states" in said), "later answers would fail with the same lexer"
+
+
+def test_an_error_shows_the_lines_that_the_client_has_written_and_no_other() -> None:
+    with pytest.raises(BadValueError) as refused:
+        check(Constraint("lark", "start: unheard"))
+    assert "1 | start: unheard" in str(refused.value)
+    assert "llguidance" not in str(refused.value)

@@ -61,6 +61,13 @@ def test_every_form(fields: dict[str, Any], expected: Constraint | None) -> None
         check_constraint(found)
 
 
+def test_a_schema_that_nothing_fits_is_no_missing_one() -> None:
+    found = constraint_of(structured_outputs={"json": False})
+    assert found == Constraint("json_schema", "false")
+    with pytest.raises(BadValueError, match="no value fits false"):
+        check_constraint(found)
+
+
 @pytest.mark.parametrize("field", ["structured_outputs", "response_format"])
 def test_structural_tags(field: str) -> None:
     value = TAG if field == "response_format" else {"structural_tag": TAG}
