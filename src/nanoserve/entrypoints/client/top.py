@@ -134,6 +134,8 @@ def rows(before: Scrape, now: Scrape) -> Iterator[tuple[str, str]]:
     yield "KV blocks", f"{value('kv_cache_usage_perc'):.0%} used, {cached}"
     yield "prefix hits", f"{hits} of {looked_up:,.0f} tokens"
     yield "preemptions", f"{value('num_preemptions_total'):,.0f}"
+    if value("expert_tokens_total"):
+        yield "experts", f"balance {value('expert_balance'):.2f} over ranks"
     yield "TTFT", latency("time_to_first_token_seconds")
     yield "ITL", latency("inter_token_latency_seconds")
     yield "finished", ", ".join(f"{name} {count:,.0f}" for name, count in ended if count) or "none yet"

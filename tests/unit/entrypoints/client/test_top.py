@@ -46,6 +46,16 @@ def test_every_figure_is_read_from_the_metrics() -> None:
     assert shown["finished"] == "length 10, stop 2"
 
 
+def test_how_even_whole_experts_are_is_shown_where_there_are_some() -> None:
+    counted = f"""
+nanoserve:expert_balance{{{COMMON}}} 0.925
+nanoserve:expert_tokens_total{{{COMMON},rank="0"}} 30
+nanoserve:expert_tokens_total{{{COMMON},rank="1"}} 44"""
+    now = read_metrics(f"{PAGE}1{counted}\n".encode(), 0.0)
+    assert dict(rows(now, now))["experts"] == "balance 0.93 over ranks"
+    assert "experts" not in dict(rows(*[read_metrics(f"{PAGE}1\n".encode(), 0.0)] * 2))
+
+
 def test_a_counter_that_starts_again_is_no_negative_rate() -> None:
     before, now = (
         read_metrics(f"{PAGE}{count}\n".encode(), moment) for count, moment in ((300, 0.0), (5, 1.0))
