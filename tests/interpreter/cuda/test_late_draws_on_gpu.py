@@ -9,8 +9,9 @@ import attrs
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
@@ -103,15 +104,15 @@ def test_the_same_answers_as_on_a_cpu() -> None:
 
 def test_a_block_is_lent_once_its_masks_have_been_drawn_with(monkeypatch: pytest.MonkeyPatch) -> None:
     reached, drawn = list[int](), list[int]()
-    ticket = Drawing.ticket
+    issue = Drawing.issue
 
-    def noted(drawing: Drawing, *of: Any, masked: bool = False, **more: Any) -> CudaTicket:
-        made = ticket(drawing, *of, masked=masked, **more)
+    def noted(drawing: Drawing, ticket: CudaTicket, *, masked: bool = False) -> CudaTicket:
+        made = issue(drawing, ticket, masked=masked)
         if masked and made.slot is not None:
             drawn.append(made.slot)
         return made
 
-    monkeypatch.setattr(Drawing, "ticket", noted)
+    monkeypatch.setattr(Drawing, "issue", noted)
     monkeypatch.setattr(Arrivals, "reach", lambda _, slot: reached.append(slot))
     found = answers({"b": "11 12 13"})
     assert len(drawn) >= len(found["b"]) > 1

@@ -13,8 +13,8 @@ from nanoserve.adapters.engine_process.host.process import SocketLink
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.reference_model import HFReferenceModel
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
-from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.adapters.trace.codec import JsonTraceFormat

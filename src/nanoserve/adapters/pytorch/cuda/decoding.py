@@ -20,6 +20,7 @@ from nanoserve.adapters.pytorch.cuda.batches import bucket_of, widths_of
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
@@ -66,13 +67,15 @@ class Decoding:
         rehearsal: ForwardLauncher,
         arena: Arena,
         drawing: Drawing,
+        special: SpecialDraws,
         *,
         graphs: Graphs | None,
         pdl: bool,
         propose: Propose,
     ) -> None:
         self.propose = propose
-        self._launcher, self._rehearsal, self._arena, self._drawing = launcher, rehearsal, arena, drawing
+        self._launcher, self._rehearsal, self._arena = launcher, rehearsal, arena
+        self._drawing, self.special = drawing, special
         self._pdl = pdl
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
@@ -136,7 +139,7 @@ class Decoding:
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
         bucket, splits, samples, adapted, width = key
         if splits == DRAW_ALONE:
-            self._drawing.draw_masked(places[:bucket], width=width, pdl=self._pdl)
+            self.special.draw_masked(places[:bucket], width=width, pdl=self._pdl)
             return
         if width > 1:
             self.propose(batch_rows=places[:bucket], width=width, pdl=self._pdl)

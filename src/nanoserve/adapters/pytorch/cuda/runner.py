@@ -30,19 +30,21 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch, Batches
+from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batches
 from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Propose
-from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket, Drawing
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
+from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.offload import Offload
-from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
+from nanoserve.adapters.pytorch.pooling import RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.copies.launch import copy_pages_into
@@ -86,9 +88,10 @@ class CudaRunner:
         self._prompt_scoring = PromptScoring()
         self._pooling = RowPooling(launcher.logits, launcher.pooled_layers)
         self._row_updates = RowUpdates(arena, self._batches, sampler, self._prompt_scoring, self._pooling)
-        self._drawing = Drawing(arena, space, sampler)
+        self._drawing = Drawing(arena, space.sampling)
+        self._special = SpecialDraws(arena, space.logits, sampler, self._drawing)
         how: dict[str, Any] = {"graphs": graphs, "pdl": pdl, "propose": propose}
-        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, **how)
+        self._decoding = Decoding(launcher, rehearsal, arena, self._drawing, self._special, **how)
         self._graphs = graphs
         self._mixed_steps = MixedSteps(
             launcher, arena, space.logits, self._decoding, graphs, seconds=self._pooling.seconds
@@ -159,7 +162,7 @@ class CudaRunner:
 
     def mask_block(self, _count: int, /) -> MaskBlock:
         """As in `LateDrawing`; pinned, and for as many rows as there are."""
-        return self._drawing.lend_block()
+        return self._special.lend_block()
 
     @torch.inference_mode()
     def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
@@ -222,28 +225,27 @@ class CudaRunner:
         key = self._decoding.key(len(batch.places), longest, **how)
         self.graph_steps[self._decoding.run(key)] += 1
         tokens = max(key.width, 1)
-        which: dict[str, Any] = {"rows": batch.places, "order": batch.order, "width": key.width}
+        ticket = CudaTicket(step=plan.step, drawn_rows=batch.places, order=batch.order, width=key.width)
         self._batches.advance(tokens)
         if special:
             logits = self._space.logits[: len(batch.places) * tokens]
-            return self._sample(plan, logits, self._arena.places, **which)
+            return self._sample(plan, ticket, logits, self._arena.places)
         if plan.masked:
-            self._undrawn = plan.masked, functools.partial(self._draw_masked, plan, batch, key.width)
+            self._undrawn = plan.masked, functools.partial(self._draw_masked, plan, ticket)
             return CudaTicket(step=plan.step)
-        return self._drawing.ticket(plan.step, **which)
+        return self._drawing.issue(ticket)
 
     def _draw_masked(
-        self, plan: StepPlan, batch: Batch, width: int, *, masks: Masks, missing: set[int]
+        self, plan: StepPlan, ticket: CudaTicket, *, masks: Masks, missing: set[int]
     ) -> CudaTicket:
         """Draw by a graph, if it is for all rows and as wide as was planned."""
-        rows, step = batch.places, plan.step
-        if missing or plan.width > max(width, 1):
-            logits, places = self._space.logits[: len(rows) * max(width, 1)], self._arena.places
-            how: dict[str, Any] = {"masks": masks, "missing": missing, "width": width}
-            return self._drawing.sample(step, logits, places, rows=rows, order=batch.order, **how)
-        self._drawing.blocks.send(masks, rows, max(width, 1))
-        self._decoding.run(self._decoding.draw_key(len(rows), width))
-        return self._drawing.ticket(step, rows, batch.order, masked=True, width=width)
+        rows, width = ticket.drawn_rows, max(ticket.width, 1)
+        if missing or plan.width > width:
+            logits, places = self._space.logits[: len(rows) * width], self._arena.places
+            return self._special.sample(ticket, logits, places, masks=masks, missing=missing)
+        self._special.blocks.send(masks, rows, width)
+        self._decoding.run(self._decoding.draw_key(len(rows), ticket.width))
+        return self._drawing.issue(ticket, masked=True)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)
@@ -251,23 +253,24 @@ class CudaRunner:
         scored, pooled = self._prompt_scoring.asks(plan.chunks), bool(self._pooling.asked)
         scores: list[PromptScores] = []
         fetched: tuple[Any, ...] = ()
-        single = self._pooling.single(plan.chunks) if pooled and not (scored or lora_groups) else None
-        if single is not None:
-            step, hidden = self._mixed_steps.whole(plan.chunks, batch, longest, choose=single)
-            logits, how = self._space.logits[: len(step.sampling)], "eager"
-            fetched = self._fetch(self._pooling.pool_single(plan.chunks, hidden[len(step.sampling) :]))
-            if step.sampling:
-                self._launcher.chosen_logits(hidden[: len(step.sampling)])
-        elif scored or pooled or lora_groups:
-            step, hidden = self._mixed_steps.whole(plan.chunks, batch, longest, lora_groups=lora_groups)
-            logits, how = self._space.logits[: len(step.sampling)], "eager"
-            fetched = self._fetch(self._pooling.pool(plan.chunks, hidden)) if pooled else ()
+        if scored or pooled or lora_groups:
+            alone = pooled and not (scored or lora_groups)
+            single = self._pooling.single(plan.chunks) if alone else None
+            more: dict[str, Any] = {"choose": single, "lora_groups": lora_groups}
+            step, hidden = self._mixed_steps.whole(plan.chunks, batch, longest, **more)
+            count = len(step.sampling)
+            logits, how = self._space.logits[:count], "eager"
+            if single is not None:
+                vectors = self._pooling.pool_single(plan.chunks, hidden[count:])
+            else:
+                vectors = self._pooling.pool(plan.chunks, hidden) if pooled else []
+            fetched = tuple([(each, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
             if scored:
-                scores = self._prompt_scoring.score(
-                    plan.chunks, hidden, self._arena.tokens, self._launcher.logits
-                )
-            if step.sampling:
-                self._launcher.chosen_logits(self._launcher.choose(hidden, len(step.sampling)))
+                tokens, head = self._arena.tokens, self._launcher.logits
+                scores = self._prompt_scoring.score(plan.chunks, hidden, tokens, head)
+            if count:
+                chosen = hidden[:count] if single is not None else self._launcher.choose(hidden, count)
+                self._launcher.chosen_logits(chosen)
         else:
             step, logits, how = self._mixed_steps.run(plan.chunks, batch, longest)
         self.graph_steps[how] += 1
@@ -276,20 +279,19 @@ class CudaRunner:
         if not step.sampling:
             return CudaTicket(step=plan.step, prompt_scores=tuple(scores), pooled=fetched)
         self._batches.add_tokens(step.finished)
-        order = _shifted(step.batch.order, len(step.finished), len(batch.places))
+        finished, order = len(step.finished), step.batch.order
+        if order is not None:  # decoding places come behind the chunks, which keep theirs
+            order = (*range(finished), *(finished + order[place] for place in range(len(batch.places))))
         places, width = self._arena.sampling_places, int(plan.width > 1)
-        which = {"rows": step.sampling, "order": order, "width": width, "prompt_scores": tuple(scores)}
-        ticket = self._sample(plan, logits, places, **which)
+        ticket = CudaTicket(step=plan.step, drawn_rows=step.sampling, order=order, width=width)
+        ticket.prompt_scores = tuple(scores)
+        ticket = self._sample(plan, ticket, logits, places)
         ticket.pooled = fetched
         return ticket
 
-    def _fetch(self, pooled: Sequence[Pooled]) -> tuple[tuple[Pooled, Any], ...]:
-        """Queue the way of vectors to the host."""
-        return tuple([(each, self._drawing.arrivals.fetch(each.vectors)) for each in pooled])
-
-    def _sample(self, plan: StepPlan, logits: Tensor, places: Tensor, **more: Any) -> CudaTicket:
+    def _sample(self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, places: Tensor) -> CudaTicket:
         """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""
-        draw = functools.partial(self._drawing.sample, plan.step, logits, places, **more)
+        draw = functools.partial(self._special.sample, ticket, logits, places)
         if not plan.masked:
             return draw()
         self._undrawn = plan.masked, draw
@@ -322,10 +324,3 @@ class CudaRunner:
 
 def _out_of_memory(plan: StepPlan, error: Exception) -> StepFailedError:
     return StepFailedError(f"step {plan.step}: out of device memory: {error}")
-
-
-def _shifted(order: tuple[int, ...] | None, by: int, count: int) -> tuple[int, ...] | None:
-    """An order of decoding places behind `by` chunks that keep theirs."""
-    if order is None:
-        return None
-    return (*range(by), *(by + order[place] for place in range(count)))

@@ -14,9 +14,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.drawing import CudaTicket
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.sums import Pending, Sums
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.parallel.communicator import MOST_SECONDS, Communicator, patience
 from nanoserve.adapters.pytorch.parallel.expert_loads import ExpertLoads

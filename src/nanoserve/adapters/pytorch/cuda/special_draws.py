@@ -1,0 +1,103 @@
+"""Draws of rows that ask for more than a token: logits that are shaped first, masks, log-probabilities, rows that get nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
+from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.ports.grammar import MOST_DRAFTED, Masks
+
+
+class SpecialDraws:
+    """Made by a `Drawing`, outside of graphs but for those with masks; `logits` are those of the workspace.
+
+    Attributes:
+        blocks: memory for the masks of steps that are drawn late.
+    """
+
+    def __init__(self, arena: Arena, logits: Tensor, sampler: DeviceSampler, drawing: Drawing) -> None:
+        self._arena, self._logits, self._sampler, self._drawing = arena, logits, sampler, drawing
+        sizes = arena.sizes
+        self.blocks = PinnedBlocks(
+            vocab_size=sampler.vocab_size,
+            most=max(sizes.max_num_seqs, MOST_DRAFTED if sizes.max_width > 1 else 0),
+            device=arena.lengths.device,
+        )
+
+    def draw_masked(self, places: Tensor, *, width: int = 0, pdl: bool) -> None:
+        """Launch a draw from the logits that the newest forward pass left, with the masks that were sent; may be captured."""
+        logits = self._logits[: len(places) * max(width, 1)]
+        self.blocks.exclude(logits)
+        self._drawing.draw(logits, places, width=width, pdl=pdl)
+
+    def lend_block(self) -> PinnedBlock:
+        """Memory for a step's masks; waits for the draw with those before, which ranks that follow another one do not collect."""
+        if self._drawing.masked_slot is not None:
+            self._drawing.arrivals.reach(self._drawing.masked_slot)
+            self._drawing.masked_slot = None
+        return self.blocks.take()
+
+    def sample(
+        self,
+        ticket: CudaTicket,
+        logits: Tensor,
+        places: Tensor,
+        *,
+        masks: Masks | None = None,
+        missing: Collection[int] = (),
+    ) -> CudaTicket:
+        """Draw for a ticket's rows, with what they ask for before and after it; `places` begins with them, `missing` get nothing.
+
+        With a width, logits [S * width, vocab] are of as many positions of each row. Rows whose draws depend on earlier ones have no
+        drafts: what is shaped of their later positions is not looked at.
+        """
+        # Scores are of the logits as the model made them; `process` returns a copy.
+        rows, width, given = ticket.drawn_rows, ticket.width, ticket.order
+        special, places = self._sampler.special(rows), places[: len(rows)]
+        owners = tuple([row for row in rows for _ in range(width)]) if width > 1 else rows
+        shaped = self._sampler.process(logits, owners) if special else logits
+        ends = self._arena.lengths.index_select(0, places) if special and width > 1 else None
+        if masks:
+            self.blocks.exclude(shaped, self.blocks.send(masks, rows, max(width, 1)))
+        if missing:
+            drawn = [place for place, row in enumerate(rows) if row not in missing]
+            ticket.order = tuple(
+                bisect_left(drawn, place) % len(drawn) if drawn else 0 for place in given or range(len(rows))
+            )
+            ticket.asked = tuple(rows[place] for place in given or range(len(rows))) if width else ()
+            ticket.drawn_rows = rows = tuple(rows[place] for place in drawn)
+            if not drawn:
+                return ticket
+            index = torch.tensor(drawn, device=places.device)
+            logits, shaped = (_of_rows(each, index, max(width, 1)) for each in (logits, shaped))
+            places = places.index_select(0, index)
+            ends = None if ends is None else ends.index_select(0, index)
+            owners = tuple([row for row in owners if row in rows])
+        self._drawing.draw(shaped, places, width=width, pdl=False)
+        self._drawing.issue(ticket, masked=bool(masks))
+        if not special:
+            return ticket
+        lengths = self._arena.lengths.index_select(0, places).long()
+        tokens = self._arena.tokens[places.long(), lengths - 1].long()  # which the rows were just given, [S]
+        self._sampler.observe(rows, tokens)
+        if ends is not None:  # as drafted, from where a draw was none
+            ahead = ends.long()[:, None] + torch.arange(width, device=ends.device)
+            tokens = self._arena.tokens[places.long()[:, None], ahead].long().clamp(min=0).flatten()
+        scored = shaped if self._sampler.processed_logprobs else logits
+        ticket.scores = self._sampler.score(scored, tokens, owners if width > 1 else rows)
+        if ticket.scores is not None:
+            ticket.scores_download = self._drawing.arrivals.fetch(ticket.scores.packed)
+        return ticket
+
+
+def _of_rows(logits: Tensor, index: Tensor, width: int) -> Tensor:
+    """The logits of some rows, each of which has `width` places."""
+    return logits.view(-1, width, logits.shape[1]).index_select(0, index).flatten(0, 1)
