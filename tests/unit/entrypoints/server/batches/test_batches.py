@@ -148,7 +148,9 @@ def test_lines_in_flight_are_bounded_and_batches_take_turns(tmp_path: pathlib.Pa
         first = create(client, file_of(client, lines(*NAMES[:6])))
         world.wait_until(lambda: len(world.engine.requests) == 2)
         second = create(client, file_of(client, lines(*NAMES[6:12])))
-        world.wait_until(lambda: batches_of(world).living["in_progress"] == 2)
+        # A line of each batch waits for a slot.
+        world.wait_until(lambda: len(batches_of(world)._slots._waiters or ()) == 2)
+        assert world.call(lambda: batches_of(world).living["in_progress"]) == 2
         assert world.call(lambda: batches_of(world).num_asked) == 2
         code, _, message = refusal(client.delete(f"/v1/files/{first['input_file_id']}"), 409)
         assert (code, first["id"] in message) == ("file_in_use", True)
