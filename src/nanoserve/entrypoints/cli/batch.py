@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import rich_click as click
 
-from nanoserve.entrypoints.cli.options import Command
+from nanoserve.entrypoints.cli.options import DEBUG, Command
 
 
 @click.command("run-batch", cls=Command)
@@ -30,7 +30,7 @@ from nanoserve.entrypoints.cli.options import Command
     type=int,
     help="Of requests that name none, for a server with --policy priority: the higher, the later.",
 )
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@DEBUG
 def run_batch(
     *, file: str, output: str | None, url: str, api_key: str | None, concurrency: int, priority: int | None
 ) -> None:

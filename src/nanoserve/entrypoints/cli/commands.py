@@ -151,7 +151,7 @@ def embed(
     from nanoserve.entrypoints.cli.prompt_sources import read_sources  # noqa: PLC0415 - as above
 
     sources = read_sources(prompt, file)
-    from nanoserve.entrypoints.cli.embedding import run_embedding  # noqa: PLC0415 - loads torch
+    from nanoserve.entrypoints.cli.generation import run_embedding  # noqa: PLC0415 - loads torch
 
     run_embedding(configuration, sources, prompt_name, dimensions)
 
@@ -289,7 +289,6 @@ click.rich_click.OPTION_GROUPS["nanoserve inspect"] = [
     {"name": "The page", "options": ["--no-browser", "--port"]},
     {"name": "Others", "options": ["--debug", "--help", "--help-all"]},
 ]
-_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
 
 @click.command(cls=options.Command)
@@ -314,7 +313,7 @@ _debug = click.option("--debug", is_flag=True, expose_value=False, help="Show th
     default=0,
     help="The port of the page on 127.0.0.1; a free one if not given.",
 )
-@_debug
+@options.DEBUG
 def inspect(*, file: str, **wanted: Any) -> None:
     """Show the run in STEP_LOG, which `generate --trace FILE` or `serve --trace FILE` has written, step by step."""
     from nanoserve.entrypoints.page.inspect.command import run_inspect  # noqa: PLC0415 - not needed for --help
@@ -324,7 +323,7 @@ def inspect(*, file: str, **wanted: Any) -> None:
 
 @click.command(cls=options.Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@_debug
+@options.DEBUG
 def env(*, as_json: bool) -> None:
     """Show versions, processor and memory, for bug reports."""
     from nanoserve.entrypoints.compose.bootstrap import environment  # noqa: PLC0415 - not needed for --help
@@ -352,7 +351,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 @click.command(cls=options.Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
-@_debug
+@options.DEBUG
 def models(*, as_json: bool) -> None:
     """List the families of models, and what is supported of each."""
     from rich.console import Console  # noqa: PLC0415 - nor are these needed for --help

@@ -1,4 +1,4 @@
-"""Runs `nanoserve generate` once its settings and prompts are read: load, run, write, report."""
+"""Runs `nanoserve generate` and `embed` once their settings and prompts are read: load, run, write, report."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.events import EngineEvent, TokensGenerated
 from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.pooling import Task
 from nanoserve.ports.sampling import SamplingParams
 
 
@@ -263,3 +264,29 @@ def _position(entries: PositionLogprobs) -> list[dict[str, Any]]:
         {"token_id": token, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
         for token, entry in entries.items()
     ]
+
+
+def run_embedding(
+    configuration: Configuration, sources: Sequence[Source], prompt_name: str | None, dimensions: int | None
+) -> None:
+    """Write one JSON object for each source, in their order, once all are computed."""
+    assembly = assemble(configuration.engine)
+    log_model(assembly)
+    with contextlib.closing(Session(assembly)) as session:
+        pooler = session.pooler(Task.EMBED)
+        pooler.check_dimensions(dimensions)
+        before = pooler.prompt(prompt_name)
+        prompts = []
+        for source in sources:
+            try:
+                prompts.append(session.read_text(source.prompt, before))
+            except BadValueError as error:
+                raise placed(source, error) from error
+        try:
+            found = session.pool(prompts, pooler, progress=len(prompts) > 1)
+        except PromptRefusedError as error:
+            raise placed(sources[error.index], error) from error
+        for source, (job, pooled) in zip(sources, found, strict=True):
+            vector = pooler.vector(pooled, dimensions)
+            shown = {"id": source.id, "embedding": vector, "prompt_tokens": len(job.prompt.token_ids)}
+            click.echo(json.dumps(shown))

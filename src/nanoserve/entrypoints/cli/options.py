@@ -179,6 +179,11 @@ API_KEY: Final = option(
 _CONFIG: Final = option("--config", type=click.Path(), help="Read settings from a TOML file.")
 
 
+DEBUG: Final = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+)
+
+
 def _printing(flag: str, form: Callable[..., Any], summary: str) -> click.Option:
     return click.Option([flag, "print_as"], flag_value=form, type=click.UNPROCESSED, help=summary)
 
