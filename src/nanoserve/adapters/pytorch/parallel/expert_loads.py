@@ -36,6 +36,7 @@ class ExpertLoads:
         by_rank = {str(rank): load for rank, load in enumerate(of_ranks.sum(0).tolist())}
         return {"expert_tokens": by_rank, "busiest_expert_tokens": int(of_ranks.amax(1).sum())}
 
+    @torch.inference_mode()  # as the counts were made
     def forget(self) -> None:
         """Count from zero on, as before the first step that serves."""
         if self._counts is not None:
