@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3871,
     "domain": 8568,
-    "kernels": 13220,
+    "kernels": 13240,
     "adapters/pytorch": 13711,
     "adapters": 10838,
     "entrypoints/server": 10871,
