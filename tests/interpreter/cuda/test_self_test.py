@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any, Final
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "vectors": {"architecture": "olmoe", "head_dim": 8},
     "hybrid": {"architecture": "qwen3_next", **HYBRID},
     "gemma2": {"architecture": "gemma2", **GEMMA2},
+    "8 bits": {"architecture": "llama", "kept": "fp8"},
     "sinks": {"architecture": "gpt_oss", **GPT_OSS, "layer_types": ["full_attention"]},
     "gemma3": {
         "architecture": "gemma3_text",
@@ -129,7 +131,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderModel]:
     built = {}
     for name, config in MODELS.items():
         settings = {**SMALL, **config}
-        built[name] = make_tiny_model(tmp_path_factory.mktemp(name), **settings).build(device=DEVICE)
+        kept = settings.pop("kept", None)
+        made = make_tiny_model(tmp_path_factory.mktemp(name), **settings)
+        spec = made.spec if kept is None else made.spec.keeping(kept)
+        built[name] = attrs.evolve(made, spec=spec).build(device=DEVICE)
     folder = tmp_path_factory.mktemp("encoder")
     make_encoder(folder, "modernbert")
     spec = read_spec(str(folder))

@@ -18,6 +18,7 @@ from nanoserve.kernels.paged_attention.tuning import (
     ANY,
     MAX_SPLITS,
     MAX_TOKENS_PER_SPLIT,
+    NARROW_TILINGS,
     TILINGS,
     Tiling,
     choose_splits,
@@ -256,10 +257,11 @@ def test_every_head_dim_and_dtype_has_tilings() -> None:
             assert min(few.tokens, many.tokens) >= 16
 
 
-def test_the_tilings_are_one_sorted_table_that_ends_with_everything() -> None:
-    keys = [(most_bytes, most_rows, -splits) for most_bytes, most_rows, splits, _ in TILINGS]
-    assert keys == sorted(set(keys))
-    assert TILINGS[-1][:3] == (4 * 256, ANY, 1)
+def test_the_tilings_are_sorted_tables_that_end_with_everything() -> None:
+    for table, largest in ((TILINGS, 4 * 256), (NARROW_TILINGS, 256)):
+        keys = [(most_bytes, most_rows, -splits) for most_bytes, most_rows, splits, _ in table]
+        assert keys == sorted(set(keys))
+        assert table[-1][:3] == (largest, ANY, 1)
     chosen = [
         choose_tile(rows, 64, torch.bfloat16, splits) for rows, splits in ((1, 1), (1, 32), (48, 1), (49, 1))
     ]

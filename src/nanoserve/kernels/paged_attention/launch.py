@@ -148,7 +148,7 @@ def prefill_attention(
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
     rows, keys_per_visit, warps, stages = blocks or choose_block(
-        head_dim, query.dtype, shared_memory(query.device)
+        head_dim, query.dtype, shared_memory(query.device), narrow=cache.scales is not None
     )
     packed = packed_heads(num_heads, num_kv_heads)
     # The softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap): what multiplies it is the cap.

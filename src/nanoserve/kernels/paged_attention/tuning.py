@@ -76,6 +76,24 @@ measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with head
 with the heads of Gemma 3 4B; the others keep as many bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures anew.
 """
 
+NARROW_TILINGS: Final = (  # elements of a key, and then as above
+    (32, ANY, 1, Tiling(32, 1, 7, early=False)),
+    (64, LONE_ROWS, LONG_SPLITS, Tiling(128, 2, 3, early=True)),
+    (64, LONE_ROWS, 1, Tiling(64, 4, 3, early=True)),
+    (64, 48, 1, Tiling(32, 1, 7, early=True)),
+    (64, 128, 1, Tiling(64, 2, 5, early=False)),
+    (64, ANY, 1, Tiling(64, 1, 5, early=False)),
+    (128, FEW_ROWS, 1, Tiling(32, 2, 5, early=True)),
+    (128, ANY, 1, Tiling(64, 2, 5, early=False)),
+    (256, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
+    (256, ANY, 1, Tiling(32, 4, 5, early=False)),
+)
+"""The same of keys in 8-bit floats, which are as many instructions as others for half the bytes.
+
+Measured alone on an H100 were one row of 32,768 tokens and 256 of 1,000 with heads of 64 elements, and 64 rows of 4,096 with heads of 128;
+the others are those of bfloat16, whose loops have as many instructions.
+"""
+
 
 def key_bytes(head_dim: int, dtype: torch.dtype) -> int:
     """Bytes of a key of one head, padded to a power of two."""
@@ -94,10 +112,10 @@ def choose_tile(
 
     With more than 16 `padded` rows, a warp for each 16 at least: their sums would not fit into the registers of fewer.
     """
-    size = key_bytes(head_dim, dtype)
+    size, table = key_bytes(head_dim, dtype), NARROW_TILINGS if dtype.itemsize == 1 else TILINGS
     tiling = next(
         tiling
-        for most_bytes, most_rows, least_splits, tiling in TILINGS
+        for most_bytes, most_rows, least_splits, tiling in table
         if size <= most_bytes and batch <= most_rows and splits >= least_splits
     )
     return tiling._replace(warps=max(tiling.warps, padded // 16))
@@ -117,7 +135,7 @@ def choose_splits(
         max_context: tokens of the longest row that the choice is for, or the window if that is smaller.
         num_sms: multiprocessors of the device.
         tile: tokens that a program walks at a time, see `choose_tile`.
-        size: `key_bytes`; from 256 on, of one or two rows beyond 256, half as many programs fill a multiprocessor.
+        size: `key_bytes` in the dtype of queries; from 256 on, of one or two rows beyond 256, half as many programs fill a multiprocessor.
     """
     pairs, wider = batch * kv_heads, 2 if size >= (512 if batch <= LONE_ROWS else 256) else 1
     smallest = 128 if batch <= 16 else 256
@@ -147,16 +165,21 @@ _HALF_PRECISION: Final = {
     128: BlockSizes(128, 64, 8, 3),
     256: BlockSizes(128, 32, 8, 3),
 }
+_NARROW: Final = {**_HALF_PRECISION, 64: BlockSizes(128, 64, 4, 4), 128: BlockSizes(128, 64, 4, 4)}
+"""Over a cache in 8-bit floats; as many rows, as one step may have both."""
 _FLOAT32: Final = {64: BlockSizes(32, 32, 4, 2), 128: BlockSizes(32, 16, 8, 2), 256: BlockSizes(32, 16, 8, 2)}
 
 
-def choose_block(head_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY) -> BlockSizes:
+def choose_block(
+    head_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY, *, narrow: bool = False
+) -> BlockSizes:
     """The measured sizes for a head size and dtype, with no more stages than the shared memory holds.
 
     Args:
         head_dim: elements of a head, at most 256.
-        dtype: of queries and cache.
+        dtype: of queries.
         shared_memory: bytes of it that one program may use.
+        narrow: whether the cache is in 8-bit floats.
 
     Raises:
         ValueError: heads are larger than 256.
@@ -164,7 +187,8 @@ def choose_block(head_dim: int, dtype: torch.dtype, shared_memory: int = SHARED_
     if head_dim > 256:
         raise ValueError(f"attention heads of {head_dim} elements are larger than 256")
     padded = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
-    blocks = (_FLOAT32 if dtype == torch.float32 else _HALF_PRECISION)[padded]
+    half = _NARROW if narrow else _HALF_PRECISION
+    blocks = (_FLOAT32 if dtype == torch.float32 else half)[padded]
     row_bytes = padded * dtype.itemsize
     room = shared_memory // row_bytes - blocks.rows
     return blocks._replace(stages=max(1, min(blocks.stages, room // (2 * blocks.keys))))

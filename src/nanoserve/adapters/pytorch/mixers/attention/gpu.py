@@ -51,9 +51,9 @@ class GpuAttention:
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:
         """See `GpuMixer`."""
-        kept = any(each.kept for each in self._layers.values())
-        head_dim, dtype = self._head_dim, FLOAT8 if kept else self._facts.dtype
-        tile, size = tuning.choose_tile(bucket, head_dim, dtype).tokens, tuning.key_bytes(head_dim, dtype)
+        head_dim, dtype = self._head_dim, self._facts.dtype
+        kept = FLOAT8 if any(each.kept for each in self._layers.values()) else dtype
+        tile, size = tuning.choose_tile(bucket, head_dim, kept).tokens, tuning.key_bytes(head_dim, dtype)
         seen, multiprocessors = min(longest, self._widest), self._facts.multiprocessors
         return tuning.choose_splits(bucket, self._num_kv_heads, seen, multiprocessors, tile, size=size)
 
