@@ -60,6 +60,25 @@ def test_what_is_kept_comes_back_under_the_same_addresses_and_a_hundred_cycles_l
     assert len(driver.handles) == len(driver.reserved) == 1
 
 
+def test_the_copy_that_is_kept_is_pinned_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_memory, "PIN_FROM", 1)
+    driver = FakeDriver()
+    memory = FakeMemory(driver)
+    tensors = filled(memory)
+    before = [each.clone() for each in tensors]
+    for _ in range(2):
+        memory.release(keep=True)
+        memory.restore()
+        assert list(driver.pinned.values()) == [6 * 512]
+    memory.forget()
+    memory.forget()
+    assert not driver.pinned
+    driver.failing = {"cuMemHostRegister_v2": 1}  # which costs time alone
+    memory.release(keep=True)
+    memory.restore()
+    assert all(map(torch.equal, tensors, before))
+
+
 def test_nothing_is_unmapped_before_the_device_has_finished_and_what_is_not_kept_is_gone() -> None:
     driver = FakeDriver()
     memory = FakeMemory(driver)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -22,7 +22,7 @@ from nanoserve.ports.steering import PARTS
 ALIGNMENT: Final = 512
 """Bytes; tensors start at multiples of it, as those of torch's allocator do."""
 PIECE_BYTES: Final = 64 << 20
-"""Pinned at once for what is kept; torch rounds what it pins up to a power of two."""
+"""Of the one piece that bare memory has."""
 PIN_FROM: Final = 1 << 20
 """Bytes of a tensor that has pages of its own."""
 FILLING: Final = 0x3C
@@ -78,7 +78,7 @@ class VirtualMemory:
         self._where = _Location(_ON_DEVICE, _index(device))
         self._address = self._used = self._size = 0
         self._handles: list[_Mapped] = []
-        self._kept: list[Tensor] = []
+        self._kept: Tensor | None = None
         self._end: Any = None
 
     def take(self, wanted: Wanted) -> list[Tensor]:
@@ -109,12 +109,8 @@ class VirtualMemory:
     def release(self, *, keep: bool) -> None:
         """Give the memory back; with `keep`, `restore` brings what is in it now from pinned host memory. Raises `OutOfMemoryError`."""
         self._call("cuCtxSynchronize")
-        if keep and not self._kept:
-            try:
-                self._kept = [_pinned(each) for each in self._pieces()]
-            except RuntimeError as error:
-                message = f"the host has no {self._used} bytes to pin for what sleeps; level 2 needs none"
-                raise OutOfMemoryError(message) from error
+        if keep and self._kept is None:
+            self._kept = self._copied()
         _unmap(self._driver, self._address, self._size, self._handles)
         self.is_bare = False
 
@@ -122,12 +118,26 @@ class VirtualMemory:
         """Have memory again, and what was kept. Raises `OutOfMemoryError`, and may be tried again."""
         if not self._handles:
             self._map()
-        for piece, kept in zip(self._pieces(), self._kept, strict=False):
-            piece.copy_(kept)
+        if self._kept is not None:
+            self._bytes(self._address, self._used).copy_(self._kept)
 
     def forget(self) -> None:
         """Let what was kept go: other values are written into it."""
-        self._kept = []
+        if self._kept is not None:
+            self.unpin([self._kept])
+        self._kept = None
+
+    def _copied(self) -> Tensor:
+        """The contents, in pinned memory of the host."""
+        try:
+            copied = torch.zeros(
+                self._used, dtype=torch.uint8
+            )  # by all threads: pages come slowly one by one
+        except RuntimeError as error:
+            message = f"the host has no {self._used} bytes for what sleeps; level 2 needs none"
+            raise OutOfMemoryError(message) from error
+        self.pin([copied])
+        return copied.copy_(self._bytes(self._address, self._used))
 
     def pin(self, tensors: Iterable[Tensor]) -> None:
         """Let large tensors of the host be copied from at full speed; what cannot be is copied slower."""
@@ -168,9 +178,6 @@ class VirtualMemory:
         if self.is_bare:
             self._bytes(self._address, min(self._used, piece)).fill_(FILLING)
 
-    def _pieces(self) -> Sequence[Tensor]:
-        return torch.split(self._bytes(self._address, self._used), PIECE_BYTES)
-
     def _bytes(self, address: int, size: int) -> Tensor:
         """uint8 [size]; a storage that keeps this object alive."""
         return bytes_at(address, size, self._device, owner=self)
@@ -186,10 +193,6 @@ class VirtualMemory:
     def _call(self, name: str, *arguments: Any) -> None:
         sent = [ctypes.c_uint64(each) if isinstance(each, int) else each for each in arguments]
         _check(getattr(self._driver, name)(*sent), name)
-
-
-def _pinned(piece: Tensor) -> Tensor:
-    return torch.empty(piece.shape, dtype=torch.uint8, pin_memory=piece.is_cuda).copy_(piece)
 
 
 def _index(device: torch.device) -> int:
