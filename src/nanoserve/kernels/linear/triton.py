@@ -226,13 +226,17 @@ def skinny_kernel(
     elif SPLITS == 1:
         _store_tile(out_ptr, sums + bias[:, None], tile, M, N, GATE, BM, BN)
     else:
-        scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + tl.arange(0, BN)[:, None] * BM + ms[None, :]
-        tl.store(scratch_ptrs + split * (BN * BM), sums)
+        places = ms[None, :] * BN + i[:, None] if STRAIGHT else i[:, None] * BM + ms[None, :]
+        mask = (
+            present if STRAIGHT else None
+        )  # slices are so many there that rows of nothing would be half of what is written
+        scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + places
+        tl.store(scratch_ptrs + split * (BN * BM), sums, mask=mask)
         if _is_last(counters_ptr + tile, SPLITS):
             # Past the L1 cache, which may hold what lay there before other multiprocessors wrote.
-            total = bias[:, None] + tl.load(scratch_ptrs, cache_modifier=".cg")
+            total = bias[:, None] + tl.load(scratch_ptrs, mask=mask, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
-                total += tl.load(scratch_ptrs + s * (BN * BM), cache_modifier=".cg")
+                total += tl.load(scratch_ptrs + s * (BN * BM), mask=mask, cache_modifier=".cg")
             _store_tile(out_ptr, total, tile, M, N, GATE, BM, BN)
 
 
