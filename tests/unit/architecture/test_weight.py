@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3871,
     "domain": 8568,
-    "kernels": 13240,
-    "adapters/pytorch": 13711,
+    "kernels": 13255,
+    "adapters/pytorch": 13746,
     "adapters": 10838,
     "entrypoints/server": 10871,
     "entrypoints": 11521,
