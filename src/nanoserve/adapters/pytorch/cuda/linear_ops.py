@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, VendorProducts
+from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, Ungated, VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
@@ -53,7 +53,7 @@ LEAST_SPLIT_ROWS: Final = 17
 class LinearOps:
     """Fulfils `layers.part.LinearOps` over the residual stream `stream`, [T, hidden], of one step.
 
-    Between a `project_out` and the next norm the stream lacks what is `pending`.
+    Between a `project_out` and the next norm the stream lacks what is `pending`. Gated products of many tokens are written by the `project_out` that reads them.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class LinearOps:
         self.policy, self.sums, self.space, self.pdl = policy, sums, space, pdl
         self.low_rank = low_rank
         self.pending: Pending | None = None
+        self.ungated: Ungated | None = None
         self._chosen: Tensor | None = None
         self._compute_for(stream)
 
@@ -292,18 +293,17 @@ class Wide:
         """See `Row`."""
         entered = out if gate is None else ops.entered[linear.out_features]
         self.products.multiply(ops.space, x, linear, entered)
-        if gate is not None:
-            gated_activation_into(entered, out, activation=gate, pdl=ops.pdl)
+        ops.ungated = None if gate is None else Ungated(entered, gate)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         """See `Row`."""
-        part = ops.sums.part(len(inner))
+        part, ungated, ops.ungated = ops.sums.part(len(inner)), ops.ungated, None
         if part is None and norm is None:
-            self.products.multiply(ops.space, inner, linear, ops.stream, add=True)
+            self.products.multiply(ops.space, inner, linear, ops.stream, ungated=ungated, add=True)
             ops.adapt(inner, linear, ops.stream)
             return
         out = ops.normed if part is None else part
-        self.multiply(ops, inner, linear, out)
+        self.products.multiply(ops.space, inner, linear, out, ungated=ungated)
         ops.adapt(inner, linear, out)
         ops.pending = Pending(out[None], norm=norm)
         if part is None:  # before the next norm is written where it lies

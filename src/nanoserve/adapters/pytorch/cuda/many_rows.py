@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,15 @@ from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.launch import fp8_linear, invariant_linear, takes_fp8, widen_into
-from nanoserve.kernels.pointwise.launch import quantize_rows_into
+from nanoserve.kernels.pointwise.launch import gated_activation_into, quantize_rows_into
+from nanoserve.ports.layer_spec import Activation
+
+
+class Ungated(NamedTuple):
+    """Gate and up projections [T, 2 size] whose gated product, [T, size], has not been written yet."""
+
+    projections: Tensor
+    activation: Activation
 
 
 class VendorProducts:
@@ -18,17 +28,30 @@ class VendorProducts:
     invariant = False
 
     def multiply(
-        self, space: Workspace, x: Tensor, linear: Linear, out: Tensor, *, add: bool = False
+        self,
+        space: Workspace,
+        x: Tensor,
+        linear: Linear,
+        out: Tensor,
+        *,
+        ungated: Ungated | None = None,
+        add: bool = False,
     ) -> None:
-        """Write linear(x), x [T, in_features], to `out` [T, out_features], or add it to that."""
+        """Write linear(x), x [T, in_features], to `out` [T, out_features], or add it to that.
+
+        With `ungated`, x is their gated product; where 8-bit floats are multiplied, one kernel gates and rounds, and x is not written.
+        """
         matrix, bias = linear.matrix, linear.bias
         if takes_fp8(matrix, x):
             numbers, scales = space.quantized
             numbers, scales = numbers[: x.numel()].view(x.shape), scales[: len(x)]
-            quantize_rows_into(x, numbers, scales)
+            read, activation = (x, None) if ungated is None else ungated
+            quantize_rows_into(read, numbers, scales, activation=activation)
             residual = out if add else None
             fp8_linear(numbers, scales, matrix, out, bias=bias, residual=residual, invariant=self.invariant)
             return
+        if ungated is not None:
+            gated_activation_into(ungated.projections, x, activation=ungated.activation)
         weight = matrix
         if isinstance(matrix, StoredWeight):
             weight = space.widened[: matrix.shape.numel()].view(matrix.shape)
