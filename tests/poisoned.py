@@ -10,7 +10,7 @@ from typing import Any
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner, TorchTicket
 from nanoserve.domain.kv.allocator import BlockAllocator
-from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.driven import Drafter
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import AdmittedRow, StepPlan
 from tests.served import Answer, Served

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.driven import Drafter
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block

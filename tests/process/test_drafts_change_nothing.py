@@ -12,7 +12,7 @@ import torch
 
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.domain.ngrams import NGramDrafter
-from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.driven import Drafter
 from nanoserve.ports.sampling import SamplingParams
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter

@@ -1,4 +1,4 @@
-"""The ports that the engine drives: time, steps of a model, text, step logs, a model to compare with. Grammars have a page of their own."""
+"""The ports that the engine drives: time, steps of a model, drafts for wide ones, text, step logs, a model to compare with. Grammars have a page of their own."""
 
 from __future__ import annotations
 
@@ -41,6 +41,17 @@ class ModelRunner(Protocol[TicketT]):
 
     def counts(self) -> RunnerCounts:
         """Counters since the runner was built; read after every turn of a benchmark, so reading costs next to nothing."""
+
+
+class Drafter(Protocol):
+    """Guesses from a sequence's own tokens; a runner whose rows are in the host's memory asks it at the start of a wide step.
+
+    Whatever it says, answers stay as they are: a good guess saves a step, a bad one costs a little. A drafter on a device is a kernel of
+    its runner and no port: it reads the same tokens, and writes its guesses behind them.
+    """
+
+    def propose(self, token_ids: Sequence[int], count: int, /) -> Sequence[int]:
+        """Up to `count` tokens that may follow; none where it has no guess. Ids are of the vocabulary."""
 
 
 @attrs.frozen(kw_only=True)

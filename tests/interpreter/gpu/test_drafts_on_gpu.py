@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.kernels.ngrams import reference
-from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.driven import Drafter
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams

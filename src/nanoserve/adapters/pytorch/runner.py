@@ -26,7 +26,7 @@ from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScorin
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, drawn_from, score_tensors
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.adapters.pytorch.step_inputs import Rows
-from nanoserve.ports.drafting import Drafter
+from nanoserve.ports.driven import Drafter
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
 from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult, TokenLogprobs, accepted_length
