@@ -44,7 +44,7 @@ def test_answers_by_schema_are_the_same_and_take_fewer_steps() -> None:
             outputs = llm.generate(PROMPTS, params, structured_outputs={"json": schema}, use_tqdm=False)
             steps = llm._open_session.assembly.engine.counts().steps
         found.append(([list(each.token_ids) for output in outputs for each in output.outputs], steps))
-    (without, most), *drafted = found
-    for answers_, steps in drafted:
-        assert answers_ == without
-        assert steps < 0.8 * most
+    (without, most), (drafted, fewer), (chosen, steps) = found
+    assert drafted == chosen == without
+    assert fewer < 0.8 * most
+    assert steps <= most, "how often drafts pay follows from measured times"
