@@ -114,15 +114,15 @@ def check_schema(name: str, schema: Any) -> None:
 
 def check_literals(name: str, keyword: str, value: Any) -> None:
     """Raises `BadValueError` for a JSON value with a text that is longer than an answer may have to have."""
-    if isinstance(value, str):
-        if len(value) > MAX_LITERAL:
+    held = [value]
+    while held:
+        value = held.pop()
+        if isinstance(value, str) and len(value) > MAX_LITERAL:
             message = f"a text may have {MAX_LITERAL} characters, got {len(value)}"
             raise BadValueError(name, f"{keyword:.40}: {message}")
-        return
-    for each in (
-        [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        check_literals(name, keyword, each)
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        if isinstance(inner, list):
+            held += [each for each in inner if not isinstance(each, str) or len(each) > MAX_LITERAL]
 
 
 def check_repetitions(name: str, text: str) -> None:

@@ -36,6 +36,7 @@ _PLAIN_WORDS: Final = frozenset(
     {"type", "title", "description", "default", "$comment", "enum", "items"}
     | {"properties", "required", "additionalProperties"}
 )
+_LEAF: Final = frozenset({"type", "title", "description"})
 _TYPES: Final = frozenset({"null", "boolean", "number", "integer", "string", "array", "object"})
 _COUNTED: Final = re.compile(r"\{\s*+(?:\d++\s*+,\s*+)?\d{2}")
 """A repetition of ten or more, which is what a lexer can have to remember."""
@@ -73,11 +74,18 @@ def is_plain(written: str) -> bool:
         is_one_group = not joins and all(each == optional[0] for each in optional)
         if not named.keys() >= set(required) or (len(optional) > WIDE and not is_one_group):
             return False
-        held += named.values()
+        held += [each for each in named.values() if not _is_leaf(each)]
         held += [schema["items"]] if "items" in schema else []
         others = schema.get("additionalProperties", False)
         held += [] if isinstance(others, bool) else [others]
     return True
+
+
+def _is_leaf(schema: Any) -> bool:
+    """What most members are: a type that is said in one word, and no more."""
+    if not isinstance(schema, dict) or not schema.keys() <= _LEAF:
+        return False
+    return isinstance(said := schema.get("type"), str) and said in _TYPES
 
 
 def _says_a_type(schema: dict[str, Any]) -> bool:

@@ -202,7 +202,7 @@ def _grouped(schema: dict[str, Any]) -> dict[str, Any]:
     alike = defaultdict[str, list[str]](list)
     for name, each in properties.items():
         if isinstance(each, dict) and name not in required and name.isprintable():
-            alike[json.dumps(each)].append(name)
+            alike[repr(each)].append(name)
     groups = [names for names in sorted(alike.values(), key=len)[-MAX_GROUPS:] if len(names) >= ALIKE]
     moved = {name for names in groups for name in names}
     patterns = {f"^(?:{'|'.join(map(_escaped, names))})$": properties[names[0]] for names in groups}

@@ -153,7 +153,7 @@ class _Building:
         if "const" in schema:
             found = self._both(found, self._constant(schema["const"]))
         if isinstance(enumerated := schema.get("enum"), list):
-            found = self._both(found, self._choice([self._constant(each) for each in enumerated]))
+            found = self._both(found, self._enumeration(enumerated))
         for each in _listed(schema, "allOf"):
             found = self._both(found, self.of(each))
         for keyword in ("anyOf", "oneOf"):
@@ -197,6 +197,12 @@ class _Building:
         return self._held(
             "object", required | named | patterned, other, expressions=len(patterned), is_bounded=is_bounded
         )
+
+    def _enumeration(self, values: list[Any]) -> _Value:
+        if len(values) < 2 or any(isinstance(each, dict | list) for each in values):
+            return self._choice([self._constant(each) for each in values])
+        count = len(values)  # as above, of thousands that are alike
+        return _Value(_Kind.CHOICE, 1 + count, VISIT + PLAIN * count, options=[_LITERAL] * count)
 
     def _constant(self, value: Any) -> _Value:
         if isinstance(value, list):
