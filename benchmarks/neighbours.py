@@ -21,13 +21,12 @@ from typing import Any
 
 import attrs
 import httpx
-from rich.console import Console
-from rich.table import Table
 
 PROMPTS = ("Once upon a time", "The old lighthouse", "Two friends met", "A small bird")
 LENGTH = 64
 SENDERS = 8
 """Take turns, so that an answer that takes long delays no other request."""
+_ROW = "{:30} {:>11} {:>12} {:>6} {:>12}  {}"
 _fresh = itertools.count()
 
 
@@ -141,7 +140,7 @@ def measure(url: str, model: str, extra: Callable[[], dict[str, Any]], seconds: 
 
 
 def main() -> None:
-    """Print a row for each bomb."""
+    """Print a row for each bomb, as soon as it is measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,7 +150,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rate", type=float, default=4, help="requests a second, bombs or plain ones")
     asked = parser.parse_args()
-    table = Table("bomb", "plain tok/s", "beside it tok/s", "ratio", "texts equal", "statuses")
+    print(_ROW.format("bomb", "plain tok/s", "beside tok/s", "ratio", "texts equal", "statuses"), flush=True)
     known: set[tuple[str, str]] = measure(asked.url, asked.model, dict, asked.seconds, asked.rate).texts
     for name, bomb in BOMBS.items():
         pairs = [
@@ -163,10 +162,8 @@ def main() -> None:
         ratio = statistics.median(after / before for before, after in rates)
         is_equal = all(each.texts <= known for pair in pairs for each in pair)
         statuses = sum((pair[1].statuses for pair in pairs), collections.Counter[int]())
-        table.add_row(
-            name, f"{plain:.0f}", f"{beside:.0f}", f"{ratio:.2f}", str(is_equal), str(dict(statuses))
-        )
-    Console(width=140).print(table)
+        row = (name, f"{plain:.0f}", f"{beside:.0f}", f"{ratio:.2f}", str(is_equal), str(dict(statuses)))
+        print(_ROW.format(*row), flush=True)
 
 
 if __name__ == "__main__":
