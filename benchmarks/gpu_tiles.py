@@ -33,7 +33,16 @@ EARLY = [
 ]
 STREAMING = [
     Tiling(tokens, warps, stages, early=False)
-    for tokens, warps, stages in ((16, 1, 5), (16, 1, 7), (32, 1, 5), (32, 1, 7), (32, 2, 7), (64, 1, 7))
+    for tokens, warps, stages in (
+        (16, 1, 5),
+        (16, 1, 7),
+        (32, 1, 5),
+        (32, 1, 7),
+        (32, 2, 7),
+        (64, 1, 5),
+        (64, 1, 7),
+        (64, 2, 5),
+    )
 ]
 ROW_TILES = ((1, 8), (2, 1), (2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8), (8, 8))
 """Rows of the weight per program, and its warps."""
@@ -43,6 +52,7 @@ def main() -> None:
     """Time what is in use, then each alternative."""
     arguments = _arguments()
     spec, batch = find_shape(arguments.model), max(arguments.batch)
+    spec = spec.keeping("fp8") if arguments.kv_cache_dtype == "fp8" else spec
     model = build_random_model(spec, dtype=torch.bfloat16, device=torch.device("cuda"), seed=0)
     sizes = EngineSizes(
         max_num_seqs=batch,
@@ -112,6 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="shape:llama-3.2-1b")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, default=1000)
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
     return parser.parse_args()
 
 

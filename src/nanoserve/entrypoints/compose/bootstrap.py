@@ -70,8 +70,14 @@ def preload() -> None:
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
-    """As `assemble`, with the model laid open and transformers' own implementation beside it. Raises `BadValueError` for an encoder."""
+    """As `assemble`, with the model laid open and transformers' own implementation beside it.
+
+    Raises `BadValueError` for an encoder, and for keys and values that are rounded.
+    """
     refuse_shape(settings.model, "be compared with transformers")
+    if settings.kv_cache_dtype != "auto":
+        message = "rounds keys and values, as transformers does not; leave it out to verify"
+        raise BadValueError("kv_cache_dtype", f"{settings.kv_cache_dtype} {message}")
     found = survey(settings)
     if any(isinstance(group.kind, Uncached) for group in found.spec.cache_groups):
         raise BadValueError(

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from nanoserve.entrypoints.compose import choices, process
+from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
 from nanoserve.entrypoints.compose.shapes import SHAPES
@@ -225,6 +226,11 @@ def test_what_keys_and_values_are_kept_in() -> None:
         choices.choose_kept(fp8, SHAPES["deepseek-v2-lite"], lambda: None)
     with pytest.raises(BadValueError, match="kv_cache_dtype: fp8 cannot be used: it is old; leave it out"):
         choices.choose_kept(fp8, whole, lambda: "it is old")
+
+
+def test_what_is_rounded_is_not_verified() -> None:
+    with pytest.raises(BadValueError, match=r"kv_cache_dtype: fp8 rounds keys and values, .* leave it out"):
+        assemble_for_verification(EngineSettings(kv_cache_dtype="fp8"))
 
 
 def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
