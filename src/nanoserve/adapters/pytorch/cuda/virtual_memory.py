@@ -57,7 +57,7 @@ class _Access(ctypes.Structure):
 
 def virtual_memories(device: torch.device, *, bare: bool) -> dict[str, VirtualMemory] | None:
     """One for each part of an engine that sleeps; None where the driver has no virtual memory."""
-    torch.cuda.current_stream(device).synchronize()  # makes torch's context this thread's
+    _use_context(device)
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     code = driver.cuDeviceGetAttribute(ctypes.byref(found), _HAS_VIRTUAL_MEMORY, _index(device))
     if code or not found.value:
@@ -108,6 +108,7 @@ class VirtualMemory:
 
     def release(self, *, keep: bool) -> None:
         """Give the memory back; with `keep`, `restore` brings what is in it now from pinned host memory. Raises `OutOfMemoryError`."""
+        _use_context(self._device)
         self._call("cuCtxSynchronize")
         if keep and self._kept is None:
             self._kept = self._copied()
@@ -116,6 +117,7 @@ class VirtualMemory:
 
     def restore(self) -> None:
         """Have memory again, and what was kept. Raises `OutOfMemoryError`, and may be tried again."""
+        _use_context(self._device)
         if not self._handles:
             self._map()
         if self._kept is not None:
@@ -130,12 +132,11 @@ class VirtualMemory:
     def _copied(self) -> Tensor:
         """The contents, in pinned memory of the host."""
         try:
-            copied = torch.zeros(
-                self._used, dtype=torch.uint8
-            )  # by all threads: pages come slowly one by one
+            copied = torch.empty(self._used, dtype=torch.uint8)
         except RuntimeError as error:
             message = f"the host has no {self._used} bytes for what sleeps; level 2 needs none"
             raise OutOfMemoryError(message) from error
+        copied.fill_(0)  # by all threads, so that pages need not come one by one
         self.pin([copied])
         return copied.copy_(self._bytes(self._address, self._used))
 
@@ -193,6 +194,12 @@ class VirtualMemory:
     def _call(self, name: str, *arguments: Any) -> None:
         sent = [ctypes.c_uint64(each) if isinstance(each, int) else each for each in arguments]
         _check(getattr(self._driver, name)(*sent), name)
+
+
+def _use_context(device: torch.device) -> None:
+    """Make torch's context this thread's, whichever thread asks."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _index(device: torch.device) -> int:
