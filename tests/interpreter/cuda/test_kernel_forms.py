@@ -51,7 +51,7 @@ def launch_all():
     for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
         weight = StoredWeight(form, torch.zeros(64, 256, dtype=FP8.dtype), torch.zeros(64, count))
         fp8_linear(numbers, scales, weight, halves(2, 64))
-    space = LinearWorkspace.create([(2048, 2048)], max_m=2, dtype=HALF, device=cpu)
+    space = LinearWorkspace.create([(2048, 2048)], stored=[(2048, 2048)], max_m=2, dtype=HALF, device=cpu)
     for form in (FP8(), Int4()):
         kept = (torch.zeros(2048, form.stored_width(2048), dtype=form.dtype), torch.zeros(2048, form.scale_count(2048), dtype=form.scale_dtype))
         skinny_linear(halves(2, 2048), StoredWeight(form, *kept), halves(2, 2048), workspace=space)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -266,3 +268,10 @@ def test_row_tiles_of_the_measured_shapes() -> None:
     assert row_tile(262144, 2560, 16, gate=False) == (4, 4, 512)
     assert row_tile(16384, 2048, 16, gate=True) == (4, 4, 2048)
     assert row_tile(2048, 8192, 16, gate=False) == (4, 8, 8192)
+
+
+def test_a_head_that_is_plain_takes_no_memory_for_slices() -> None:
+    how: dict[str, Any] = {"max_m": 64, "dtype": torch.bfloat16, "device": torch.device("cpu")}
+    plain = LinearWorkspace.create([(128256, 4096)], **how)
+    kept = LinearWorkspace.create([(128256, 4096)], **how, stored=[(128256, 4096)])
+    assert len(plain.partials) == 1 < len(kept.partials)

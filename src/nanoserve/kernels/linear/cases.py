@@ -111,7 +111,10 @@ def check_skinny_linear(
     """Each of some numbers of rows, twice: what is left in the scratch memory must not show, nor the counters move."""
     batches = batches or SKINNY_ROWS
     n, k = product.weight.shape
-    space = LinearWorkspace.create([(n, k)], max_m=max(batches), dtype=inputs.dtype, device=inputs.device)
+    made: dict[str, Any] = {"max_m": max(batches), "dtype": inputs.dtype, "device": inputs.device}
+    space = LinearWorkspace.create(
+        [(n, k)], **made, stored=[(n, k)] if isinstance(product.weight, StoredWeight) else ()
+    )
     space.partials.fill_(torch.nan)
     parts = {"weight": product.weight, "bias": product.bias, "gate": product.gate, "workspace": space}
     for rows in batches:

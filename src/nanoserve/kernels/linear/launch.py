@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple, Self, TypeGuard
 
 import torch
@@ -44,7 +44,13 @@ class LinearWorkspace(NamedTuple):
 
     @classmethod
     def create(
-        cls, products: Iterable[tuple[int, int]], *, max_m: int, dtype: torch.dtype, device: torch.device
+        cls,
+        products: Iterable[tuple[int, int]],
+        *,
+        max_m: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        stored: Collection[tuple[int, int]] = (),
     ) -> Self:
         """Allocate what `skinny_linear` needs for weights of the given shapes.
 
@@ -53,10 +59,12 @@ class LinearWorkspace(NamedTuple):
             max_m: the most rows of x; what exceeds 128 is not served by `skinny_linear` and needs nothing.
             dtype: of x and the weights.
             device: where they are.
+            stored: those that are kept in a form.
         """
         num_partials, num_counters = 1, 1
         for n, k in products:
-            kinds = ((0, 0), (1, 0), (8, 0), (1, FP8.chunk), (8, Int4.chunk))
+            forms = ((1, 0), (8, 0), (1, FP8.chunk), (8, Int4.chunk)) if (n, k) in stored else ()
+            kinds = ((0, 0), *forms)
             for bm, (per_word, chunk) in itertools.product((8, 16, 32, 64, 128), kinds):
                 if bm > padded(min(max_m, MAX_SKINNY_M)):
                     break

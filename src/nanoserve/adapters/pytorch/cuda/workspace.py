@@ -164,6 +164,7 @@ def make_workspace(
             max_m=MOST_SKINNY_ROWS,
             dtype=dtype,
             device=device,
+            stored={(each.out_features, each.in_features) for each in skinny if each.weight_form is not None},
         ),
         widened=empty(max((each.shape.numel() for each in stored), default=0)),
         quantized=(
