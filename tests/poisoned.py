@@ -37,7 +37,13 @@ class Poisoned(TorchRunner):
 class PoisonedEngine(Served):
     """An engine over a `Poisoned` runner."""
 
-    def __init__(self, model: DecoderModel, *, drafter: Drafter | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        model: DecoderModel,
+        *,
+        drafter: Drafter | None = None,
+        **limits: Any,
+    ) -> None:
         def make(sizes: Any) -> Poisoned:
             self.runner = Poisoned(model, sizes, drafter)
             return self.runner
@@ -45,7 +51,7 @@ class PoisonedEngine(Served):
         super().__init__(model, make, **limits)
         groups = enumerate(model.spec.cache_groups)
         owners = {layer: number for number, group in groups for layer in group.layers}
-        self.runner.groups_of_layers = [owners[layer] for layer in range(model.spec.num_layers)]
+        self.runner.groups_of_layers = [owners[layer] for layer in range(len(owners))]
         self.runner.allocators = self.engine.scheduler.cache.allocators
 
     def answer(self, prompt: Sequence[int], params: SamplingParams) -> Answer:

@@ -202,6 +202,25 @@ class PooledLayer:
 
 
 @attrs.frozen(kw_only=True)
+class DraftSpec:
+    """An EAGLE-3 head (Li et al. 2025): one layer that guesses tokens from hidden states of a model.
+
+    Attributes:
+        layer: its layer, which keeps keys and values beside those of the model's layers.
+        vocab_size: tokens that it can guess, chosen from the model's.
+        taps: layers of the model whose inputs it reads, ascending; one past the last is the last layer's output.
+        adds_normed: whether the layer adds to hidden states as they are normed, and not as they are.
+    """
+
+    layer: LayerSpec
+    hidden_size: int
+    vocab_size: int
+    norm: NormSpec
+    taps: tuple[int, ...]
+    adds_normed: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class ModelSpec:
     """The numbers that define a transformer, decoder-only or encoder-only.
 
@@ -220,6 +239,7 @@ class ModelSpec:
         eos_token_ids: the ids that end a sequence.
         pooled_layers: what pooled vectors pass through, in order; all tokens' states where each is classified.
         encoder: of an encoder.
+        draft: a head that drafts for the model.
     """
 
     architecture: str
@@ -241,6 +261,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     pooled_layers: tuple[PooledLayer, ...] = ()
     encoder: EncoderSpec | None = None
+    draft: DraftSpec | None = None
 
     @property
     def usual_length(self) -> int:
@@ -275,11 +296,16 @@ class ModelSpec:
         """How many layers there are."""
         return len(self.layers)
 
+    @property
+    def keeping_layers(self) -> tuple[LayerSpec, ...]:
+        """The layers, and behind them the head's."""
+        return self.layers if self.draft is None else (*self.layers, self.draft.layer)
+
     @functools.cached_property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """The layers by what they keep of a sequence, in order of first appearance."""
         groups: dict[tuple[CacheKind, int, int | None], list[int]] = {}
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.keeping_layers):
             mixer = layer.mixer
             narrow = 1 if isinstance(mixer, AttentionSpec) and mixer.kept == "fp8" else None
             groups.setdefault((_kind(mixer), mixer.cache_elements, narrow), []).append(number)
@@ -291,13 +317,13 @@ class ModelSpec:
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that one token keeps over all layers."""
-        mixers = [layer.mixer for layer in self.layers]
+        mixers = [layer.mixer for layer in self.keeping_layers]
         return sum(each.cache_elements for each in mixers if not isinstance(each, DeltaSpec))
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
         """Each rotary embedding once."""
-        mixers = [layer.mixer for layer in self.layers]
+        mixers = [layer.mixer for layer in self.keeping_layers]
         return tuple(dict.fromkeys(each.rotation for each in mixers if not isinstance(each, DeltaSpec)))
 
 

@@ -16,7 +16,9 @@ from nanoserve.ports.grammar import Pending
 QUICK_MASKS: Final = 2
 """Masks of a lexer that other threads make in time before the engine's own thread makes them."""
 DEAR_SECONDS: Final = 0.001
-"""A mask, consuming a token or making drafts that takes the caller more is dear."""
+"""A mask, or consuming a token, that takes the caller more is dear."""
+DEAR_DRAFT_SECONDS: Final = 0.01
+"""Drafts that take the caller more are dear; the longest text that must come next takes 3 ms, once."""
 BYTES_PER_DRAFT: Final = 16
 MOST_KEPT: Final = 256
 """Tokens of an answer that are kept for another lexer to read."""
@@ -99,7 +101,7 @@ class GrammarMatcher:
         started = time.thread_time()
         text = self.inner.compute_ff_bytes()[: count * BYTES_PER_DRAFT]
         forced = tokenize(text)[:count] if text else []
-        self._drafts_are_dear = time.thread_time() - started >= DEAR_SECONDS
+        self._drafts_are_dear = time.thread_time() - started >= DEAR_DRAFT_SECONDS
         found = [*forced, *more(forced)][:count]
         return found[: self.inner.validate_tokens(found)] if found else []
 

@@ -60,7 +60,7 @@ class KVStore:
         layouts = []
         for group, count in zip(spec.cache_groups, self.num_blocks, strict=True):
             layers, is_whole = len(group.layers), whole_blocks and not isinstance(group.kind, Recurrent)
-            pages = kind_of(spec.layers[group.layers[0]].mixer).pages(block_size, dtype)
+            pages = kind_of(spec.keeping_layers[group.layers[0]].mixer).pages(block_size, dtype)
             layouts.append((is_whole, pages, (1, count + 1, layers) if is_whole else (layers, count + 1)))
         take = take or functools.partial(empty_tensors, device=device)
         made = iter(
@@ -76,7 +76,7 @@ class KVStore:
                 by_layer[layer] = tuple(
                     each.view(-1, *shape) for each, (shape, _) in zip(own, pages, strict=True)
                 )
-        self.layers = [by_layer[layer] for layer in range(spec.num_layers)]
+        self.layers = [by_layer[layer] for layer in range(len(spec.keeping_layers))]
 
     def block_bytes(self) -> Tensor:
         """The blocks of the only cache group, if they are whole, as bytes: uint8 [blocks + 1, bytes of a block over all layers]."""

@@ -10,11 +10,13 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.eagle import EagleDrafts
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.deltas import RowLoras
 from nanoserve.adapters.pytorch.lora.store import HostLoras
@@ -25,7 +27,7 @@ from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, drawn_from, score_tensors
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
-from nanoserve.adapters.pytorch.step_inputs import Rows
+from nanoserve.adapters.pytorch.step_inputs import Rows, Span, StepInputs
 from nanoserve.ports.driven import Drafter
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks, new_block
@@ -41,6 +43,7 @@ class TorchTicket:
 
     Attributes:
         undrawn: until `draw`, of a step with masked rows: these, and what draws it by masks, but for rows that get none.
+        unlearnt: until it is drawn, what a head is to read of the step, as `EagleDrafts.learn` takes it.
         rows: the rows that sampled, and `tokens`, [S], what they got; of a wide step each row as often as it gained a token.
         counts, num_drafts, drafted_rows: of a wide step, as in `StepResult`.
         asked: the rows that were to sample, where others than those.
@@ -50,6 +53,7 @@ class TorchTicket:
 
     step: int
     undrawn: tuple[tuple[int, ...], Callable[..., None]] | None = None
+    unlearnt: tuple[Sequence[Span], Tensor] | None = None
     rows: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
     num_drafts: int = 0
@@ -93,6 +97,7 @@ class TorchRunner:
         self._logprobs: dict[int, tuple[int, DeviceSettings]] = {}
         self._processed_logprobs = sizes.processed_logprobs
         self._drafter = drafter
+        self._eagle = None if model.draft_head is None else EagleDrafts(model, self._rows, self.kv)
         self._longest: dict[int, int] = {}
         self._undrafted: set[int] = set()
         self.loras = HostLoras.for_sizes(model, sizes)
@@ -112,10 +117,12 @@ class TorchRunner:
         low_rank = self._row_loras and self._row_loras.of_step(
             plan.chunks, [(row, 1) for row in plan.decoding]
         )
-        hidden = self._model(step.inputs, self.kv, low_rank=low_rank)
+        spans = self._rows.spans(plan.chunks, dict.fromkeys(plan.decoding, ()))
         ticket = TorchTicket(step=plan.step, rows=plan.sampling_rows)
+        hidden = self._compute(step.inputs, spans, low_rank, ticket)
         self._read_prompts(plan.chunks, hidden, ticket)
         if not ticket.rows:
+            self._learn(ticket)
             return ticket
         if plan.chunks:
             hidden = hidden.index_select(0, step.inputs.logits_indices)
@@ -135,9 +142,9 @@ class TorchRunner:
         if not plan.chunks and not drafts:
             return ticket
         inputs = self._rows.wide_step(plan.chunks, drafts)
-        spans = [(row, 1 + len(guesses)) for row, guesses in drafts.items()]
-        low_rank = self._row_loras and self._row_loras.of_step(plan.chunks, spans)
-        hidden = self._model(inputs, self.kv, low_rank=low_rank)
+        lengths = [(row, 1 + len(guesses)) for row, guesses in drafts.items()]
+        low_rank = self._row_loras and self._row_loras.of_step(plan.chunks, lengths)
+        hidden = self._compute(inputs, self._rows.spans(plan.chunks, drafts), low_rank, ticket)
         self._read_prompts(plan.chunks, hidden, ticket)
         if len(inputs.logits_indices):
             logits = self._model.logits(hidden.index_select(0, inputs.logits_indices))
@@ -146,13 +153,31 @@ class TorchRunner:
             self._draw_now_or_later(
                 plan, ticket, functools.partial(self._draw_wide, ticket, asked, guesses, logits)
             )
+        else:
+            self._learn(ticket)
         return ticket
+
+    def _compute(
+        self, inputs: StepInputs, spans: Sequence[Span], low_rank: Any, ticket: TorchTicket
+    ) -> Tensor:
+        """Hidden states of a step's tokens; what a head reads of them waits in the ticket for what is drawn."""
+        eagle = self._eagle
+        hidden: Tensor = self._model(inputs, self.kv, eagle and eagle.observe, low_rank=low_rank)
+        if eagle is not None:
+            ticket.unlearnt = spans, eagle.take_tapped()
+        return hidden
+
+    def _learn(self, ticket: TorchTicket) -> None:
+        if self._eagle is not None and ticket.unlearnt is not None:
+            self._eagle.learn(*ticket.unlearnt)
+            ticket.unlearnt = None
 
     def _draw_now_or_later(self, plan: StepPlan, ticket: TorchTicket, draw: Callable[..., None]) -> None:
         if plan.masked:
             ticket.undrawn = plan.masked, draw
         else:
             draw(masks={}, missing=frozenset())
+            self._learn(ticket)
 
     def _draw_wide(
         self,
@@ -187,17 +212,19 @@ class TorchRunner:
 
     def _draft(self, plan: StepPlan) -> dict[int, Sequence[int]]:
         """What is guessed of each decoding row that is not at its end."""
-        drafts: dict[int, Sequence[int]] = {}
-        given = {each.row: each.token_ids for each in plan.drafts}
-        for row in plan.decoding:
-            room = self._longest[row] - self._rows.length(row) - 1
-            if room < 0:
-                continue
-            most = min(plan.width - 1, room)
-            guesses: Sequence[int] = given.get(row, ())[:most]
-            if most and self._drafter is not None and row not in self._undrafted and row not in plan.masked:
-                guesses = self._drafter.propose(self._rows.token_ids(row), most)
-            drafts[row] = guesses
+        rooms = {row: self._longest[row] - self._rows.length(row) - 1 for row in plan.decoding}
+        most = {row: min(plan.width - 1, room) for row, room in rooms.items() if room >= 0}
+        drafts: dict[int, Sequence[int]] = dict.fromkeys(most, ())
+        drafts.update(
+            {each.row: each.token_ids[: most[each.row]] for each in plan.drafts if each.row in most}
+        )
+        unasked = {*self._undrafted, *plan.masked}
+        free = {row: count for row, count in most.items() if count and row not in unasked}
+        if self._eagle is not None:
+            drafts.update(self._eagle.propose(free))
+        elif self._drafter is not None:
+            for row, count in free.items():
+                drafts[row] = self._drafter.propose(self._rows.token_ids(row), count)
         return drafts
 
     def _accept(self, drafts: Mapping[int, Sequence[int]], drawn: list[int]) -> list[int]:
@@ -230,6 +257,7 @@ class TorchRunner:
         assert ticket.undrawn is not None
         (masked, draw), ticket.undrawn = ticket.undrawn, None
         draw(masks=masks, missing=set(masked) - masks.keys())
+        self._learn(ticket)
 
     def _draw_narrow(
         self,
@@ -298,6 +326,8 @@ class TorchRunner:
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)
         self._undrafted.discard(row)
+        if self._eagle is not None:
+            self._eagle.release(row)
         self._prompt_scoring.asked.pop(row, None)
         if self._row_loras is not None:
             self._row_loras.rows.pop(row, None)

@@ -21,6 +21,8 @@ from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, StepPlan, TableUpdate
 
+Span = tuple[int, int, int]
+"""A row, the position of a token, and how many tokens from there on."""
 Pages = Sequence[tuple[Tensor, ...]]
 """The tensors that every layer keeps, [pages + 1, *shape] each."""
 
@@ -179,23 +181,34 @@ class Rows:
         """The inputs of chunks, then of the newest token of each row of `drafts` and what is guessed behind it; all of those get logits."""
         for row, guesses in drafts.items():
             self._write(row, guesses)
+        spans = self.spans(chunks, drafts)
+        lasts, first = _sampling_chunks(chunks)[1], sum(each.length for each in chunks)
+        return self.of_spans(spans, [*lasts, *range(first, sum(length for _, _, length in spans))])
+
+    def spans(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> list[Span]:
+        """The row, first position and number of the tokens that a step computes of each row."""
         spans = [(each.row, each.start, each.length) for each in chunks]
-        lasts = _sampling_chunks(chunks)[1]
-        first = sum(each.length for each in chunks)
-        spans += [(row, self._known_lengths[row] - 1, 1 + len(guesses)) for row, guesses in drafts.items()]
+        return spans + [
+            (row, self._known_lengths[row] - 1, 1 + len(guesses)) for row, guesses in drafts.items()
+        ]
+
+    def of_spans(
+        self, spans: Sequence[Span], logits_indices: Sequence[int] = (), *, ahead: int = 0
+    ) -> StepInputs:
+        """The inputs of tokens of rows at these positions, or of those so far `ahead` of them."""
         rows, starts, lengths = zip(*spans, strict=True)
-        total, index = sum(lengths), self._integers(rows)
+        index = self._integers(rows)
         owners = index.repeat_interleave(self._integers(lengths))
         positions = torch.cat(
             [torch.arange(start, start + length, device=self._device) for _, start, length in spans]
         )
         contexts = tuple(map(sum, zip(starts, lengths, strict=True)))
         return StepInputs(
-            token_ids=self.tokens[owners, positions],
+            token_ids=self.tokens[owners, positions + ahead],
             positions=positions,
             query_lengths=lengths,
             context_lengths=contexts,
-            logits_indices=self._integers([*lasts, *range(first, total)]),
+            logits_indices=self._integers(logits_indices),
             groups=self._groups(index, owners, positions, max(contexts)),
         )
 
@@ -213,6 +226,10 @@ class Rows:
         self._write(row, token_ids)
         self._lengths[row] += len(token_ids)
         self._known_lengths[row] += len(token_ids)
+
+    def guess(self, row: int, ahead: int, token_id: int) -> None:
+        """Write a token behind a row's end, `ahead` of which others are guessed."""
+        self.tokens[row, self._known_lengths[row] + ahead] = token_id
 
     def _write(self, row: int, token_ids: Sequence[int]) -> None:
         length = self._known_lengths[row]

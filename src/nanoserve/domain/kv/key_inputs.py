@@ -41,7 +41,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("model", "revision"), "a name; what the files hold counts as spec and weights"),
     "max_model_len": "counts where it scales rope, as a part of spec",
     **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "kv_memory", "depth"), _ROOM),
-    "speculate": _ROOM,
+    **dict.fromkeys(("speculate", "draft"), _ROOM),
     **dict.fromkeys(("kv_offload_memory", "kv_offload_dir", "kv_offload_dir_size"), "where blocks are kept"),
     "kv_offload_min_tokens": "which blocks are worth reading",
     "kv_role": "who reads them",

@@ -68,6 +68,7 @@ class Survey:
     Attributes:
         folder: None for a shape with random weights.
         parked: KV blocks of each cache group, of an engine that is to sleep beside another one; empty for others.
+        draft: the folder of a head that drafts.
     """
 
     spec: ModelSpec
@@ -75,6 +76,7 @@ class Survey:
     device: str
     dtype: str
     parked: tuple[int, ...] = ()
+    draft: str | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

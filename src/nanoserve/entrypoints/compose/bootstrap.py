@@ -19,6 +19,7 @@ import attrs
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
+from nanoserve.adapters.huggingface.draft_head import read_draft
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -104,13 +105,19 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     """
     watch = watch or Stopwatch()
     spec, folder = _find_spec(settings)
+    draft = None
+    if settings.draft is not None and folder is None:
+        raise BadValueError("draft", "is for a model's own weights, and a shape has none; leave it out")
+    if settings.draft is not None:
+        draft = _resolve(settings.draft)
+        spec = attrs.evolve(spec, draft=read_draft(draft, spec))
     prepare_process()
     if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()
     from nanoserve.entrypoints.compose.building import survey_device  # noqa: PLC0415 - loads torch
 
     watch.lap("imports")
-    found = survey_device(settings, spec, folder)
+    found = attrs.evolve(survey_device(settings, spec, folder), draft=draft)
     watch.lap("device")
     return found
 
@@ -219,7 +226,11 @@ def _find_folder(settings: EngineSettings) -> str:
     """Where the model's files are; found before anything slow is imported, because names are often mistyped."""
     if settings.model is None:
         return str(model_folder())
+    found = _resolve(settings.model, settings.revision)
+    return present_folder(found) if found.endswith(".gguf") else found
+
+
+def _resolve(name: str, revision: str | None = None) -> str:
     from nanoserve.adapters.huggingface.hub import resolve_model  # noqa: PLC0415 - not needed for the built-in model
 
-    found = resolve_model(settings.model, revision=settings.revision, progress=sys.stderr.isatty())
-    return present_folder(found) if found.endswith(".gguf") else found
+    return resolve_model(name, revision=revision, progress=sys.stderr.isatty())

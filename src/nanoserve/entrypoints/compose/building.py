@@ -189,7 +189,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     if found.folder is None:
         model = build_random_model(found.spec, seed=0, **form)
     else:
-        model = build_model(found.spec, found.folder, **form, read=not bare)
+        model = build_model(found.spec, found.folder, **form, read=not bare, draft=found.draft)
         if model.spec.tied_embeddings != found.spec.tied_embeddings:
             structlog.get_logger().warning(
                 "computing with the checkpoint's own lm_head, though config.json ties it to the embedding"

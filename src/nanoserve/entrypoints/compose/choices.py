@@ -27,7 +27,7 @@ FitT = TypeVar("FitT")
 _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 """By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
 rows and long chunks to be busy."""
-_WIDTHS: Final = {"auto": 8, "ngram": 4}
+_WIDTHS: Final = {"auto": 8, "ngram": 4, "eagle3": 4}
 """By drafter the most tokens of a row and step; three drafts are right often enough to be tried without a measure."""
 _CROWD: Final = 512
 """Rows of a step on a GPU of `_LARGE` bytes, which has room for their tokens and logits."""
@@ -167,8 +167,19 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
 
     Raises `BadValueError` where drafts were asked for and there can be none.
     """
-    if settings.speculate == "off":
+    speculate = "eagle3" if settings.draft and settings.speculate == "off" else settings.speculate
+    if speculate == "off":
         return 1
+    if speculate == "eagle3" and settings.draft is None:
+        raise BadValueError("speculate", "eagle3 needs a head: name one with draft")
+    if settings.draft is not None and (device == "cuda" or settings.tensor_parallel_size > 1):
+        raise BadValueError(
+            "draft", "heads are computed on a CPU, and by one process alone yet; leave draft out"
+        )
+    if settings.draft is not None and speculate == "ngram":
+        raise BadValueError(
+            "speculate", "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out"
+        )
     if spec.encoder is not None:
         raise BadValueError("speculate", "drafts are for models that write text; take off for an encoder")
     if device == "cuda" and settings.tensor_parallel_size > 1:
@@ -182,7 +193,7 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     if any(isinstance(each.kind, Recurrent) for each in spec.cache_groups):
         structlog.get_logger().warning("no drafts: the states of this model's layers cannot go back")
         return 1
-    return _WIDTHS[settings.speculate]
+    return _WIDTHS[speculate]
 
 
 def choose_depth(settings: EngineSettings, device: str) -> int:

@@ -17,6 +17,7 @@ from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
+from nanoserve.adapters.pytorch.models.eagle import load_head
 from nanoserve.adapters.pytorch.models.encoder import Encoder, ModernBert
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
@@ -97,15 +98,14 @@ def build_model(
     expert_parallel: bool = False,
     take: Take | None = None,
     read: bool = True,
+    draft: str | None = None,
 ) -> DecoderModel:
-    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it.
+    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it. `draft` is the folder of its head.
 
     Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8" or "int4", made of each tensor as
-    it arrives. Those that kernels compute
-    with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the tensors that hold them, on this device. Without `read`
-    all is checked, and the tensors hold what was in memory.
-
-    A spec with a tied head is taken as one with a head of its own where the checkpoint has another one, as in transformers.
+    it arrives. Those that kernels compute with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the
+    tensors that hold them, on this device. Without `read` all is checked, and the tensors hold what was in memory. A spec with a tied head is
+    taken as one with a head of its own where the checkpoint has another one, as in transformers.
 
     Raises:
         ModelLoadError: an unknown architecture, or weights that are missing, left over, mis-shaped or corrupt.
@@ -133,6 +133,7 @@ def build_model(
         model.arrange()
         note_blocks(model)
     pack_linears(model, quantization if made is None else None)
+    model.draft_head = None if draft is None else load_head(draft, model)
     return model
 
 

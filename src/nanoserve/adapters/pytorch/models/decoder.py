@@ -74,6 +74,7 @@ class DecoderModel(nn.Module):
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
         slices: where a rank's tensors lie in the whole model's; None of a whole one.
         expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None where whole experts are not divided over ranks.
+        draft_head: guesses tokens from its hidden states (`models/eagle.py`).
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """
 
@@ -95,8 +96,10 @@ class DecoderModel(nn.Module):
         self.slices: Slices | None = None
         self.expert_tokens: Tensor | None = None
         self.is_invariant = False
+        self.draft_head: nn.Module | None = None
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
-        self._groups = [(each, kind_of(spec.layers[each.layers[0]].mixer)) for each in spec.cache_groups]
+        kept = spec.keeping_layers
+        self._groups = [(each, kind_of(kept[each.layers[0]].mixer)) for each in spec.cache_groups]
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """The parts of a layer: the page's own."""
@@ -114,7 +117,7 @@ class DecoderModel(nn.Module):
         Returns:
             Hidden states after the last norm, [T, hidden], in the model's dtype.
         """
-        step = self._prepare(inputs, kv)
+        step = self.prepare(inputs, kv)
         ops = TorchLinearOps(
             self.embed(inputs),
             ranks=self._ranks,
@@ -141,7 +144,7 @@ class DecoderModel(nn.Module):
         vectors: Tensor = self.embedding(inputs.token_ids)
         return vectors
 
-    def _prepare(self, inputs: StepInputs, kv: KVStore) -> CpuStep:
+    def prepare(self, inputs: StepInputs, kv: KVStore) -> CpuStep:
         """A step, with what the layers of each cache group share."""
         rotations = {rotation: rotary(inputs.positions) for rotation, rotary in self._rotaries.items()}
         dtype = self.embedding.weight.dtype

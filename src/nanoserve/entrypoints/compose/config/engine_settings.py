@@ -146,8 +146,13 @@ class EngineSettings:
     )
     speculate: str = setting(
         "off",
-        one_of("off", "auto", "ngram"),
-        "Guess tokens from what a sequence has said before, and compute several at once; auto does where it pays. Answers stay the same.",
+        one_of("off", "auto", "ngram", "eagle3"),
+        "Guess tokens from what a sequence has said before, or by --draft, and compute several at once; auto does where it pays. Answers stay the same.",
+    )
+    draft: str | None = optional(
+        text("ID_OR_FOLDER"),
+        "An EAGLE-3 head that guesses tokens for the model; implies --speculate eagle3.",
+        word="none",
     )
     enforce_eager: bool = setting(
         False, boolean(), "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
