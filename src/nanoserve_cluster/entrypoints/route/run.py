@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -25,6 +26,7 @@ from nanoserve.entrypoints.server.serving import (
 )
 from nanoserve.entrypoints.server.sockets import describe, host_names, listening_sockets, raise_open_files
 from nanoserve.ports.counts import Counts
+from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica, read_replicas
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
@@ -47,10 +49,9 @@ received. Platforms have not all of these options."""
 def run_router(configuration: Configuration, announce: Callable[[str], None]) -> None:
     """Route until a signal comes; raises `BadValueError` or `StartError` where it cannot start."""
     settings = configuration.part(RouteSettings)
-    replicas = read_replicas(settings.replica)
+    replicas, prefill = read_both(settings)
     if any(each.events for each in replicas):
         check_kv_events("replica")
-    prefill = read_replicas(settings.prefill_replica, "prefill_replica") if settings.prefill_replica else []
     tables = [RoutingTable(settings.router_policy, configuration.engine.block_size) for _ in range(2)]
     serve = attrs.evolve(configuration.serve, listen=attrs.evolve(configuration.serve.listen, http_workers=1))
     bridge_library_logs()
@@ -61,6 +62,18 @@ def run_router(configuration: Configuration, announce: Callable[[str], None]) ->
     ):
         made = zip((replicas, prefill), tables, strict=True)
         runner.run(_route(settings, serve, list(made), sockets=sockets, announce=announce))
+
+
+def read_both(settings: RouteSettings) -> tuple[list[Replica], list[Replica]]:
+    """The replicas that answer, and those that compute prompts for them. Raises `BadValueError`."""
+    replicas = read_replicas(settings.replica)
+    prefill = read_replicas(settings.prefill_replica, "prefill_replica") if settings.prefill_replica else []
+    if any(each.events for each in prefill):
+        raise BadValueError("prefill_replica", "takes no ports behind the URL: no events are read there")
+    counts = Counter(each.url for each in (*replicas, *prefill))
+    for url in (url for url, count in counts.items() if count > 1):
+        raise BadValueError("replica", f"{url} is named {counts[url]} times; name each server once")
+    return replicas, prefill
 
 
 async def _route(

@@ -9,7 +9,7 @@ import pytest
 
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.entrypoints.route.fleet import Fleet
-from nanoserve_cluster.entrypoints.route.run import socket_options
+from nanoserve_cluster.entrypoints.route.run import read_both, socket_options
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
@@ -30,3 +30,18 @@ def test_a_health_path_without_a_slash_is_one_clear_error() -> None:
     with pytest.raises(BadValueError, match="must begin with /") as caught:
         Fleet([], RoutingTable("round-robin", 16), httpx.AsyncClient(), settings)
     assert caught.value.parameter == "health_path"
+
+
+@pytest.mark.parametrize(
+    ("replica", "prefill", "said"),
+    [
+        (["http://a:1", "a:1/v1"], [], "replica: http://a:1 is named 2 times"),
+        (["http://a:1"], ["http://a:1"], "replica: http://a:1 is named 2 times"),
+        (["http://a:1,5557"], ["http://b:1,5557"], "prefill_replica: takes no ports"),
+    ],
+)
+def test_a_server_is_named_once_and_one_for_prompts_without_ports(
+    replica: list[str], prefill: list[str], said: str
+) -> None:
+    with pytest.raises(BadValueError, match=said):
+        read_both(RouteSettings(replica=tuple(replica), prefill_replica=tuple(prefill)))
