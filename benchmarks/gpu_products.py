@@ -178,7 +178,7 @@ def _alternatives(
 
 def _other_tile(tile: tuple[int, int, int], *args: Any, **named: Any) -> SkinnyTile:
     bn, bk, stages = tile
-    return skinny_tile(*args, **named)._replace(bn=bn, bk=bk, stages=stages)
+    return skinny_tile(*args, **named)._replace(bn=bn, bk=bk, stages=stages, straight=False)
 
 
 def _read_speed() -> float:
