@@ -14,12 +14,12 @@ SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
     "ports": 3896,
-    "domain": 8568,
+    "domain": 8578,
     "kernels": 13255,
     "adapters/pytorch": 14046,
     "adapters": 10875,
     "entrypoints/server": 10871,
-    "entrypoints": 11544,
+    "entrypoints": 11550,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
