@@ -159,3 +159,16 @@ def test_drafts_that_bring_nothing_are_given_up_and_tried_again() -> None:
     assert 20 < trial < 50
     assert 250 < ahead.index(0, trial) - trial < 260
     assert 1 in ahead[-40:]
+
+
+def test_more_rows_than_may_have_drafts_have_none() -> None:
+    world = bound_world(4)
+    world.scheduler.constraints.most_rows = 1
+    ask(world, "a", FORCED)
+    ask(world, "b", FORCED, seed=3)
+    ask(world, "short", FORCED, seed=5, max_tokens=4)
+    world.run()
+    assert not any(plan.drafts for plan in world.runner.plans if len(plan.decoding) > 1)
+    ask(world, "c", FORCED)
+    world.run()
+    assert any(plan.drafts for plan in world.runner.plans)
