@@ -329,8 +329,13 @@ class ModelWeights:
 
 
 def held_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Every tensor that a model's modules hold: its path, the module, its name there; one that is shared comes again."""
+    """Every tensor that a model's modules hold: its path, the module, its name there; one that is shared comes again.
+
+    A head that drafts has a folder of its own, which no update is of: its tensors stay as they are, in a sleep, too.
+    """
     for path, module in model.named_modules():
+        if path.startswith("draft_head"):
+            continue
         held = {**vars(module), **module._parameters, **module._buffers}  # noqa: SLF001 - torch lists parameters alone
         for name, tensor in held.items():
             if isinstance(tensor, Tensor):

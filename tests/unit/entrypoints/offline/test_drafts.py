@@ -68,3 +68,17 @@ def test_a_head_may_draft(tmp_path: Path) -> None:
         LLM(draft=str(made.folder), speculate="ngram").generate(PROMPTS, SEEDED)
     with pytest.raises(ModelLoadError, match=r"config.json: architectures 'LlamaForCausalLM' is no head"):
         LLM(draft=str(model_folder())).generate(PROMPTS, SEEDED)
+
+
+def test_weights_are_made_anew_beside_a_head(tmp_path: Path) -> None:
+    made = make_head(tmp_path, read_spec(str(model_folder())))
+    with LLM(dtype="float32", threads=1, paranoid=True, draft=str(made.folder)) as llm:
+        engine, found = llm._open_session.assembly.engine, []
+        for _ in range(2):
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            found.append(([list(each.outputs[0].token_ids) for each in outputs], engine.state().draft_tokens))
+            llm.sleep(2)
+            llm.wake_up()
+    (before, drafts), (after, all_drafts) = found
+    assert before == after
+    assert 0 < drafts < all_drafts
