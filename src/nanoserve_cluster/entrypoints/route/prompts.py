@@ -36,7 +36,7 @@ _LIMITS: Final = {
 """The fields that bound an answer, by the paths whose prompts can be computed ahead; the first one is set."""
 _OF_ANSWERS: Final = (
     *("stream", "stream_options", "n", "best_of", "min_tokens", "logprobs", "top_logprobs", "echo"),
-    *("prompt_logprobs", "response_format", "guided_json", "structured_outputs", "store"),
+    *("response_format", "guided_json", "structured_outputs", "store"),
 )
 """Fields that change no prompt, and would cost time where one token is asked for, or forbid that."""
 _PARTS: Final = ("system", "instructions", "tools", "messages", "input", "prompt")
@@ -110,10 +110,16 @@ async def token_ids(
 def prefill_body(path: str, fields: Mapping[str, Any]) -> bytes | None:
     """A body that asks for a request's prompt and one token; None for requests whose prompts cannot be computed so."""
     limits = _LIMITS.get(path)
-    if limits is None or not fields:
+    if limits is None or not fields or _scores_prompt(fields):
         return None
     kept = {name: field for name, field in fields.items() if name not in (*_OF_ANSWERS, *limits)}
     return msgspec.json.encode({**kept, limits[0]: 1})
+
+
+def _scores_prompt(fields: Mapping[str, Any]) -> bool:
+    """True for requests that want log-probabilities of the prompt, which an engine computes anew for them."""
+    names = ("prompt_logprobs", "logprobs") if fields.get("echo") else ("prompt_logprobs",)
+    return any(fields.get(name) is not None for name in names)
 
 
 def _fields(body: bytes) -> Mapping[str, Any]:

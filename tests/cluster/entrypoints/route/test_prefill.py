@@ -92,6 +92,8 @@ def test_a_long_prompt_is_computed_before_the_request_is_passed_on(
         ("/v1/completions", {"prompt": "short"}),
         ("/v1/responses", {"input": LONG}),
         ("/tokenize", {"prompt": LONG}),
+        ("/v1/completions", {"prompt": LONG, "prompt_logprobs": 0}),
+        ("/v1/completions", {"prompt": LONG, "echo": True, "logprobs": 0}),
     ],
 )
 def test_other_requests_go_where_they_are_answered(path: str, fields: dict[str, Any]) -> None:
