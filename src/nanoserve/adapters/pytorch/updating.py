@@ -26,6 +26,7 @@ from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.adapters.pytorch.weights.keeping import scale_targets
+from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import MOST_LANES, HostLane
 from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError, OutOfMemoryError
@@ -143,6 +144,10 @@ class ModelWeights:
         self._stamps = [] if folder is None else _stamps(folder)
         self._blank: _Blank | None = None
         self.is_lost = False
+        # The model's own are away while it sleeps, and no update has others.
+        self._kv_scales = {layer: torch.ones(each.shape) for layer, each in kv_scales(model).items()}
+        if self._kv_scales and folder is not None and refusal is None:
+            read_kv_scales(self._kv_scales, folder, rank=0, ranks=1)
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         """See `WeightStore`."""
@@ -269,6 +274,8 @@ class ModelWeights:
     def _new_blank(self, *, partial: bool) -> _Blank:
         """One that has, if it is `partial`, what the running model was read from."""
         blank = _Blank(*blank_like(self._model, self._quantization), partial)
+        for layer, scales in kv_scales(blank.model).items():
+            scales.copy_(self._kv_scales[layer])
         for folder, digest in self._sources if partial else ():
             self._check_source(folder, digest)
             self._read_folder(blank, str(folder))

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.models import blank_like
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.updating import ModelWeights, host_memories
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_tiny_model
@@ -62,7 +63,24 @@ def test_scales_may_be_of_heads_of_which_a_rank_has_its_own(tiny: TinyModel, tmp
     own = {1: torch.ones(2, 1)}
     read_kv_scales(own, str(tmp_path), rank=1, ranks=2)
     assert own[1].tolist() == [[2.0], [0.25]]
-    assert torch.equal(kv_scales(blank_like(model, None)[0])[1], kv_scales(model)[1])
+
+
+def test_scales_are_there_again_after_a_deep_sleep_and_a_whole_update(
+    tiny: TinyModel, tmp_path: Path
+) -> None:
+    made = {LAYER + "k_scale": torch.tensor([0.5, 2.0]), LAYER + "v_scale": torch.tensor([0.25])}
+    model = scaled(tiny, tmp_path, made).build()
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    weights = ModelWeights(model, str(tmp_path), None, memories=host_memories(model, kv))
+    for _ in range(2):
+        weights.sleep(2)
+        weights.wake("weights")
+        weights.wake("kv_cache")
+        assert kv_scales(model)[1].tolist() == [[0.5, 2.0], [0.25, 0.25]]
+        weights.read(str(tiny.folder), anew=True, partial=False)
+        weights.complete()
+        weights.write()
+        assert kv_scales(model)[1].tolist() == [[0.5, 2.0], [0.25, 0.25]]
 
 
 def test_one_scale_may_be_of_both_and_without_any_it_is_one(tiny: TinyModel, tmp_path: Path) -> None:

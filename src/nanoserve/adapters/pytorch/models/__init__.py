@@ -43,7 +43,7 @@ from nanoserve.adapters.pytorch.weights.keeping import (
     scale_targets,
     stored_forms,
 )
-from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales, kv_scales
+from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
 from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
@@ -145,8 +145,6 @@ def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderMo
     if made is not None:
         keep_as_stored(blank, _fitting(blank, made))
     _settle(blank, torch.device("cpu"))
-    for layer, scales in kv_scales(blank).items():
-        scales.copy_(kv_scales(model)[layer])
     return blank, made
 
 

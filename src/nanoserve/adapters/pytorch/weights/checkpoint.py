@@ -121,7 +121,10 @@ def overlay(
 ) -> set[str]:
     """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
     slices = Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
-    known, ignored = destinations.keys() | stacks.keys(), (*BUFFERS, *((HEAD,) if tied_head else ()))
+    known, ignored = (
+        destinations.keys() | stacks.keys(),
+        (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head else ())),
+    )
     wanted = (
         each for each in tensors if not each.name.endswith(ignored) and not each.name.startswith(unused)
     )
