@@ -90,7 +90,12 @@ class BlockDirectory(Protocol):
     """Blocks by name, kept on a disk; no call waits for the disk but `rest`, and none raises.
 
     Every read, and every write that was accepted, is reported once. A slot is not touched after that.
+
+    Attributes:
+        room: the writes that it accepts now.
     """
+
+    room: int
 
     def holds(self, name: BlockHash, /) -> bool:
         """True if the block is there, as far as is known without looking."""

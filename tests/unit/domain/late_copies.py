@@ -58,7 +58,7 @@ class LateDirectory:
 
     def __init__(self, runner: RecordingRunner, dice: random.Random) -> None:
         self.blocks: dict[BlockHash, dict[int, tuple[int, int]]] = {}
-        self.num_read = 0
+        self.num_read, self.room = 0, 1000
         self._runner, self._dice = runner, dice
         self._under_way: list[tuple[BlockHash, int, bool]] = []
         self._forgotten: list[tuple[BlockHash, int, bool]] = []
@@ -71,7 +71,8 @@ class LateDirectory:
         self._under_way.append((name, slot, True))
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
-        is_taken = self._dice.random() < 0.8
+        is_taken = self.room > 0 and self._dice.random() < 0.8
+        self.room -= is_taken
         if is_taken:
             self._under_way.append((name, slot, False))
         return is_taken

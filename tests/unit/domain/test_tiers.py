@@ -209,6 +209,23 @@ def test_an_answer_ends_when_the_blocks_of_its_prompt_can_be_read_by_another_eng
     assert decoding.answer("a").token_ids == oracle(PROMPT, 8)
 
 
+def test_where_not_all_blocks_find_room_in_the_directory_those_of_the_beginning_do() -> None:
+    world, will, directory = handing_world()
+    will.value, directory.room = 0.0, 4
+    world.add("a", PROMPT, max_tokens=1)
+    world.run()
+    assert len(directory.blocks) == 4
+
+    def same(runner: RecordingRunner) -> BlockDirectory:
+        other = LateDirectory(runner, will)
+        other.blocks = directory.blocks
+        return other
+
+    decoding = small_world(will, directory=same)
+    decoding.add("a", PROMPT)
+    assert decoding.admissions("a") == [16]
+
+
 def test_an_end_does_not_wait_for_ever() -> None:
     world, _, directory = handing_world()
     world.add("a", PROMPT, max_tokens=1)

@@ -87,8 +87,8 @@ class FileDirectory:
         self._lock = threading.Lock()
         self._files: OrderedDict[Path, int] = OrderedDict()
         self._bytes_held = self._num_own = 0
-        self._most_writes = max(1, num_slots // 2)
-        self._num_writes = self._generation = self._num_stuck = 0
+        self.room = max(1, num_slots // 2)
+        self._generation = self._num_stuck = 0
         self._patience, self._rests_until = patience, 0.0
         self._asked: deque[_Read] = deque()
         self._buffers: list[bytearray] = []
@@ -122,11 +122,11 @@ class FileDirectory:
         self._reads.put(lambda: self._read(wanted))
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
-        """As in the port; as many blocks may wait as half of the slots hold."""
-        if self._num_writes >= self._most_writes:
+        """As in the port."""
+        if not self.room:
             self._refused += 1
             return False
-        self._num_writes += 1
+        self.room -= 1
         generation = self._generation
         self._writes.put(lambda: self._write(name, slot, generation))
         return True
@@ -141,7 +141,7 @@ class FileDirectory:
         with contextlib.suppress(queue.Empty):
             while True:
                 done.append(self._done.get_nowait())
-        self._num_writes -= sum(not each.is_read for each in done)
+        self.room += sum(not each.is_read for each in done)
         return done
 
     def _look_for(self, path: Path) -> bool:

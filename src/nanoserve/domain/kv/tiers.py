@@ -254,21 +254,23 @@ class Tiers:
         for each in copied:
             if copies := self._sent.pop(each, None):
                 self._land([each for each in copies if each.is_load])
-                self._note_stored(each for each in copies if not each.is_load)
+                self._note_stored([each for each in copies if not each.is_load])
 
-    def _note_stored(self, stores: Iterable[_Copied]) -> None:
-        kept = []
+    def _note_stored(self, stores: Ordered[_Copied]) -> None:
+        self._num_stored += len(stores)
         for each in stores:
-            slot = each.copy.slot
             self._pool.release(each.copy.block)
-            self._num_stored += 1
-            if self.host.complete(slot, is_good=True):
-                kept.append((each.sequence, each.index))
-                directory = self._directory
-                if directory and not directory.holds(each.name) and directory.write(each.name, slot):
-                    self.host.pin(slot)
-                    self._writes[slot] += 1
-        self._announce(reversed(kept), "host")
+        kept = [each for each in stores if self.host.complete(each.copy.slot, is_good=True)]
+        if directory := self._directory:
+            lacking = [each for each in kept if not directory.holds(each.name)]
+            surplus = max(
+                0, len(lacking) - directory.room
+            )  # of tails: without its beginning no prompt is found
+            for each in (*lacking[surplus:], *lacking[:surplus]):
+                if directory.write(each.name, each.copy.slot):
+                    self.host.pin(each.copy.slot)
+                    self._writes[each.copy.slot] += 1
+        self._announce([(each.sequence, each.index) for each in reversed(kept)], "host")
 
     def _land(self, loads: Ordered[_Copied]) -> None:
         """Blocks have their content: they get their names, and are free until the sequences that wait for them take them."""

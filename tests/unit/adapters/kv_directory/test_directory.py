@@ -193,7 +193,7 @@ def test_what_is_forgotten_is_gone_for_later_starts_too(tmp_path: Path) -> None:
 
 def test_only_so_many_blocks_wait_to_be_written(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    place.directory._num_writes = 4
+    place.directory.room = 0
     assert not place.directory.write(7, 1)
     assert place.directory.counts().refused == 1
 
