@@ -46,7 +46,7 @@ class HFTokenizer:
         self.named_tokens = parts.named_tokens
         self.chat_template = parts.chat_template
         self.tool_template = parts.tool_template
-        self._lock = threading.RLock()
+        self._lock, self._alone = threading.RLock(), threading.Lock()
         self._turns = threading.Semaphore(MOST_THREADS)
         self._class_name = parts.class_name
         self._model_type = parts.model_type
@@ -171,14 +171,16 @@ class HFTokenizer:
     @contextlib.contextmanager
     def _special_as_text(self) -> Iterator[None]:
         """Special tokens are plain text meanwhile, and nobody else encodes: the library has one setting for all of its threads."""
-        with self._lock, contextlib.ExitStack() as turns:
+        with self._alone, contextlib.ExitStack() as turns:
             for _ in range(MOST_THREADS):
                 turns.enter_context(self._turns)
-            self._backend.encode_special_tokens = True
+            with self._lock:  # decoding waits for this moment alone, however long others encode
+                self._backend.encode_special_tokens = True
             try:
                 yield
             finally:
-                self._backend.encode_special_tokens = False
+                with self._lock:
+                    self._backend.encode_special_tokens = False
 
     def encode_without_added_tokens(self, text: str, /) -> list[int]:
         """Text to the ids of the plain model alone: no added token is recognised, special or not."""

@@ -46,6 +46,16 @@ def test_texts_are_encoded_at_once_and_special_tokens_as_text_meanwhile(byte_lev
     assert {len(each.result()[0]) for each in pooled} == {9}
 
 
+def test_decoding_waits_for_nobody_who_waits_to_encode(byte_level: HFTokenizer) -> None:
+    ids = byte_level.encode("One fox.", add_special_tokens=False)
+    with ThreadPoolExecutor(1) as threads, byte_level._turns:
+        waiting = threads.submit(byte_level.encode, "<|eot_id|>", parse_special=False)
+        while not byte_level._alone.locked():
+            pass
+        assert byte_level.decode(ids) == "One fox."
+        assert not waiting.done()
+
+
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 @pytest.mark.parametrize(("first", "second"), [(7, None), (7, 2), (2, 7), (5, 5), (6, 5), (0, 7), (1, 1)])
 def test_texts_and_pairs_are_cut_as_by_the_library(
