@@ -85,6 +85,7 @@ def a_killed_engine_loses_nothing(routed: Routed, *, killed: int) -> None:
 
 def without_prefill_server_prompts_are_computed_where_they_are_decoded(routed: Routed) -> None:
     decode, prefill = routed.servers
+    wait_until(lambda: routed.metric("replica_up{replica", 0) == routed.metric("replica_up{replica", 1) == 1)
     prompt = STORY.format("last")
     [engine] = prefill.children()
     engine.suspend()

@@ -17,10 +17,12 @@ from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, checks
 from nanoserve.adapters.pytorch.cuda.self_test.checking import limits, measure
 from nanoserve.adapters.pytorch.kernel_checks import Check, invariant
-from nanoserve.adapters.pytorch.models import DecoderModel, build_model
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.delta_rule import cases as delta_rule
 from nanoserve.kernels.experts import cases as experts
+from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.logits import cases as logits
@@ -73,6 +75,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "skinny_linear": (linear, ("out",)),
     "split_linear": (linear, ("partials",)),
     "invariant_linear": (linear, ("out",)),
+    "fp8_linear": (linear, ("out",)),
     "add_low_rank": (low_rank, ("out",)),
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
@@ -138,6 +141,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderModel]:
     folder = tmp_path_factory.mktemp("encoder")
     make_encoder(folder, "modernbert")
     spec = read_spec(str(folder))
+    half: dict[str, Any] = {"dtype": torch.float16, "device": DEVICE, "seed": 1}
+    built["stored"] = build_random_model(built["llama"].spec, **half, quantization="fp8", keep=True)
+    for module in built["stored"].modules():
+        if isinstance(module, Linear) and isinstance(module.matrix, StoredWeight):
+            module.matrix.scales.mul_(50)  # as large as sums of thousands of products are
     built["encoder"] = build_model(spec, str(folder), dtype=torch.float32, device=DEVICE)
     return built
 
@@ -169,6 +177,7 @@ SPECIAL: Final = {
     "hybrid": ("sigmoid_mul_into", "delta_rule_newest", "delta_rule_chunks", "delta_rule_tiles"),
     "experts": ("choose_experts", "feed_rows", "feed_lists"),
     "vectors": ("norm_qkv_into", "add_rms_norm_into"),
+    "stored": ("fp8_linear",),
     "encoder": ("rope_and_cache, encoder", "prefill_attention, both sides"),
     "latents": (
         "write_latents",
@@ -316,7 +325,7 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
     with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else") as refusal:
         run(model_with(kernel, models), deterministic=deterministic, **settings_with(kernel))
     assert "--device cpu" in str(refusal.value)
-    assert "torch.float32" in str(refusal.value)
+    assert ("torch.float16" if kernel == "fp8_linear" else "torch.float32") in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ FACTS = EngineFacts(
 BUDGET = {
     "num_kv_blocks": 9,
     "kv_bytes": 77,
+    "kv_cache_dtype": "auto",
     "max_model_len": 64,
     "dtype": "bfloat16",
     "threads": 2,
@@ -66,6 +67,7 @@ def test_the_server_shows_all_but_the_process() -> None:
         "max_num_batched_tokens": 30,
         "block_size": 8,
         "num_kv_blocks": 9,
+        "kv_cache_dtype": "auto",
         "prefix_caching": False,
         "memory": {"weights": 5},
         "start_phases": {"imports": 1.5},
