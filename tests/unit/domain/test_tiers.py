@@ -182,6 +182,19 @@ def end_of(world: World) -> FinishReason | None:
     return world.answers[("a", 0)].reason
 
 
+def world_behind(directory: LateDirectory, will: Will) -> World:
+    """An engine that finds what another one has left in its directory, and has the same prompt."""
+
+    def same(runner: RecordingRunner) -> BlockDirectory:
+        other = LateDirectory(runner, will)
+        other.blocks = directory.blocks
+        return other
+
+    decoding = small_world(will, directory=same)
+    decoding.add("a", PROMPT)
+    return decoding
+
+
 def test_an_answer_ends_when_the_blocks_of_its_prompt_can_be_read_by_another_engine() -> None:
     world, will, directory = handing_world()
     world.add("a", PROMPT, max_tokens=1)
@@ -198,13 +211,7 @@ def test_an_answer_ends_when_the_blocks_of_its_prompt_can_be_read_by_another_eng
     assert end_of(world) is FinishReason.LENGTH
     assert len(directory.blocks) == 10
 
-    def same(runner: RecordingRunner) -> BlockDirectory:
-        other = LateDirectory(runner, will)
-        other.blocks = directory.blocks
-        return other
-
-    decoding = small_world(will, directory=same)
-    decoding.add("a", PROMPT)
+    decoding = world_behind(directory, will)
     assert decoding.admissions("a") == [36]
     assert decoding.answer("a").token_ids == oracle(PROMPT, 8)
 
@@ -216,13 +223,7 @@ def test_where_not_all_blocks_find_room_in_the_directory_those_of_the_beginning_
     world.run()
     assert len(directory.blocks) == 4
 
-    def same(runner: RecordingRunner) -> BlockDirectory:
-        other = LateDirectory(runner, will)
-        other.blocks = directory.blocks
-        return other
-
-    decoding = small_world(will, directory=same)
-    decoding.add("a", PROMPT)
+    decoding = world_behind(directory, will)
     assert decoding.admissions("a") == [16]
 
 
