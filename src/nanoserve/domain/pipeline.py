@@ -73,8 +73,7 @@ class Pipeline(Generic[TicketT]):
 
     def _fill(self) -> None:
         while len(self._in_flight) < self._depth and not self._late_draws.is_undrawn:
-            plan = self._scheduler.plan()
-            if plan is None:
+            if (plan := self._scheduler.plan()) is None:
                 return
             if self.recorder is not None:
                 self.recorder.note_planned(self._scheduler.flights[-1])
@@ -103,7 +102,8 @@ class Pipeline(Generic[TicketT]):
         if self.recorder is not None:
             self.recorder.note_committed(flight, result, gained)
         try:
-            self._draw(begin=True)  # the device waits for it, and events can be made meanwhile
+            if plan.width == 1:  # else matchers have not gone on yet by all that it brings
+                self._draw(begin=True)  # the device waits for it, and events can be made meanwhile
         finally:
             self._answers.report(gained, events)
         while gained := self._scheduler.commit_more():
