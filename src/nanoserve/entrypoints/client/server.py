@@ -67,17 +67,17 @@ class Address:
         return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
 
 
-def read_address(url: str, key: str | None = None) -> Address:
-    """Read a URL with or without `/v1`; without a key, the one in the environment is taken. Raises `BadValueError`."""
+def read_address(url: str, key: str | None = None, setting: str = "url") -> Address:
+    """Read a URL with or without `/v1`; without a key, the one in the environment is taken. Raises `BadValueError` of the setting."""
     try:
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
-        raise BadValueError("url", f"{url!r} is not a URL: {error}") from None
+        raise BadValueError(setting, f"{url!r} is not a URL: {error}") from None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise BadValueError("url", f"must look like http://127.0.0.1:8000, got {url!r}")
+        raise BadValueError(setting, f"must look like http://127.0.0.1:8000, got {url!r}")
     if parts.query or parts.fragment or parts.username:
-        raise BadValueError("url", f"must hold no user, query or fragment, got {url!r}")
+        raise BadValueError(setting, f"must hold no user, query or fragment, got {url!r}")
     key = key or os.environ.get(KEY_VARIABLE) or None
     if key is not None and not (key.isascii() and key.isprintable()):
         raise BadValueError("api_key", "must consist of printable ASCII characters")

@@ -77,7 +77,7 @@ def read_replicas(written: Sequence[str], setting: str = "replica") -> list[Repl
 
 
 def _read(setting: str, number: int, url: str, *ports: str) -> Replica:
-    address = read_address(url)
+    address = read_address(url, setting=setting)
     if len(ports) > 2 or not all(each.isdecimal() and 0 < int(each) <= MAX_PORT for each in ports):
         raise BadValueError(setting, f"takes at most two ports behind the URL, got {','.join(ports)!r}")
     host = f"[{address.host}]" if ":" in address.host else address.host

@@ -371,8 +371,8 @@ def test_health_and_metrics_are_the_routers_own() -> None:
 
 @pytest.mark.parametrize("written", ["ftp://a", "http://a,0", "http://a,1,2,3", "http://a,x"])
 def test_what_is_no_replica_is_refused(written: str) -> None:
-    with pytest.raises(BadValueError):
-        read_replicas([written])
+    with pytest.raises(BadValueError, match=r"^prefill_replica: "):
+        read_replicas([written], "prefill_replica")
 
 
 def test_ports_of_events_stand_behind_a_replica() -> None:
