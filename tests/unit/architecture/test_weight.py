@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3896,
-    "domain": 8578,
+    "ports": 3926,
+    "domain": 8603,
     "kernels": 13255,
-    "adapters/pytorch": 14046,
+    "adapters/pytorch": 14266,
     "adapters": 10875,
-    "entrypoints/server": 10871,
-    "entrypoints": 11550,
+    "entrypoints/server": 10886,
+    "entrypoints": 11585,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
