@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
+import mmap
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
@@ -16,6 +20,8 @@ Wanted: TypeAlias = Sequence[tuple[Sequence[int], torch.dtype]]
 """Tensors that are to be made."""
 Take: TypeAlias = Callable[[Wanted], list[Tensor]]
 """Makes tensors that are empty, each with a storage of its own."""
+_LINE: Final = 64
+"""Bytes; tensors start at multiples of it."""
 LEAST_CAPABILITY: Final = (8, 0)
 """Compute capability 8.0 (Ampere) is the first with bfloat16 tensor cores and asynchronous copies."""
 
@@ -76,6 +82,26 @@ def arithmetic(device: str) -> str:
 def empty_tensors(wanted: Wanted, device: torch.device) -> list[Tensor]:
     """Tensors of torch's own memory."""
     return [torch.empty(*shape, dtype=dtype, device=device) for shape, dtype in wanted]
+
+
+def host_pages(wanted: Wanted) -> list[Tensor]:
+    """Tensors in one run of the host's memory, each with a storage of its own, in large pages where there are some: faults for every 4 KiB of a model take seconds."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in wanted]
+    starts = [0, *itertools.accumulate(-(-size // _LINE) * _LINE for size in sizes)]
+    memory = mmap.mmap(-1, max(starts[-1], _LINE))
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def tensor(start: int, size: int) -> Tensor:
+        as_bytes = torch.uint8
+        return (
+            torch.frombuffer(memory, dtype=as_bytes, count=size, offset=start)
+            if size
+            else torch.empty(0, dtype=as_bytes)
+        )
+
+    places = zip(wanted, starts, sizes, strict=False)
+    return [tensor(start, size).view(dtype).view(tuple(shape)) for (shape, dtype), start, size in places]
 
 
 class _Block:

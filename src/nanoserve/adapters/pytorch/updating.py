@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import attrs
 import torch
@@ -27,14 +27,22 @@ from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.adapters.pytorch.weights.keeping import scale_targets
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
-from nanoserve.adapters.pytorch.weights.staging import MOST_LANES, HostLane
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
+from nanoserve.adapters.pytorch.weights.staging import (
+    PIECE_BYTES,
+    Piece,
+    cuda_lanes,
+    lanes_from,
+    pieces_of,
+    transfer,
+)
 from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError, OutOfMemoryError
 from nanoserve.ports.steering import KV_CACHE, WEIGHTS, SharedTensor, WeightSource
 
 PARAMETER = "weights"
 """Named by errors."""
 _LEVELS: Final = (1, 2)
+DIGEST_BYTES: Final = 32
 
 
 class Memory(Protocol):
@@ -163,8 +171,8 @@ class ModelWeights:
                 self._read_folder(blank, source)
                 blank.sources.append((source, digest))
             else:
-                blank.sources.append((None, self._read_tensors(blank, source)))
-            self._check_finite(blank)
+                self._read_tensors(blank, source)
+                blank.sources.append((None, secrets.token_bytes(DIGEST_BYTES)))  # nobody can read them again
         except (ModelLoadError, OSError) as error:
             raise BadValueError(PARAMETER, str(error)) from error
         self._blank = blank
@@ -200,12 +208,18 @@ class ModelWeights:
         assert blank is not None
         assert blank.digest
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
+        large: list[Piece] = []
         with torch.inference_mode():
             for path, module, name, tensor in held_tensors(self._model):
-                if made[path].is_mkldnn:  # which nothing can be copied into
-                    setattr(module, name, made[path])
+                source = made[path]
+                if source.is_mkldnn:  # which nothing can be copied into
+                    setattr(module, name, source)
+                elif tensor.device.type == "cpu" or source.nbytes < PIECE_BYTES or source.is_pinned():
+                    tensor.copy_(source)
                 else:
-                    tensor.copy_(made[path])
+                    large += pieces_of(_in_memory(path, source.contiguous()), tensor)
+        if large:
+            transfer(large, cuda_lanes(large[0].destination.device))
         if self._memories is not None:
             self._memories[WEIGHTS].forget()
         self._sources = [*(self._sources if blank.partial else ()), *blank.sources]
@@ -295,44 +309,47 @@ class ModelWeights:
             raise ModelLoadError(
                 f"{folder}: has an lm_head of its own, and the model that runs is tied: start anew"
             )
-        lanes = [HostLane() for _ in range(min(MOST_LANES, os.cpu_count() or 1))]
         files = checkpoint_files(Path(folder))
-        self._overlay(blank, [each for file in files for each in stored_tensors(file)], lanes)
+        self._overlay(blank, [each for file in files for each in stored_tensors(file)])
 
-    def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> bytes:
-        digest, origin = hashlib.sha256(), Path("the caller")
+    def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> None:
         listed = tensors if isinstance(tensors, Sequence) else ()
-        shared = [each for each in listed if isinstance(each, SharedTensor)]
-        pairs: Iterable[Any] = opened(shared) if shared else tensors
-        for name, tensor in pairs:
+        if shared := [each for each in listed if isinstance(each, SharedTensor)]:
+            with opened(shared) as pairs:
+                self._overlay(blank, [_in_memory(*each) for each in pairs])
+            return
+        for name, tensor in cast("Iterable[tuple[str, Any]]", tensors):
             if not isinstance(tensor, Tensor):
                 raise ModelLoadError(f"{name!r} must be a tensor, got {type(tensor).__name__}")
-            numbers = tensor.detach().cpu().contiguous()
-            self._overlay(blank, [StoredTensor(origin, name, numbers, 0)], ())
-            digest.update(f"{name} {numbers.dtype} {[*numbers.shape]}\n".encode())
-            digest.update(numbers.view(-1).view(torch.uint8).numpy().data)
-        return digest.digest()
+            self._overlay(blank, [_in_memory(name, tensor.detach().contiguous())])
 
-    def _overlay(self, blank: _Blank, tensors: list[StoredTensor], lanes: Any) -> None:
-        model = blank.model
+    def _overlay(self, blank: _Blank, tensors: list[StoredTensor]) -> None:
+        """Fill the blank with tensors of files, or of one device, and check them; raises `ModelLoadError`."""
+        if not tensors:
+            return
+        model, device = blank.model, tensors[0].data.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # lanes have streams of their own
+        destinations, targets = model.checkpoint_tensors(), scale_targets(model)
         with torch.inference_mode():
-            blank.read |= overlay(
+            read = overlay(
                 tensors,
-                model.checkpoint_tensors(),
+                destinations,
                 tied_head=model.spec.tied_embeddings,
                 stacks=model.stacks(),
                 unused=model.unused,
-                scale_targets=scale_targets(model),
-                lanes=lanes,
+                scale_targets=targets,
+                lanes=lanes_from(device),
                 made=blank.made,
             )
+            for name in read:
+                if not is_finite(targets.get(name, destinations[name])):
+                    raise ModelLoadError(f"tensor {name!r} has numbers that are not finite")
+        blank.read |= read
 
-    def _check_finite(self, blank: _Blank) -> None:
-        targets = scale_targets(blank.model)
-        for name, tensor in blank.model.checkpoint_tensors().items():
-            numbers = targets.get(name, tensor)
-            if name in blank.read and not bool(numbers.isfinite().all()):
-                raise ModelLoadError(f"tensor {name!r} has numbers that are not finite")
+
+def _in_memory(name: str, tensor: Tensor) -> StoredTensor:
+    return StoredTensor(Path("the caller"), name, tensor, 0, in_memory=True)
 
 
 def held_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
@@ -21,17 +22,20 @@ class _Handle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
-def opened(shared: Sequence[SharedTensor], driver: Any = None) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor by its name, valid until the next one is asked for. Raises `ModelLoadError`."""
+@contextlib.contextmanager
+def opened(shared: Sequence[SharedTensor], driver: Any = None) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors with their names; none is there any more at the end of the context. Raises `ModelLoadError`."""
     if driver is None:
         torch.cuda.current_stream().synchronize()  # makes torch's context this thread's
         driver = ctypes.CDLL("libcuda.so.1")
     found: dict[bytes, int] = {}
     try:
+        tensors = []
         for each in shared:
             if each.handle not in found:
                 found[each.handle] = _open(driver, each)
-            yield each.name, _tensor(driver, found[each.handle], each)
+            tensors.append((each.name, _tensor(driver, found[each.handle], each)))
+        yield tensors
     finally:
         for address in found.values():
             driver.cuIpcCloseMemHandle(ctypes.c_uint64(address))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.checkpoint import DTYPES
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -190,7 +190,7 @@ def _factors(module: str, halves: Mapping[str, StoredTensor], config: Mapping[st
         says = " or ".join(f"{each:g}" for each in ranks)
         message = f"{module!r} has factors of ranks {rank} and {b.shape[1]}, and its config says {says}"
         raise _RefusedError(message)
-    if not all(bool(each.isfinite().all()) for each in (a, b)):
+    if not (is_finite(a) and is_finite(b)):
         raise _RefusedError(f"the factors of {module!r} hold a number that is not finite")
     alpha = _numbers(config, "alpha_pattern", module, "lora_alpha")[0]
     return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
@@ -218,5 +218,5 @@ def _digest(factors: Mapping[str, Factors]) -> bytes:
             repr((name, each.scale, *((tuple(half.shape), half.dtype) for half in (each.a, each.b)))).encode()
         )
         for half in (each.a, each.b):
-            digest.update(half.contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(half.contiguous().view(torch.uint8).numpy().data)
     return digest.digest()

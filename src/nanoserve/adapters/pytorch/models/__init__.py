@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from nanoserve.adapters.pytorch.devices import Take, empty_tensors
+from nanoserve.adapters.pytorch.devices import Take, empty_tensors, host_pages
 from nanoserve.adapters.pytorch.linear import pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
@@ -144,7 +144,7 @@ def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderMo
     blank = _shaped(model.spec, model.embedding.weight.dtype, ALONE)
     if made is not None:
         keep_as_stored(blank, _fitting(blank, made))
-    _settle(blank, torch.device("cpu"))
+    _settle(blank, torch.device("cpu"), host_pages if on_gpu else None)
     return blank, made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,16 @@ _LENGTH_BYTES = 8
 
 @attrs.frozen(eq=False)
 class StoredTensor:
-    """A tensor as a file holds it: `data` is mapped and not read yet; its bytes begin at `offset` of `file`."""
+    """A tensor as a file holds it: `data` is mapped and not read yet; its bytes begin at `offset` of `file`.
+
+    With `in_memory` there is no file: `data` is of one run, on any device.
+    """
 
     file: Path
     name: str
     data: Tensor
     offset: int
+    in_memory: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -65,6 +70,11 @@ def not_finite(stored: StoredTensor) -> ModelLoadError:
     return ModelLoadError(
         f"{stored.file}: {stored.name!r} has scales that are no finite numbers: is the file damaged?"
     )
+
+
+def is_finite(numbers: Tensor) -> bool:
+    """Of floats: the least and the greatest, found in one pass, are both NaN where one number is."""
+    return not numbers.numel() or all(map(math.isfinite, map(float, numbers.aminmax())))
 
 
 def read_into(buffer: Tensor, file: Path, offset: int) -> None:

@@ -6,6 +6,8 @@ the work. Each has a *lane* of its own: staging buffers, and a queue to the devi
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,17 +27,25 @@ PIECE_BYTES = 8 * 2**20
 
 @attrs.frozen(eq=False)
 class Piece:
-    """A run of numbers in a file, stored as `dtype` from byte `offset` on, and the part of a tensor they fill."""
+    """A run of numbers, stored as `dtype` in a file from byte `offset` on, or in a tensor of one run; and the part of a tensor they fill."""
 
-    file: Path
+    origin: Path | Tensor
     offset: int
     dtype: torch.dtype
     destination: Tensor
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file."""
+        """Its size where it comes from."""
         return self.destination.numel() * self.dtype.itemsize
+
+    def read_into(self, buffer: Tensor) -> None:
+        """Fill uint8 [num_bytes] of the host."""
+        if isinstance(self.origin, Path):
+            read_into(buffer, self.origin, self.offset)
+            return
+        last = self.offset + self.num_bytes
+        _copy(self.origin.view(-1).view(torch.uint8)[self.offset : last], buffer)
 
 
 class Lane(Protocol):
@@ -60,7 +70,17 @@ def pieces_of(stored: StoredTensor, destination: Tensor) -> Iterator[Piece]:
     step = max(1, PIECE_BYTES // row_bytes)
     for start in range(0, len(rows), step):
         offset = stored.offset + start * row_bytes
-        yield Piece(stored.file, offset, stored.data.dtype, rows[start : start + step])
+        origin = stored.data if stored.in_memory else stored.file
+        yield Piece(origin, offset, stored.data.dtype, rows[start : start + step])
+
+
+def _copy(source: Tensor, destination: Tensor) -> None:
+    """By this thread alone, where both are the host's: torch's copies would each call all others of the process."""
+    alike = source.dtype == destination.dtype and source.is_contiguous() and destination.is_contiguous()
+    if alike and source.device.type == destination.device.type == "cpu":
+        ctypes.memmove(destination.data_ptr(), source.data_ptr(), source.nbytes)
+    else:
+        destination.copy_(source)
 
 
 def transfer(pieces: Iterable[Piece], lanes: Sequence[Lane]) -> None:
@@ -99,7 +119,7 @@ def _send_all(lane: Lane, pending: deque[Piece]) -> None:
         except IndexError:
             return
         buffer = lane.buffer(piece.num_bytes)
-        read_into(buffer, piece.file, piece.offset)
+        piece.read_into(buffer)
         lane.send(buffer.view(piece.dtype).view(piece.destination.shape), piece.destination)
 
 
@@ -112,7 +132,30 @@ class HostLane:
 
     def send(self, staged: Tensor, destination: Tensor) -> None:
         """Copy at once."""
-        destination.copy_(staged)
+        _copy(staged, destination)
+
+    def drain(self) -> None:
+        """Nothing is on its way."""
+
+
+class FetchingLane:
+    """From a GPU to ordinary host memory, through a pinned buffer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        """The buffer, which this thread fills on a stream of its own."""
+        torch.cuda.set_stream(self._stream)
+        if self._buffer.numel() < num_bytes:
+            size = max(num_bytes, PIECE_BYTES)
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return self._buffer[:num_bytes]
+
+    def send(self, staged: Tensor, destination: Tensor) -> None:
+        """Copy at once."""
+        _copy(staged, destination)
 
     def drain(self) -> None:
         """Nothing is on its way."""
@@ -157,6 +200,17 @@ class CudaLane:
         self._stream.synchronize()
 
 
+def count_lanes() -> int:
+    """As many as pay on this machine."""
+    return min(MOST_LANES, os.cpu_count() or 1)
+
+
 def cuda_lanes(device: torch.device) -> list[CudaLane]:
-    """As many lanes as pay on this machine."""
-    return [CudaLane(device) for _ in range(min(MOST_LANES, os.cpu_count() or 1))]
+    """As many lanes to a GPU as pay."""
+    return [CudaLane(device) for _ in range(count_lanes())]
+
+
+def lanes_from(device: torch.device) -> Sequence[Lane]:
+    """As many lanes from a device, or from files beside it, to the host's memory as pay."""
+    make = HostLane if device.type == "cpu" else functools.partial(FetchingLane, device)
+    return [make() for _ in range(count_lanes())]
