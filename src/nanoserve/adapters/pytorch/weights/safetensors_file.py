@@ -73,7 +73,7 @@ def not_finite(stored: StoredTensor) -> ModelLoadError:
 
 
 def is_finite(numbers: Tensor) -> bool:
-    """Of floats: the least and the greatest, found in one pass, are both NaN where one number is."""
+    """True of floats that are all finite: the least and the greatest, found in one pass, are both NaN where one number is."""
     return not numbers.numel() or all(map(math.isfinite, map(float, numbers.aminmax())))
 
 
