@@ -145,7 +145,7 @@ class SlotCopy:
 
 @attrs.frozen
 class RowDrafts:
-    """Drafts of a masked row that decodes, of which `LateDrawing.draw` gets one mask more than there are."""
+    """Drafts of a masked row that decodes, fewer than the step is wide; `LateDrawing.draw` gets one mask more than there are."""
 
     row: int
     token_ids: tuple[int, ...]

@@ -11,19 +11,22 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
+from nanoserve.adapters.pytorch.cuda.special_draws import most_masks
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.grammar import MOST_DRAFTED, Constraint
 from nanoserve.ports.sampling import SamplingParams
 from tests.fakes.finite_grammars import KIND, FiniteGrammars, TardyGrammars
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.served import Answer, Served
 from tests.tiny_spec import TINY
+from tests.unit.domain.world import VOCAB, World
 
 EOS = 9
 LANGUAGES = ("11 12 13|11 12 14 15|16", "20 21 22 23 24|20 21 30 31 32 33")
+CROWD: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 400, "num_blocks": 400}
 FREE: dict[str, str | None] = {"f1": None, "f2": None}
 BOUND: dict[str, str | None] = {f"b{number}": LANGUAGES[number % 2] for number in range(4)}
 PARAMS = SamplingParams(temperature=1.5, max_tokens=7)
@@ -130,3 +133,27 @@ def test_a_block_that_is_still_written_to_is_not_lent_again() -> None:
     assert block is not other
     late.set_result(None)
     assert blocks.take() is block
+
+
+def test_a_block_has_room_for_masks_of_drafts_and_of_prompts_that_end_beside_them() -> None:
+    failed = list[object]()
+    grammars = FiniteGrammars(VOCAB, frozenset({EOS}))
+    world = World(
+        grammars=grammars, max_width=2, depth=2, on_failure=lambda *what: failed.append(what), **CROWD
+    )
+    blocks, asked = PinnedBlocks(vocab_size=VOCAB, most=most_masks(world.limits), device=DEVICE), list[int]()
+
+    def lend(count: int) -> PinnedBlock:
+        asked.append(count)
+        return blocks.take()
+
+    world.runner.mask_block = lend  # type: ignore[method-assign]
+    for number in range(64):
+        forced = Constraint(KIND, " ".join(map(str, range(20, 40))))
+        world.add(f"{number}", range(number, number + 3), eos=[EOS], constraint=forced, max_tokens=8)
+        if number == MOST_DRAFTED // 2 - 1:
+            world.turn()
+    world.run()
+    assert not failed
+    assert {tuple(each.token_ids) for each in world.answers.values()} == {tuple(range(20, 28))}
+    assert max(asked) == MOST_DRAFTED + 64 - MOST_DRAFTED // 2

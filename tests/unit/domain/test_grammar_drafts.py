@@ -84,6 +84,26 @@ def test_no_step_has_more_masks_than_it_may() -> None:
     assert all(plan.width * len(plan.decoding) <= MOST_DRAFTED for plan in wide)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("costs", "widest"), [(((8, 0.001), (16, 0.0012), (64, 0.01)), 2), (((1, 0.001), (64, 0.003)), 4)]
+)
+def test_a_step_that_is_narrower_than_there_are_drafts_has_fewer(
+    costs: tuple[tuple[int, float], ...], widest: int, depth: int
+) -> None:
+    answers = []
+    for width in (1, 8):
+        world = bound_world(width, depth=depth, step_seconds=costs)
+        for number in range(8):
+            ask(world, f"r{number}", (LINES, RECORDS, FORCED)[number % 3], seed=number)
+        world.run()
+        answers.append([(each.token_ids, each.reason) for each in world.answers.values()])
+    assert answers[0] == answers[1]
+    crowded = [plan for plan in world.runner.plans if len(plan.decoding) == 8 and plan.drafts]
+    assert max(plan.width for plan in crowded) == widest
+    assert all(len(each.token_ids) < plan.width for plan in crowded for each in plan.drafts)
+
+
 def test_cancelled_preempted_and_failing_rows_leave_nothing_behind() -> None:
     dice = random.Random(5)
     for moment in range(4, 16):

@@ -116,6 +116,7 @@ class Speculation:
             for each in rows.sequences
         ]
         width = self._most_tokens_per_second(rows, most)
+        self.drafts = {each: found[: width - 1] for each, found in self.drafts.items()}
         if width == 1:
             self._note_gain(1.0)
         return width

@@ -13,7 +13,13 @@ from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import MOST_DRAFTED, Masks
+
+
+def most_masks(sizes: EngineSizes) -> int:
+    """The most masks of a step: of rows with drafts, and beside those of rows whose prompts end."""
+    return sizes.max_num_seqs + (MOST_DRAFTED if sizes.max_width > 1 else 0)
 
 
 class SpecialDraws:
@@ -28,7 +34,7 @@ class SpecialDraws:
         sizes = arena.sizes
         self.blocks = PinnedBlocks(
             vocab_size=sampler.vocab_size,
-            most=max(sizes.max_num_seqs, MOST_DRAFTED if sizes.max_width > 1 else 0),
+            most=most_masks(sizes),
             device=arena.lengths.device,
         )
 
