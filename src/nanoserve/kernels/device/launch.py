@@ -6,7 +6,11 @@ import functools
 from typing import Any, NamedTuple, Self
 
 import torch
+import triton
 from torch import Tensor
+
+next_power_of_2 = functools.cache(triton.next_power_of_2)
+"""Triton's own takes a microsecond or two, which a layer's launches would pay ten times over."""
 
 
 def launch_options(pdl: bool) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import triton
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import SplitScratch, launch_options, shared_memory
+from nanoserve.kernels.device.launch import SplitScratch, launch_options, next_power_of_2, shared_memory
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention.triton import add_splits, attend_to_rows
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
@@ -83,7 +82,7 @@ def decode_attention(
         eps=transform.eps,
         HEADS=num_heads, KV_HEADS=kv_heads,
         PADDED_GROUP=padded_group(num_heads // kv_heads, width), D=head_dim,
-        PADDED_D=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tokens,
+        PADDED_D=max(16, next_power_of_2(head_dim)), BLOCK_SIZE=block_size, TILE=tiling.tokens,
         STAGES=tiling.stages,
         WIDTH=width, WINDOWED=cache.window is not None, NORM=transform.q_norm is not None, SPLIT=splits > 1,
         EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, **launch_options(pdl),
@@ -96,7 +95,7 @@ def _add_splits(
     out: Tensor, scratch: SplitScratch, *, results: int, head_dim: int, splits: int, pdl: bool
 ) -> None:
     """Add up the partial sums of `results` (place, head) pairs, one program each."""
-    padded_splits, padded_dim = triton.next_power_of_2(splits), triton.next_power_of_2(head_dim)
+    padded_splits, padded_dim = next_power_of_2(splits), next_power_of_2(head_dim)
     add_splits[results,](
         accs_ptr=scratch.accs, ms_ptr=scratch.ms, ls_ptr=scratch.ls, out_ptr=out, splits=splits,
         D=head_dim, PADDED_D=padded_dim, PADDED_SPLITS=padded_splits,
@@ -161,7 +160,7 @@ def prefill_attention(
         table_stride=cache.tables.stride(0), block_stride=cache.block_stride, scale=outer * log2_e,
         inner=inner,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        DIM=max(16, triton.next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
+        DIM=max(16, next_power_of_2(head_dim)), BLOCK_SIZE=block_size, WINDOW=cache.window or 0,
         PACKED=packed, ROWS=rows, KEYS=keys_per_visit, STAGES=stages,
         NEWEST=lengths is not None, WIDTH=width, BOTH=ends is not None, num_warps=warps,
     )  # fmt: skip

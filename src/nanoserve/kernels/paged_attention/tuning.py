@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import torch
 import triton
 
+from nanoserve.kernels.device.launch import next_power_of_2
 from nanoserve.kernels.tiles import SHARED_MEMORY, BlockSizes
 
 MAX_SPLITS = 128
@@ -97,12 +98,12 @@ the others are those of bfloat16, whose loops have as many instructions.
 
 def key_bytes(head_dim: int, dtype: torch.dtype) -> int:
     """Bytes of a key of one head, padded to a power of two."""
-    return triton.next_power_of_2(head_dim) * dtype.itemsize
+    return next_power_of_2(head_dim) * dtype.itemsize
 
 
 def padded_group(group: int, width: int = 1) -> int:
     """Rows of the tile of scores of a KV head that `group` query heads of each of `width` tokens read."""
-    return max(16, triton.next_power_of_2(group * width))
+    return max(16, next_power_of_2(group * width))
 
 
 def choose_tile(
@@ -146,8 +147,8 @@ def choose_splits(
         filling = 1
     if batch <= LONE_ROWS and max_context > LONG_ROW:
         smallest, filling = 2 * smallest, max(1, filling // 2)
-    useful = triton.next_power_of_2(triton.cdiv(max_context, smallest))
-    needed = triton.next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
+    useful = next_power_of_2(triton.cdiv(max_context, smallest))
+    needed = next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
     return min(MAX_SPLITS, max(needed, min(_power_of_2_below(filling), useful)))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import launch_options
+from nanoserve.kernels.device.launch import launch_options, next_power_of_2
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.pointwise.triton import (
     add_rms_norm_kernel,
@@ -64,7 +63,7 @@ def layer_norm_into(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor,
     """
     if not len(x):
         return
-    block = triton.next_power_of_2(x.shape[1])
+    block = next_power_of_2(x.shape[1])
     layer_norm_kernel[len(x),](
         x_ptr=x, weight_ptr=weight, bias_ptr=bias, out_ptr=out, eps=eps, K=x.shape[1], BLOCK=block,
         num_warps=4 if block <= 4096 else 8,
@@ -90,14 +89,14 @@ def _launch(x: Tensor, pointers: dict[str, Tensor | None], *, eps: float, pdl: b
     add_rms_norm_kernel[(num_rows,)](
         x_ptr=x, **pointers,
         M=num_rows, eps=eps,
-        K=size, BLOCK=triton.next_power_of_2(size), SPLITS=0 if partials is None else len(partials),
+        K=size, BLOCK=next_power_of_2(size), SPLITS=0 if partials is None else len(partials),
         PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
 
 
 def _warps(size: int) -> int:
     """Eight elements per thread, however many rows: the warps decide the order of the sum, so its bits."""
-    return min(16, max(1, triton.next_power_of_2(size) // (32 * 8)))
+    return min(16, max(1, next_power_of_2(size) // (32 * 8)))
 
 
 def norm_qkv_into(
@@ -123,7 +122,7 @@ def norm_qkv_into(
     """
     q, k = sizes
     v = qkv.shape[1] - q - k
-    block = triton.next_power_of_2(max(q, k, v))
+    block = next_power_of_2(max(q, k, v))
     norm_qkv_kernel[(len(qkv), 2 if clip is None else 3)](
         qkv_ptr=qkv, q_norm_ptr=q_norm, k_norm_ptr=k_norm,
         eps=eps, clip=clip or 0.0,
@@ -146,7 +145,7 @@ def gated_activation_into(gate_up: Tensor, out: Tensor, *, activation: Activatio
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     num_rows, size = out.shape
-    gated_activation_kernel[(num_rows * triton.cdiv(size, _BLOCK),)](
+    gated_activation_kernel[(num_rows * -(-size // _BLOCK),)](
         gate_up_ptr=gate_up, out_ptr=out,
         SIZE=size, BLOCK=_BLOCK,
         ACTIVATION=activation, PDL=pdl, num_warps=4, **launch_options(pdl),
@@ -170,12 +169,8 @@ def quantize_rows_into(
     num_rows, size = out.shape
     quantize_rows_kernel[(num_rows,)](
         x_ptr=x, out_ptr=out, scale_ptr=scales, SIZE=size, ACTIVATION=activation,
-        BLOCK=triton.next_power_of_2(size), PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
+        BLOCK=next_power_of_2(size), PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
-
-
-_BLOCK = 1024
-"""Elements per program."""
 
 
 def sigmoid_mul_into(x: Tensor, gate: Tensor, *, pdl: bool = False) -> None:
@@ -187,7 +182,7 @@ def sigmoid_mul_into(x: Tensor, gate: Tensor, *, pdl: bool = False) -> None:
         pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     num_rows, size = x.shape
-    sigmoid_mul_kernel[(num_rows * triton.cdiv(size, _BLOCK),)](
+    sigmoid_mul_kernel[(num_rows * -(-size // _BLOCK),)](
         x_ptr=x, gate_ptr=gate, gate_stride=gate.stride(0),
         SIZE=size, BLOCK=_BLOCK,
         PDL=pdl, num_warps=4, **launch_options(pdl),

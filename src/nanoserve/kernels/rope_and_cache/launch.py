@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import launch_options
+from nanoserve.kernels.device.launch import launch_options, next_power_of_2
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.rope_and_cache.triton import latent_cache_kernel, rope_and_cache_kernel
@@ -48,11 +47,11 @@ def rope_and_cache(
     # One program per token and group of query heads or of KV heads.
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
-    half = triton.next_power_of_2(head_dim // 2)
+    half = next_power_of_2(head_dim // 2)
     most = max(1, ELEMENTS // (2 * half))
-    q_heads = min(triton.next_power_of_2(num_heads), most)
-    kv_heads = min(triton.next_power_of_2(num_kv_heads), most)
-    groups = triton.cdiv(num_heads, q_heads) + triton.cdiv(num_kv_heads, kv_heads)
+    q_heads = min(next_power_of_2(num_heads), most)
+    kv_heads = min(next_power_of_2(num_kv_heads), most)
+    groups = -(-num_heads // q_heads) - (-num_kv_heads // kv_heads)
     # Without norms their pointers are never followed: any tensor of the dtype stands in, so one signature serves both.
     rope_and_cache_kernel[(qkv.shape[0], groups)](
         qkv_ptr=qkv, query_ptr=query, keys_ptr=cache.keys, values_ptr=cache.values, token_rows_ptr=token_rows,
@@ -113,7 +112,7 @@ def write_latents(
     if not num_tokens:
         return
     latent_dim, rope_dim = cache.latent_dim, cache.rope_dim
-    grid = num_tokens, 1 + triton.cdiv(num_heads, LATENT_HEADS)
+    grid = num_tokens, 1 - (-num_heads // LATENT_HEADS)
     latent_cache_kernel[grid](
         projected_ptr=projected, heads_ptr=heads, rotated_ptr=rotated, entries_ptr=cache.entries,
         token_rows_ptr=token_rows, positions_ptr=positions, limits_ptr=limits, tables_ptr=cache.tables, rotations_ptr=rotations,
@@ -122,7 +121,7 @@ def write_latents(
         projected_token=projected.stride(0), heads_token=heads.stride(0), rotated_token=rotated.stride(0),
         rotated_head=rotated.stride(1),
         NUM_HEADS=num_heads, LATENT=latent_dim, ROPE=rope_dim, NOPE=head_dim - rope_dim,
-        BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=triton.next_power_of_2(latent_dim),
-        HALF=triton.next_power_of_2(rope_dim // 2), HEADS=LATENT_HEADS,
+        BLOCK_SIZE=cache.entries.shape[1], PADDED_LATENT=next_power_of_2(latent_dim),
+        HALF=next_power_of_2(rope_dim // 2), HEADS=LATENT_HEADS,
         NEWEST=newest, WIDTH=width, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
     )  # fmt: skip

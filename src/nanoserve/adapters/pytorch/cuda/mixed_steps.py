@@ -21,9 +21,9 @@ from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.mixers.kind import MOST_PADDED_CHUNKS
 from nanoserve.ports.step import Chunk
 
-TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024)
+TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096)
 """Of chunks in a padded step."""
-LAUNCH: Final = 1.2e11
+LAUNCH: Final = 1.3e11
 """Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
 MOST_GRAPHS: Final = 96

@@ -19,7 +19,7 @@ Page = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of what a layer keeps of a block of tokens, or of a row's whole past."""
 ChunkSpan = tuple[int, int, int, int]
 """A chunk: its row, its first position, its number of tokens, and the index of the first one in the step."""
-MOST_PADDED_CHUNKS: Final = 16
+MOST_PADDED_CHUNKS: Final = 32
 """Chunks of a step that is padded so that it can be captured."""
 
 

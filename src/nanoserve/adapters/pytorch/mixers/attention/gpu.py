@@ -72,8 +72,8 @@ class GpuAttention:
 
     def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
         """See `GpuMixer`: the chunks' tiles, and empty ones, which compute nothing."""
-        tiles = make_tiles(spans, self.tile)
-        room = len(tiles) if padded is None else padded // self.tile + MOST_PADDED_CHUNKS
+        tiles, chunks = make_tiles(spans, self.tile), min(MOST_PADDED_CHUNKS, self._facts.sizes.max_num_seqs)
+        room = len(tiles) if padded is None else padded // self.tile + chunks
         numbers = [number for tile in tiles for number in tile]
         self._arena.write("tiles", numbers + [0] * (4 * room - len(numbers)))
         return self._arena.sections["tiles"][:room]

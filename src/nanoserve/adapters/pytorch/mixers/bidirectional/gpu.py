@@ -77,7 +77,8 @@ class GpuBidirectional:
     def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
         """See `GpuMixer`: the texts' tiles, and empty ones, which compute nothing; and where the texts begin."""
         tiles = make_tiles(spans, self.tile)
-        room = len(tiles) if padded is None else padded // self.tile + MOST_PADDED_CHUNKS
+        chunks = min(MOST_PADDED_CHUNKS, self._facts.sizes.max_num_seqs)
+        room = len(tiles) if padded is None else padded // self.tile + chunks
         numbers = [number for tile in tiles for number in tile]
         sink, first_tokens = self._facts.sizes.max_num_seqs, [0] * (self._facts.sizes.max_num_seqs + 1)
         for row, _, _, token in spans:

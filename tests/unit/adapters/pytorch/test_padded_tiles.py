@@ -1,0 +1,53 @@
+"""What a padded step writes of its tiles lies within their section of the arena, however few rows the engine has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.cuda.mixed_steps import TOKENS
+from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention
+from nanoserve.adapters.pytorch.mixers.kind import MOST_PADDED_CHUNKS, GpuFacts
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.layer_spec import AttentionSpec
+from tests.tiny_spec import TINY
+
+
+class Sections:
+    """Refuses what is longer than its section; the rest of an arena is not asked for."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.sections = {name: torch.zeros(shape, dtype=torch.int32) for name, shape in shapes.items()}
+        self.block_tables = {0: torch.zeros(1, 1, dtype=torch.int32)}
+
+    def write(self, section: str, values: Sequence[int], /) -> None:
+        assert len(values) <= math.prod(self.sections[section].shape)
+
+
+@pytest.mark.parametrize("rows", [1, 8, MOST_PADDED_CHUNKS, 256])
+def test_tiles_of_padded_steps_fit(rows: int) -> None:
+    mixer = TINY.layers[0].mixer
+    assert isinstance(mixer, AttentionSpec)
+    for padded in TOKENS:
+        sizes = EngineSizes(
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(padded, rows),
+            max_model_len=8192,
+            vocab_size=8,
+            block_size=16,
+            num_blocks=8,
+        )
+        facts = GpuFacts(sizes, torch.bfloat16, torch.device("cpu"), 132, invariant=False)
+        attention = GpuAttention({0: mixer}, facts)
+        arena: Any = Sections(attention.sections)
+        pages: Any = {0: [torch.zeros(8, 2, 1, 16, 8)]}
+        attention.attach(arena, pages, {})
+        count = min(rows, MOST_PADDED_CHUNKS)
+        lengths = [padded // count] * count
+        spans = [(row, 0, length, sum(lengths[:row])) for row, length in enumerate(lengths)]
+        tiles = attention.prepare(spans, None, padded)
+        assert len(tiles) >= sum(-(-length // attention.tile) for length in lengths)
