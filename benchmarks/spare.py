@@ -1,6 +1,6 @@
 """How soon an engine is back after it was killed, by a parked spare or (`--no-park`) a prepared one, and whether it answers as before.
 
-`python -m benchmarks.spare FOLDER --deaths 20`; on a GPU, too.
+`python -m benchmarks.spare FOLDER --deaths 20`; on a GPU, too. Each event is printed when it happens, so that a run that is cut off has said how far it came.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nanoserve.entrypoints.bench.report import show, table, write_report
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
@@ -28,6 +29,12 @@ from nanoserve.ports.sampling import SamplingParams
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=3)
 LOOK = 0.002
 """Seconds between two looks."""
+BEGAN = time.perf_counter()
+
+
+def say(what: str) -> None:
+    """Print what has happened, and when."""
+    print(f"{time.perf_counter() - BEGAN:8.2f} s  {what}", flush=True)
 
 
 async def answer(engine: KeptEngine[Supervisor], name: str) -> list[object]:
@@ -67,16 +74,24 @@ async def measure(arguments: argparse.Namespace) -> None:
     engine = remote_engine(attrs.evolve(settings, park_spare=not arguments.no_park), spare=True)
     await engine.start()
     try:
-        first, equal = await answer(engine, "first"), 0
+        async with asyncio.timeout(arguments.patience):
+            first, equal = await answer(engine, "first"), 0
+        say("the first engine has answered")
         parked, back, answered, memory = [], [], [], []
         for death in range(arguments.deaths):
-            began = time.perf_counter()
-            memory.append(await wait_for_spare(engine))
-            parked.append(time.perf_counter() - began)
-            back.append(await kill(engine))
-            began = time.perf_counter()
-            equal += await answer(engine, f"after {death}") == first
-            answered.append(time.perf_counter() - began)
+            async with asyncio.timeout(arguments.patience):
+                began = time.perf_counter()
+                memory.append(await wait_for_spare(engine))
+                parked.append(time.perf_counter() - began)
+                say(
+                    f"a spare waits, after {parked[-1]:.2f} s, with {memory[-1] >> 20} MiB of its own or shared"
+                )
+                back.append(await kill(engine))
+                say(f"killed, and back after {back[-1]:.3f} s")
+                began = time.perf_counter()
+                equal += await answer(engine, f"after {death}") == first
+                answered.append(time.perf_counter() - began)
+                say(f"answered after {answered[-1]:.3f} s; {equal} of {death + 1} answers are equal")
         assert engine.facts is not None
         phases = {name: f"{seconds:.3f}" for name, seconds in engine.facts.start_phases.items()}
     finally:
@@ -101,8 +116,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="a folder or a hub name; the built-in model if left out")
     parser.add_argument("--deaths", type=int, default=20)
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds that one death may take")
     parser.add_argument("--no-park", action="store_true", help="have a spare that only imports")
-    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--device")
     parser.add_argument("--dtype")
     parser.add_argument("--json", metavar="FILE")
@@ -110,4 +126,9 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(_arguments()))
+    try:
+        asyncio.run(measure(_arguments()))
+    except TimeoutError:
+        raise SystemExit("spare: nothing more has happened for too long") from None
+    except NanoserveError as error:
+        raise SystemExit(f"spare: {error}") from None
