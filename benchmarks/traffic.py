@@ -2,11 +2,13 @@
 
     python -m benchmarks.traffic [--url URL ...] [--classes chat rag ...] [--requests 64] [--scale 1] [--seed N]
                                  [--ttft-limit 1000] [--gap-limit 200] [--capacity REQ/S] [--json FILE] [--plot FILE]
+    python -m benchmarks.traffic --trace FILE [--seconds S] ...
 
 Any server with OpenAI's `/v1/completions` will do. Several get every class in turn, with the same prompts and lengths, and
 the table has the ratios of the first to the others. `benchmarks.traffic_classes` describes the classes. Prompts are ids where
 the server takes them, otherwise words. A conversation goes on with the answer's ids where the server returns them, with its
-text where prompts are words, and otherwise with ids drawn beforehand. Without `--seed` prompts are new in each run; a server
+text where prompts are words, and otherwise with ids drawn beforehand. With `--trace` the requests of a published trace (Mooncake's or
+Azure's, as `nanoserve simulate --requests` reads them) come at their moments, in place of classes. Without `--seed` prompts are new in each run; a server
 that gets the same seed again finds the prompts in its prefix cache.
 """
 
@@ -27,7 +29,16 @@ import attrs
 import msgspec
 from rich import box
 
-from benchmarks.traffic_classes import CAPACITY, CHAT, CLASSES, Session, TrafficClass, Turn, draw_sessions
+from benchmarks.traffic_classes import (
+    CAPACITY,
+    CHAT,
+    CLASSES,
+    Session,
+    TrafficClass,
+    Turn,
+    draw_sessions,
+    traced_sessions,
+)
 from nanoserve.entrypoints.bench.report import (
     check_plot,
     check_writable,
@@ -59,6 +70,7 @@ from nanoserve.entrypoints.client.server import (
     read_address,
 )
 from nanoserve.ports.errors import BadValueError, NanoserveError
+from nanoserve_cluster.adapters.request_files import read_requests
 
 WARMUP: Final = 16
 COLUMNS: Final = {
@@ -235,6 +247,11 @@ async def measure(
         for server in servers:
             with doing(f"warming up {server.label}"):
                 await server.warm_up(given.scale)
+        if given.trace is not None:
+            traced = [each for each in read_requests(given.trace) if each.at < given.seconds]
+            sessions = traced_sessions(traced, given.scale)
+            rows += [await _measure_class(each, "trace", sessions, OfferedLoad(), given) for each in servers]
+            return
         capacity = given.capacity
         for traffic in chosen(given):
             sessions = draw_sessions(traffic, given.requests, given.seed, capacity)
@@ -286,12 +303,13 @@ def chosen(given: argparse.Namespace) -> list[TrafficClass]:
 
 def find_servers(given: argparse.Namespace) -> list[TrafficServer]:
     """The servers under load; raises where one is not there, or its context too short for a class."""
-    servers, most = [], max(chosen(given), key=lambda each: each.longest)
+    servers: list[TrafficServer] = []
+    most = max(chosen(given), key=lambda each: each.longest)
     for label, url in zip(string.ascii_uppercase, given.url, strict=False):
         address = read_address(url, given.api_key)
         with open_server(address) as server:
             model, version = server.find_model(given.model), server.facts("/version")
-        if model.max_model_len is not None and most.longest > model.max_model_len:
+        if given.trace is None and model.max_model_len is not None and most.longest > model.max_model_len:
             fits = math.floor(1000 * given.scale * model.max_model_len / most.longest) / 1000
             needs = (
                 f"{most.name} needs a context of {most.longest} tokens and {url} has {model.max_model_len}"
@@ -364,6 +382,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="its name on the server; otherwise the first one served")
     parser.add_argument("--api-key", help="otherwise OPENAI_API_KEY's")
     parser.add_argument("--classes", nargs="+", choices=list(CLASSES), default=list(CLASSES), metavar="CLASS")
+    parser.add_argument("--trace", metavar="FILE", help="send this trace's requests instead of classes")
+    parser.add_argument("--seconds", type=float, default=1e9, help="of the trace, from its first request on")
     parser.add_argument("--requests", type=int, default=64, help="of each class, at least")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies lengths and times")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="draws the load")
@@ -385,7 +405,8 @@ def run(given: argparse.Namespace) -> int:
     """Measure, print and write; the exit status, which is 1 where a request failed."""
     check_writable(given.json)
     check_plot(given.plot)
-    title = f"traffic: {given.requests} requests of each class, scale {given.scale:g}, seed {given.seed}"
+    what = given.trace or f"{given.requests} requests of each class"
+    title = f"traffic: {what}, scale {given.scale:g}, seed {given.seed}"
     servers, status = find_servers(given), 0
     rows: list[TrafficRow] = []
     try:

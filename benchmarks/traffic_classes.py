@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from nanoserve.entrypoints.bench.serving.client import draw_schedule
+from nanoserve_cluster.ports.simulation import TracedRequest
 
 IDS: Final = range(20, 1000)
 """Prompts are drawn from these ids, which every model has; the lowest ones are often special tokens."""
@@ -115,6 +116,24 @@ def draw_sessions(
         turns = tuple(_turn(traffic, draw, () if number else beginning) for number in range(traffic.turns))
         sessions.append(Session(start, turns))
     return sessions
+
+
+def traced_sessions(requests: Iterable[TracedRequest], scale: float = 1.0) -> list[Session]:
+    """A trace as sessions of one turn each, with lengths and times multiplied; equal pieces of prompts are equal ids."""
+    return [
+        Session(
+            scale * each.at,
+            (Turn(_pieces(each, scale), max(1, round(scale * each.output_tokens)), 0.0),),
+        )
+        for each in requests
+    ]
+
+
+def _pieces(request: TracedRequest, scale: float) -> tuple[int, ...]:
+    lengths = [(piece, max(1, round(scale * length))) for piece, length in request.prompt]
+    return tuple(
+        token for piece, length in lengths for token in _tokens(random.Random(f"piece {piece}"), length)
+    )
 
 
 def _starts(

@@ -68,6 +68,7 @@ def test_conversations_in_words_go_on_with_the_text_of_the_answers(open_server: 
         classes=[load.name],
         scale=SCALE,
         client_timeout=PATIENCE,
+        trace=None,
     )
     [found] = find_servers(asked)
     found.takes_ids = False
@@ -84,11 +85,32 @@ def test_conversations_in_words_go_on_with_the_text_of_the_answers(open_server: 
         assert after.prompt_tokens > before.prompt_tokens + load.input_len
 
 
+def test_the_requests_of_a_trace_come_at_their_moments_and_share_what_they_share(
+    open_server: ServerProcess, tmp_path: pathlib.Path
+) -> None:
+    trace, file = tmp_path / "trace.jsonl", tmp_path / "out.json"
+    lines = [
+        {"timestamp": 300 * number, "input_length": 900, "output_length": 7, "hash_ids": [50, 60 + number]}
+        for number in range(3)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    asked = ("--url", open_server.url, "--trace", str(trace), "--seconds", "0.5", "--scale", "0.5")
+    done = traffic(*asked, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(file.read_text())["rows"]
+    assert (row["name"], row["planned"], row["results"]) == ("trace", 2, {"ok": 2})
+    assert [(each["prompt_tokens"], each["output_tokens"]) for each in row["outcomes"]] == [(450, 4)] * 2
+    first, second = (each["scheduled"] for each in row["outcomes"])
+    assert second - first == 150
+    assert row["cached_tokens"] > 0
+
+
 def test_mistakes_end_in_one_line(open_server: ServerProcess) -> None:
     for code, said, arguments in (
         (2, "invalid choice: 'chats'", ["--classes", "chats"]),
         (2, "--requests must be above 0", ["--requests", "0"]),
         (1, "try --scale 0.1", ["--url", open_server.url]),
+        (1, "cannot be read: No such file", ["--url", open_server.url, "--trace", "/nowhere"]),
         (1, "nothing answers at http://127.0.0.1:9", ["--url", "http://127.0.0.1:9"]),
     ):
         done = traffic(*arguments)

@@ -22,7 +22,9 @@ from benchmarks.traffic_classes import (
     SYSTEM_PROMPT,
     TrafficClass,
     draw_sessions,
+    traced_sessions,
 )
+from nanoserve_cluster.ports.simulation import TracedRequest
 
 COUNT = 60
 
@@ -107,3 +109,17 @@ def test_a_scale_multiplies_lengths_and_times_and_keeps_the_shape() -> None:
     assert small.pause == pytest.approx(0.001)
     assert BURSTS.scaled(0.5).period == BURSTS.period / 2
     assert SUMMARIES.scaled(1.0) == attrs.evolve(SUMMARIES, document_len=1)
+
+
+def test_equal_pieces_of_a_trace_are_equal_ids_and_others_are_not() -> None:
+    traced = [
+        TracedRequest(at=4.0 * number, prompt=((8, 512), (10 + 2 * number, 40)), output_tokens=20, affinity=0)
+        for number in range(3)
+    ]
+    sessions = traced_sessions(traced, 0.5)
+    assert [each.start for each in sessions] == [0.0, 2.0, 4.0]
+    [turns] = zip(*(each.turns for each in sessions), strict=True)
+    assert {(len(each.tokens), each.output_len) for each in turns} == {(276, 10)}
+    assert len({each.tokens[:256] for each in turns}) == 1
+    assert len({each.tokens[256:] for each in turns}) == 3
+    assert sessions == traced_sessions(traced, 0.5)
