@@ -78,7 +78,7 @@ def main() -> None:
 
 def timed(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> float:
     """Microseconds of a step, captured anew."""
-    graphs = runner._graphs  # noqa: SLF001 - the benchmark changes what they were captured from
+    graphs = runner._decoding._graphs  # noqa: SLF001 - the benchmark changes what they were captured from
     assert graphs is not None
     graphs.drop()
     return gpu_steps.time_steps(runner, spec, batch, context)[0]

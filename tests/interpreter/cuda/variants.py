@@ -138,7 +138,7 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
     runner, _ = building.build_runner(model, sizes, deterministic=deterministic)
     recorder.variants.clear()
     recorder.step = "rehearsal"
-    shape_and_score(spec, runner._space, sizes)
+    shape_and_score(spec, runner._launcher._space, sizes)
     runner.rehearse()
     serve(runner, len(spec.cache_groups), recorder)
     met = recorder.variants.items()

@@ -209,7 +209,9 @@ class PoolingContract:
 
         def classifying() -> ModelRunner[Any]:
             runner: Any = build()
-            runner._pooling._layers = (lambda vectors: vectors @ vectors.new_tensor(rows).T,)
+            getattr(runner, "_mixed_steps", runner)._pooling._layers = (
+                lambda vectors: vectors @ vectors.new_tensor(rows).T,
+            )
             return runner  # type: ignore[no-any-return]
 
         expected = [sum(a * b for a, b in zip(row, state, strict=True)) for row in rows]

@@ -24,6 +24,7 @@ from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
+from nanoserve.adapters.pytorch.cuda.wiring import make_runner
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
 from nanoserve.adapters.pytorch.devices import Take
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -306,7 +307,8 @@ class _Site:
         how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
         how["loras"] = self.loras
         make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
-        return self._runner_type()(
+        return make_runner(
+            self._runner_type(),
             launcher=make_launcher(),
             rehearsal=make_launcher(brief=True),
             arena=arena,
@@ -317,6 +319,7 @@ class _Site:
             pdl=self.pdl,
             token_counts=self.token_counts(),
             propose=drafter(arena),
+            frees=self.exchange is None,
         )
 
     def _runner_type(self) -> Callable[..., CudaRunner]:

@@ -32,6 +32,14 @@ class ChunkStep:
     finished: tuple[int, ...]
     sampling: tuple[int, ...]
 
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """For each row of the plan's `sampling_rows`, its place in `sampling`; None where they agree."""
+        if self.batch.order is None:
+            return None
+        finished = len(self.finished)
+        return *range(finished), *(finished + place for place in self.batch.order)
+
 
 def describe(
     arena: Arena,

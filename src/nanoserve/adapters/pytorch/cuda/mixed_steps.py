@@ -7,9 +7,10 @@ by one. In long ones the host is ahead, and they are launched as they are, as ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -18,7 +19,10 @@ from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.mixers.kind import MOST_PADDED_CHUNKS
+from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.ports.step import Chunk
 
 TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096)
@@ -45,8 +49,26 @@ class Shape(NamedTuple):
     splits: int
 
 
+@attrs.frozen(eq=False)
+class MixedRun:
+    """A mixed step that was queued.
+
+    Attributes:
+        logits: [S, vocab] of the tokens that sample, valid until the next step.
+        how: graph or eager.
+        scores: log-probabilities of prompt tokens, on the device.
+        pooled: rows that were pooled with their vectors on the device, and these on their way.
+    """
+
+    step: ChunkStep
+    logits: Tensor
+    how: str
+    scores: tuple[PromptScores, ...] = ()
+    pooled: tuple[tuple[Pooled, Download], ...] = ()
+
+
 class MixedSteps:
-    """Launches them, over chunks that it describes in the arena."""
+    """Launches them, over chunks that it describes in the arena, and has read what their rows want of prompts."""
 
     def __init__(
         self,
@@ -56,27 +78,33 @@ class MixedSteps:
         decoding: Decoding,
         graphs: Graphs | None,
         *,
-        seconds: Mapping[int, int],
+        scoring: PromptScoring,
+        pooling: RowPooling,
+        arrivals: Arrivals,
     ) -> None:
-        """`logits` are those of the workspace; `seconds` where the second texts of rows that are pairs begin."""
-        self._seconds = seconds
+        """`logits` are those of the workspace."""
+        self._scoring, self._pooling, self._arrivals = scoring, pooling, arrivals
         self._launcher, self._arena, self._logits, self._decoding = launcher, arena, logits, decoding
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.multiplications
         self._seen = set[Shape]()
 
-    def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> tuple[ChunkStep, Tensor, str]:
-        """Queue a step. Returns the logits [S, vocab] of those that sample, valid until the next step, and how it was launched."""
+    def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
+        """Queue a step of chunks and of a batch whose longest row has so many tokens."""
+        loras = self._launcher.loras
+        lora_groups = 0 if loras is None else loras.describe(chunks, batch)
+        if lora_groups or self._scoring.asks(chunks) or self._pooling.asked:
+            return self._run_and_read(chunks, batch, longest, lora_groups)
         shape = self._shape(chunks, len(batch.places), longest)
         if (
             self._graphs is None
             or shape is None
             or (shape not in self._seen and len(self._seen) == MOST_GRAPHS)
         ):
-            step, hidden = self.whole(chunks, batch, longest, choose=())
+            step, hidden = self._whole(chunks, batch, longest, choose=())
             if step.sampling:
                 self._launcher.chosen_logits(hidden)
-            return step, self._logits[: len(step.sampling)], "eager"
+            return MixedRun(step, self._logits[: len(step.sampling)], "eager")
         step = self._describe(chunks, batch, padded=shape[:3])
         self._arena.flush()
         launch = functools.partial(self._launch, shape, step)
@@ -90,9 +118,30 @@ class MixedSteps:
             launch()
             how = "eager"
             self._seen.add(shape)
-        return step, self._logits[: len(step.sampling)], how
+        return MixedRun(step, self._logits[: len(step.sampling)], how)
 
-    def whole(
+    def _run_and_read(
+        self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, lora_groups: int
+    ) -> MixedRun:
+        """Queue a step with adapters, or one whose hidden states are read beyond the next token."""
+        scored, pooled = self._scoring.asks(chunks), bool(self._pooling.asked)
+        alone = pooled and not (scored or lora_groups)
+        single = self._pooling.single(chunks) if alone else None
+        step, hidden = self._whole(chunks, batch, longest, choose=single, lora_groups=lora_groups)
+        count, vectors, scores = len(step.sampling), list[Pooled](), list[PromptScores]()
+        if single is not None:
+            vectors = self._pooling.pool_single(chunks, hidden[count:])
+        elif pooled:
+            vectors = self._pooling.pool(chunks, hidden)
+        fetched = tuple([(each, self._arrivals.fetch(each.vectors)) for each in vectors])
+        if scored:
+            scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits)
+        if count:
+            chosen = hidden[:count] if single is not None else self._launcher.choose(hidden, count)
+            self._launcher.chosen_logits(chosen)
+        return MixedRun(step, self._logits[:count], "eager", tuple(scores), fetched)
+
+    def _whole(
         self,
         chunks: tuple[Chunk, ...],
         batch: Batch,
@@ -117,7 +166,9 @@ class MixedSteps:
             rows: list[int] = []
             for chunk in chunks:
                 second = (
-                    self._seconds.get(chunk.row, chunk.length) if encoder.token_types > 1 else chunk.length
+                    self._pooling.seconds.get(chunk.row, chunk.length)
+                    if encoder.token_types > 1
+                    else chunk.length
                 )
                 first = encoder.first_position
                 rows += range(first, first + second)

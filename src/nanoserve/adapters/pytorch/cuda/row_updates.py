@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nanoserve.adapters.pytorch.cuda.arena import GIVEN, NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
+from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
-from nanoserve.ports.step import AdmittedRow, StepPlan, TableUpdate
+from nanoserve.kernels.copies.launch import copy_pages_into
+from nanoserve.ports.step import AdmittedRow, BlockCopy, StepPlan, TableUpdate
 
 
 class RowUpdates:
@@ -18,17 +22,20 @@ class RowUpdates:
         arena: Arena,
         batches: Batches,
         sampler: DeviceSampler,
+        *,
         prompt_scoring: PromptScoring,
         pooling: RowPooling,
+        kv: KVStore,
     ) -> None:
         self._arena = arena
         self._batches = batches
         self._sampler = sampler
         self._prompt_scoring = prompt_scoring
         self._pooling = pooling
+        self._kv = kv
 
     def apply(self, plan: StepPlan) -> None:
-        """Release, admit, update tables; what is written is sent with the arena's next flush."""
+        """Release, admit, update tables, copy pages; what is written is sent with the arena's next flush."""
         for row in plan.released:
             self._prompt_scoring.release(row)
             if self._pooling.asked:
@@ -39,6 +46,20 @@ class RowUpdates:
         if plan.admitted and plan.table_updates:
             self._arena.flush()  # an update may write again what an admission has written
         self._update_tables(plan.table_updates)
+        if plan.copies:
+            self.copy(plan.copies)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Queue copies of pages before whatever the step launches; they are no part of a graph."""
+        pairs: dict[int, list[int]] = {}
+        for each in copies:
+            pairs.setdefault(each.group, []).extend((each.source, each.target))
+        for group, numbers in pairs.items():
+            self._arena.write("copies", numbers, row=group)
+        self._arena.flush()
+        for group, numbers in pairs.items():
+            for pool in self._kv.pools[group]:
+                copy_pages_into(pool, self._arena.copies[group, : len(numbers) // 2])
 
     def give_drafts(self, plan: StepPlan) -> None:
         """Write those of masked rows behind their ends; no step is in flight."""

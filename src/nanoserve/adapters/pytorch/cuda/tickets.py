@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
-from nanoserve.adapters.pytorch.pooling import Pooled
+from nanoserve.adapters.pytorch.pooling import Pooled, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
 from nanoserve.adapters.pytorch.sampling.device_sampler import PackedScores
 from nanoserve.ports.step import StepResult, TokenLogprobs
@@ -62,6 +62,11 @@ class CudaTicket:
         for each in self.prompt_scores:
             found.setdefault(each.row, {}).update(each.read())
         return found
+
+    def with_vectors(self, result: StepResult) -> StepResult:
+        """The step's result with the vectors of its rows that were pooled, once they are on the host."""
+        arrived = [attrs.evolve(each, vectors=vectors.wait()) for each, vectors in self.pooled]
+        return add_pooled(result, arrived)
 
     def without_draw(self) -> StepResult:
         """The result of a step in which no row has drawn."""

@@ -222,6 +222,3 @@ class RankRunner(CudaRunner):
         result = super().collect(ticket)
         self._exchange.check()
         return result
-
-    def _attempt_with_less(self, plan: StepPlan, cause: Exception) -> CudaTicket:
-        raise StepFailedError(f"step {plan.step}: out of device memory: {cause}") from cause
