@@ -23,8 +23,8 @@ from triton.runtime.jit import JITFunction
 from nanoserve.adapters.pytorch import models
 from nanoserve.adapters.pytorch.cuda import building
 from nanoserve.adapters.pytorch.cuda.batches import buckets
-from nanoserve.adapters.pytorch.cuda.building import EVERYTHING, shape_and_score
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.cuda.workspace import EVERYTHING, shape_and_score
 from nanoserve.entrypoints.compose.shapes import SHAPES
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec

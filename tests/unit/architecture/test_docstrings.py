@@ -1,4 +1,7 @@
-"""The first line of a docstring is read without the code above it: its subject is the thing that it describes."""
+"""The first line of a docstring is read without the code above it: its subject is the thing that it describes.
+
+A public method is described once: in its class, or in the protocol or base class that has it, too.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +42,20 @@ def test_docstrings_name_their_subject() -> None:
         if line.startswith(UNNAMED)
     ]
     assert len(found) <= MOST, "\n".join(found)
+
+
+def public_methods(text: str) -> Iterator[tuple[str, bool]]:
+    """Names of public methods of public classes, and whether each is described."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
+                    yield each.name, ast.get_docstring(each) is not None
+
+
+def test_every_public_method_is_described_in_some_class() -> None:
+    methods = [
+        each for file in SOURCE.rglob("*.py") for each in public_methods(file.read_text(encoding="utf-8"))
+    ]
+    described = {name for name, is_described in methods if is_described}
+    assert {name for name, is_described in methods if not is_described} <= described

@@ -44,20 +44,20 @@ def why_no_gpu() -> str | None:
     if not available:
         built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
         return f"torch finds no usable NVIDIA GPU{built}"
-    capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
-        found, least = (".".join(map(str, each)) for each in (capability, LEAST_CAPABILITY))
-        return f"{torch.cuda.get_device_name()} has compute capability {found}, and {least} is the least"
-    return None
+    return _why_below(LEAST_CAPABILITY, "and {} is the least")
 
 
 def why_no_float8() -> str | None:
     """The reason why kernels on the GPU have no 8-bit floats; None where they do."""
+    return _why_below(FLOAT8_CAPABILITY, "and 8-bit floats need {}")
+
+
+def _why_below(least: tuple[int, int], wanted: str) -> str | None:
     capability = torch.cuda.get_device_capability()
-    if capability < FLOAT8_CAPABILITY:
-        found, least = (".".join(map(str, each)) for each in (capability, FLOAT8_CAPABILITY))
-        return f"{torch.cuda.get_device_name()} has compute capability {found}, and 8-bit floats need {least}"
-    return None
+    if capability >= least:
+        return None
+    found, needed = (".".join(map(str, each)) for each in (capability, least))
+    return f"{torch.cuda.get_device_name()} has compute capability {found}, {wanted.format(needed)}"
 
 
 def count_gpus() -> int:

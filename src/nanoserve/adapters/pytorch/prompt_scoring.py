@@ -7,7 +7,7 @@ hidden state is kept from one chunk to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 from torch import Tensor
@@ -27,9 +27,13 @@ class PromptScores:
     first: int
     scores: Scores
 
-    def read(self) -> dict[int, TokenLogprobs]:
-        """Bring them to the host, by position."""
-        return dict(enumerate(self.scores.read(), start=self.first))
+
+def read_scores(found: Iterable[PromptScores]) -> dict[int, dict[int, TokenLogprobs]]:
+    """Scores on the host, by row and position."""
+    read: dict[int, dict[int, TokenLogprobs]] = {}
+    for each in found:
+        read.setdefault(each.row, {}).update(dict(enumerate(each.scores.read(), start=each.first)))
+    return read
 
 
 class PromptScoring:

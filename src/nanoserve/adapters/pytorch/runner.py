@@ -24,7 +24,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.parallel.expert_loads import ExpertLoads
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
-from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring, read_scores
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, drawn_from, score_tensors
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.adapters.pytorch.step_inputs import Rows, Span, StepInputs
@@ -113,23 +113,22 @@ class TorchRunner:
             return TorchTicket(step=plan.step)
         if plan.width > 1:
             return self._submit_wide(plan)
-        step = self._rows.step(plan)
+        undrafted: dict[int, Sequence[int]] = dict.fromkeys(plan.decoding, ())
+        inputs = self._rows.step(plan.chunks, undrafted)
         low_rank = self._row_loras and self._row_loras.of_step(
             plan.chunks, [(row, 1) for row in plan.decoding]
         )
-        spans = self._rows.spans(plan.chunks, dict.fromkeys(plan.decoding, ()))
+        spans = self._rows.spans(plan.chunks, undrafted)
         ticket = TorchTicket(step=plan.step, rows=plan.sampling_rows)
-        hidden = self._compute(step.inputs, spans, low_rank, ticket)
+        hidden = self._compute(inputs, spans, low_rank, ticket)
         self._read_prompts(plan.chunks, hidden, ticket)
         if not ticket.rows:
             self._learn(ticket)
             return ticket
         if plan.chunks:
-            hidden = hidden.index_select(0, step.inputs.logits_indices)
+            hidden = hidden.index_select(0, inputs.logits_indices)
         logits = self._model.logits(hidden)
-        self._draw_now_or_later(
-            plan, ticket, functools.partial(self._draw_narrow, ticket, step.sampling, logits)
-        )
+        self._draw_now_or_later(plan, ticket, functools.partial(self._draw_narrow, ticket, logits))
         return ticket
 
     def _submit_wide(self, plan: StepPlan) -> TorchTicket:
@@ -141,7 +140,7 @@ class TorchRunner:
         ticket.counts = (1,) * len(chunk_rows) + (0,) * len(plan.decoding)
         if not plan.chunks and not drafts:
             return ticket
-        inputs = self._rows.wide_step(plan.chunks, drafts)
+        inputs = self._rows.step(plan.chunks, drafts)
         lengths = [(row, 1 + len(guesses)) for row, guesses in drafts.items()]
         low_rank = self._row_loras and self._row_loras.of_step(plan.chunks, lengths)
         hidden = self._compute(inputs, self._rows.spans(plan.chunks, drafts), low_rank, ticket)
@@ -248,12 +247,10 @@ class TorchRunner:
             ticket.pooled = tuple(self._pooling.pool(chunks, hidden))
 
     def mask_block(self, count: int, /) -> MaskBlock:
-        """As in `LateDrawing`."""
         return new_block(self._model.spec.vocab_size, count)
 
     @torch.inference_mode()
     def draw(self, ticket: TorchTicket, masks: Masks, /) -> None:
-        """As in `LateDrawing`."""
         assert ticket.undrawn is not None
         (masked, draw), ticket.undrawn = ticket.undrawn, None
         draw(masks=masks, missing=set(masked) - masks.keys())
@@ -262,7 +259,6 @@ class TorchRunner:
     def _draw_narrow(
         self,
         ticket: TorchTicket,
-        index: Tensor,
         logits: Tensor,
         *,
         masks: Mapping[int, memoryview],
@@ -270,10 +266,10 @@ class TorchRunner:
     ) -> None:
         if missing:
             drawn = [place for place, row in enumerate(ticket.rows) if row not in missing]
-            index, logits = index[drawn], logits[drawn]
+            logits = logits[drawn]
             ticket.asked, ticket.rows = ticket.rows, tuple(ticket.rows[place] for place in drawn)
         if ticket.rows:
-            self._sample(ticket, index, logits, masks)
+            self._sample(ticket, logits, masks)
 
     def collect(self, ticket: TorchTicket, /) -> StepResult:
         """Bring a step's outcome to the host."""
@@ -282,9 +278,6 @@ class TorchRunner:
             good = ticket.finite.tolist()
             bad = [row for row, is_good in zip(ticket.rows, good, strict=True) if not is_good]
             broken = tuple(dict.fromkeys(bad))
-        prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = {}
-        for each in ticket.prompt_scores:
-            prompt_logprobs.setdefault(each.row, {}).update(each.read())
         scores = [] if ticket.scores is None else ticket.scores.read()
         token_ids = [] if ticket.tokens is None else ticket.tokens.tolist()
         if ticket.asked:
@@ -299,7 +292,7 @@ class TorchRunner:
             num_drafts=ticket.num_drafts,
             drafted_rows=ticket.drafted_rows,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=read_scores(ticket.prompt_scores),
             broken=broken,
             copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),
         )
@@ -352,10 +345,8 @@ class TorchRunner:
             settings = device_settings(admitted.sampling, self._model.spec.vocab_size)
             self._logprobs[admitted.row] = (admitted.sampling.logprobs, settings)
 
-    def _sample(
-        self, ticket: TorchTicket, index: Tensor, logits: Tensor, masks: Mapping[int, memoryview]
-    ) -> None:
-        """Sample into the ticket's rows, which `index` holds on the device.
+    def _sample(self, ticket: TorchTicket, logits: Tensor, masks: Mapping[int, memoryview]) -> None:
+        """Sample into the ticket's rows.
 
         That consumes the logits: what the rows that want log-probabilities need is copied first.
         """
@@ -364,7 +355,7 @@ class TorchRunner:
         for row, mask in masks.items():
             logits[rows.index(row)].masked_fill_(_forbidden(mask, logits, 0), -torch.inf)
         ticket.tokens = tokens = self._sampler.sample(logits, rows)
-        self._rows.append(index, rows, tokens)
+        self._rows.append(rows, tokens)
         self._note_draws(ticket, logits, untouched)
 
     def _scored(self, rows: Sequence[int]) -> list[int]:

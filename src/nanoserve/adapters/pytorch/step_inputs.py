@@ -1,8 +1,7 @@
 """What one step computes, as tensors: the ragged tokens of all rows and where their keys and values live.
 
-Rows are persistent: each running sequence's tokens, length and block tables are kept on the device between steps.
-A plan brings only what changed, and a sampled token goes straight from the sampler into its row, so a steady decode
-step copies nothing to the device and reads nothing back. The host knows every length without looking, because
+Rows are persistent: each running sequence's tokens and block tables are kept on the device between steps. A plan brings only what
+changed, and a sampled token goes straight from the sampler into its row. The host knows every length without looking, because
 each step adds one token to the rows that sample.
 """
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import Rotation
-from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, StepPlan, TableUpdate
+from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, TableUpdate
 
 Span = tuple[int, int, int]
 """A row, the position of a token, and how many tokens from there on."""
@@ -104,26 +103,7 @@ class CpuStep:
     by_layer: dict[int, Callable[..., Tensor]] = attrs.field(factory=dict)
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
-        """See `Step`."""
         return self.by_layer[part.layer](part, *projected)
-
-
-@attrs.frozen(eq=False)
-class StepRows:
-    """One step's inputs, and which device rows, [S], its S logits belong to."""
-
-    inputs: StepInputs
-    sampling: Tensor
-
-
-@attrs.frozen(eq=False)
-class DecodingRows:
-    """The rows that decode, kept while membership does not change: their index [B] and constants of B rows."""
-
-    rows: tuple[int, ...]
-    index: Tensor
-    order: Tensor
-    lengths: tuple[int, ...]
 
 
 class Rows:
@@ -138,21 +118,18 @@ class Rows:
         self._block_size = sizes.block_size
         max_num_seqs = sizes.max_num_seqs
         self.tokens = torch.zeros(max_num_seqs, sizes.max_model_len + 1, dtype=torch.int64, device=device)
-        self._lengths = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self._known_lengths = [0] * max_num_seqs
+        self._lengths = [0] * max_num_seqs
         self._seconds = [0] * max_num_seqs
         self._tables = [
             torch.full((max_num_seqs, sizes.max_table), SINK_BLOCK, dtype=torch.int64, device=device)
             for _ in range(num_groups)
         ]
-        self._decoding = self._decoding_rows(())
 
     def admit(self, admitted: AdmittedRow) -> None:
         """Give a row its tokens and tables; nothing of the last tenant stays."""
         row, length = admitted.row, len(admitted.token_ids)
         self.tokens[row, :length] = self._integers(admitted.token_ids)
         self._lengths[row] = length
-        self._known_lengths[row] = length
         self._seconds[row] = 0 if admitted.pooling is None else admitted.pooling.second
         for table, block_ids in zip(self._tables, admitted.block_tables, strict=True):
             table[row] = SINK_BLOCK
@@ -171,37 +148,35 @@ class Rows:
                 rows, columns, blocks = self._integers(cells).unbind(1)
                 table[rows, columns] = blocks
 
-    def step(self, plan: StepPlan) -> StepRows:
-        """The inputs of a plan with at least one token: its chunks in order, then the rows that decode."""
-        if plan.decoding != self._decoding.rows:
-            self._decoding = self._decoding_rows(plan.decoding)
-        return self._mixed_step(plan.chunks) if plan.chunks else self._decode_step()
+    def step(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> StepInputs:
+        """The inputs of chunks, then of the newest token of each row of `drafts` and what is guessed behind it.
 
-    def wide_step(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> StepInputs:
-        """The inputs of chunks, then of the newest token of each row of `drafts` and what is guessed behind it; all of those get logits."""
+        The last tokens of chunks that sample get logits, and all of those behind.
+        """
         for row, guesses in drafts.items():
-            self._write(row, guesses)
+            if guesses:
+                self._write(row, guesses)
         spans = self.spans(chunks, drafts)
-        lasts, first = _sampling_chunks(chunks)[1], sum(each.length for each in chunks)
-        return self.of_spans(spans, [*lasts, *range(first, sum(length for _, _, length in spans))])
+        ends = itertools.accumulate(chunk.length for chunk in chunks)
+        lasts = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+        first, count = sum(each.length for each in chunks), sum(length for _, _, length in spans)
+        inputs = self.of_spans(spans, [*lasts, *range(first, count)])
+        return attrs.evolve(inputs, token_types=self._token_types(chunks))
 
     def spans(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> list[Span]:
         """The row, first position and number of the tokens that a step computes of each row."""
         spans = [(each.row, each.start, each.length) for each in chunks]
-        return spans + [
-            (row, self._known_lengths[row] - 1, 1 + len(guesses)) for row, guesses in drafts.items()
-        ]
+        return spans + [(row, self._lengths[row] - 1, 1 + len(guesses)) for row, guesses in drafts.items()]
 
     def of_spans(
         self, spans: Sequence[Span], logits_indices: Sequence[int] = (), *, ahead: int = 0
     ) -> StepInputs:
         """The inputs of tokens of rows at these positions, or of those so far `ahead` of them."""
         rows, starts, lengths = zip(*spans, strict=True)
-        index = self._integers(rows)
-        owners = index.repeat_interleave(self._integers(lengths))
-        positions = torch.cat(
-            [torch.arange(start, start + length, device=self._device) for _, start, length in spans]
-        )
+        index, counts = self._integers(rows), self._integers(lengths)
+        owners = index.repeat_interleave(counts)
+        shifts = self._integers(starts) - counts.cumsum(0) + counts
+        positions = torch.arange(len(owners), device=self._device) + shifts.repeat_interleave(counts)
         contexts = tuple(map(sum, zip(starts, lengths, strict=True)))
         return StepInputs(
             token_ids=self.tokens[owners, positions + ahead],
@@ -214,70 +189,33 @@ class Rows:
 
     def length(self, row: int) -> int:
         """How many tokens a row has."""
-        return self._known_lengths[row]
+        return self._lengths[row]
 
     def token_ids(self, row: int) -> list[int]:
         """All tokens of a row, on the host."""
-        token_ids: list[int] = self.tokens[row, : self._known_lengths[row]].tolist()
+        token_ids: list[int] = self.tokens[row, : self._lengths[row]].tolist()
         return token_ids
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
         """Append tokens to a row."""
         self._write(row, token_ids)
         self._lengths[row] += len(token_ids)
-        self._known_lengths[row] += len(token_ids)
 
     def guess(self, row: int, ahead: int, token_id: int) -> None:
         """Write a token behind a row's end, `ahead` of which others are guessed."""
-        self.tokens[row, self._known_lengths[row] + ahead] = token_id
+        self.tokens[row, self._lengths[row] + ahead] = token_id
 
     def _write(self, row: int, token_ids: Sequence[int]) -> None:
-        length = self._known_lengths[row]
+        length = self._lengths[row]
         self.tokens[row, length : length + len(token_ids)] = self._integers(token_ids)
 
-    def append(self, index: Tensor, rows: Sequence[int], tokens: Tensor) -> None:
-        """Append one token [S] to each of the rows, which `index` [S] holds on the device."""
-        self.tokens[index, self._lengths.index_select(0, index)] = tokens
-        self._lengths.index_add_(0, index, torch.ones_like(index))
+    def append(self, rows: Sequence[int], tokens: Tensor) -> None:
+        """Append one token [S] to each of the rows."""
+        self.tokens[self._integers(rows), self._integers([self._lengths[row] for row in rows])] = tokens
         for row in rows:
-            self._known_lengths[row] += 1
+            self._lengths[row] += 1
 
-    def _decode_step(self) -> StepRows:
-        decoding = self._decoding
-        positions = self._lengths.index_select(0, decoding.index) - 1
-        contexts = tuple([self._known_lengths[row] for row in decoding.rows])
-        inputs = StepInputs(
-            token_ids=self.tokens[decoding.index, positions],
-            positions=positions,
-            query_lengths=decoding.lengths,
-            context_lengths=contexts,
-            logits_indices=decoding.order,
-            groups=self._groups(decoding.index, decoding.index, positions, max(contexts)),
-        )
-        return StepRows(inputs, decoding.index)
-
-    def _mixed_step(self, chunks: tuple[Chunk, ...]) -> StepRows:
-        decoding = self._decoding
-        lengths = [chunk.length for chunk in chunks]
-        index = self._integers([chunk.row for chunk in chunks])
-        owners = torch.cat([index.repeat_interleave(self._integers(lengths)), decoding.index])
-        spans = [torch.arange(each.start, each.start + each.length, device=self._device) for each in chunks]
-        positions = torch.cat([*spans, self._lengths.index_select(0, decoding.index) - 1])
-        contexts = [each.start + each.length for each in chunks]
-        contexts += [self._known_lengths[row] for row in decoding.rows]
-        finished, last = _sampling_chunks(chunks)
-        inputs = StepInputs(
-            token_ids=self.tokens[owners, positions],
-            positions=positions,
-            query_lengths=(*lengths, *decoding.lengths),
-            context_lengths=tuple(contexts),
-            logits_indices=torch.cat([self._integers(last), decoding.order + sum(lengths)]),
-            groups=self._groups(torch.cat([index, decoding.index]), owners, positions, max(contexts)),
-            token_types=self._token_types(chunks),
-        )
-        return StepRows(inputs, torch.cat([self._integers(finished), decoding.index]))
-
-    def _token_types(self, chunks: tuple[Chunk, ...]) -> Tensor | None:
+    def _token_types(self, chunks: Sequence[Chunk]) -> Tensor | None:
         """The types of chunks' tokens alone: where there are pairs nothing decodes."""
         seconds = [self._seconds[each.row] for each in chunks]
         if not any(seconds):
@@ -304,16 +242,5 @@ class Rows:
             for table in self._tables
         )
 
-    def _decoding_rows(self, rows: tuple[int, ...]) -> DecodingRows:
-        order = torch.arange(len(rows), device=self._device)
-        return DecodingRows(rows, self._integers(rows), order, (1,) * len(rows))
-
     def _integers(self, values: Sequence[object]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _sampling_chunks(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
-    """The rows of the chunks that sample, and where among the step's tokens each one's last token is."""
-    ends = itertools.accumulate(chunk.length for chunk in chunks)
-    pairs = [(chunk.row, end - 1) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
-    return [row for row, _ in pairs], [last for _, last in pairs]

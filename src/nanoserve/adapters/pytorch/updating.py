@@ -53,7 +53,7 @@ class Memory(Protocol):
     """
 
     @property
-    def is_bare(self) -> bool: ...  # noqa: D102
+    def is_bare(self) -> bool: ...
 
     def release(self, *, keep: bool) -> None:
         """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
@@ -81,7 +81,6 @@ class HostMemory:
         self._freed: list[tuple[torch.UntypedStorage, int]] = []
 
     def release(self, *, keep: bool) -> None:
-        """See `Memory`."""
         if keep:
             return
         storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in self._tensors()}  # noqa: SLF001
@@ -92,7 +91,6 @@ class HostMemory:
             ctypes.CDLL(None).malloc_trim(0)
 
     def restore(self) -> None:
-        """See `Memory`."""
         for storage, size in self._freed:
             storage.resize_(size)
         self._freed = []
@@ -158,7 +156,6 @@ class ModelWeights:
             read_kv_scales(self._kv_scales, folder, rank=0, ranks=1)
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
-        """See `WeightStore`."""
         self._check_refusal()
         blank = None if anew else self._blank
         if blank is not None and blank.digest:
@@ -178,7 +175,6 @@ class ModelWeights:
         self._blank = blank
 
     def complete(self) -> str:
-        """See `WeightStore`."""
         blank, self._blank = self._blank, None
         if blank is None:
             raise ConflictError("no weights were read; start an update, and send them")
@@ -203,7 +199,6 @@ class ModelWeights:
         return blank.digest
 
     def write(self) -> None:
-        """See `WeightStore`."""
         blank, self._blank = self._blank, None
         assert blank is not None
         assert blank.digest
@@ -226,7 +221,6 @@ class ModelWeights:
         self.is_lost = False
 
     def sleep(self, level: int, /) -> None:
-        """See `WeightStore`."""
         if self._memories is None:
             raise BadValueError(
                 "sleep", "is for an engine in one process, on a CPU or a GPU whose driver has virtual memory"
@@ -256,7 +250,6 @@ class ModelWeights:
         self.is_lost |= not keep and not has_folders
 
     def wake(self, part: str, /) -> None:
-        """See `WeightStore`."""
         if self._memories is None or part not in self._asleep:
             return
         reads = part == WEIGHTS and self._reads

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.step_inputs import Rows
-from nanoserve.ports.step import SINK_BLOCK, Chunk, StepPlan, TableUpdate
+from nanoserve.ports.step import SINK_BLOCK, Chunk, TableUpdate
 from tests.plans import SIZES, admitted
 
 
@@ -21,34 +21,29 @@ def rows() -> Rows:
 
 
 def test_chunks_come_first_and_decoding_rows_after_them(rows: Rows) -> None:
-    plan = StepPlan(step=1, chunks=(Chunk(2, 3, 2, True), Chunk(0, 0, 2, False)))
-    step = rows.step(plan)
-    assert step.inputs.token_ids.tolist() == [13, 14, 20, 21]
-    assert step.inputs.positions.tolist() == [3, 4, 0, 1]
-    assert step.inputs.query_lengths == (2, 2)
-    assert step.inputs.context_lengths == (5, 2)
-    assert step.inputs.logits_indices.tolist() == [1]
-    assert step.sampling.tolist() == [2]
-    rows.append(step.sampling, (2,), torch.tensor([15]))
-    step = rows.step(StepPlan(step=2, chunks=(Chunk(0, 2, 1, True),), decoding=(2,)))
-    assert step.inputs.token_ids.tolist() == [22, 15]
-    assert step.inputs.positions.tolist() == [2, 5]
-    assert step.inputs.context_lengths == (3, 6)
-    assert step.inputs.logits_indices.tolist() == [0, 1]
-    assert step.sampling.tolist() == [0, 2]
-    rows.append(step.sampling, (0, 2), torch.tensor([23, 16]))
-    step = rows.step(StepPlan(step=3, decoding=(2, 0)))
-    assert step.inputs.token_ids.tolist() == [16, 23]
-    assert step.inputs.positions.tolist() == [6, 3]
-    assert step.inputs.query_lengths == (1, 1)
-    assert step.inputs.context_lengths == (7, 4)
-    assert step.inputs.logits_indices.tolist() == [0, 1]
+    step = rows.step((Chunk(2, 3, 2, True), Chunk(0, 0, 2, False)), {})
+    assert step.token_ids.tolist() == [13, 14, 20, 21]
+    assert step.positions.tolist() == [3, 4, 0, 1]
+    assert step.query_lengths == (2, 2)
+    assert step.context_lengths == (5, 2)
+    assert step.logits_indices.tolist() == [1]
+    rows.append((2,), torch.tensor([15]))
+    step = rows.step((Chunk(0, 2, 1, True),), {2: ()})
+    assert step.token_ids.tolist() == [22, 15]
+    assert step.positions.tolist() == [2, 5]
+    assert step.context_lengths == (3, 6)
+    assert step.logits_indices.tolist() == [0, 1]
+    rows.append((0, 2), torch.tensor([23, 16]))
+    step = rows.step((), {2: (), 0: ()})
+    assert step.token_ids.tolist() == [16, 23]
+    assert step.positions.tolist() == [6, 3]
+    assert step.query_lengths == (1, 1)
+    assert step.context_lengths == (7, 4)
+    assert step.logits_indices.tolist() == [0, 1]
 
 
 def test_each_group_has_its_own_tables_and_slots(rows: Rows) -> None:
-    first, second = rows.step(
-        StepPlan(step=1, chunks=(Chunk(2, 3, 2, True), Chunk(0, 0, 1, False)))
-    ).inputs.groups
+    first, second = rows.step((Chunk(2, 3, 2, True), Chunk(0, 0, 1, False)), {}).groups
     assert first.block_tables.tolist() == [[3, 7], [9, SINK_BLOCK]]
     assert second.block_tables.tolist() == [[5, 6], [1, SINK_BLOCK]]
     assert first.slot_mapping.tolist() == [3 * 4 + 3, 7 * 4, 9 * 4]
@@ -58,9 +53,7 @@ def test_each_group_has_its_own_tables_and_slots(rows: Rows) -> None:
 def test_updates_write_where_they_say(rows: Rows) -> None:
     updates = (TableUpdate(2, 1, 0, (SINK_BLOCK, 8)), TableUpdate(0, 0, 1, (4,)), TableUpdate(2, 0, 1, (2,)))
     rows.update_tables(updates)
-    first, second = rows.step(
-        StepPlan(step=1, chunks=(Chunk(2, 4, 1, True), Chunk(0, 2, 1, True)))
-    ).inputs.groups
+    first, second = rows.step((Chunk(2, 4, 1, True), Chunk(0, 2, 1, True)), {}).groups
     assert first.block_tables.tolist() == [[3, 2], [9, 4]]
     assert second.block_tables.tolist() == [[SINK_BLOCK, 8], [1, SINK_BLOCK]]
     assert first.slot_mapping.tolist() == [2 * 4, 9 * 4 + 2]
@@ -69,14 +62,14 @@ def test_updates_write_where_they_say(rows: Rows) -> None:
 def test_nothing_of_the_last_tenant_stays_in_the_tables(rows: Rows) -> None:
     rows.admit(admitted(1, (1,) * 9, (1, 2, 3), (1, 2, 3)))
     rows.admit(admitted(2, (30,), (8,), (9,)))
-    step = rows.step(StepPlan(step=1, chunks=(Chunk(2, 0, 1, True), Chunk(1, 8, 1, True))))
-    assert step.inputs.token_ids.tolist() == [30, 1]
-    assert step.inputs.groups[0].block_tables.tolist() == [[8, SINK_BLOCK, SINK_BLOCK], [1, 2, 3]]
+    step = rows.step((Chunk(2, 0, 1, True), Chunk(1, 8, 1, True)), {})
+    assert step.token_ids.tolist() == [30, 1]
+    assert step.groups[0].block_tables.tolist() == [[8, SINK_BLOCK, SINK_BLOCK], [1, 2, 3]]
 
 
 def test_a_row_may_fill_the_whole_context(rows: Rows) -> None:
     rows.admit(admitted(3, tuple(range(20)), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5)))
-    step = rows.step(StepPlan(step=1, chunks=(Chunk(3, 19, 1, True),)))
-    rows.append(step.sampling, (3,), torch.tensor([7]))
-    assert step.inputs.groups[0].slot_mapping.tolist() == [5 * 4 + 3]
+    step = rows.step((Chunk(3, 19, 1, True),), {})
+    rows.append((3,), torch.tensor([7]))
+    assert step.groups[0].slot_mapping.tolist() == [5 * 4 + 3]
     assert rows.tokens[3].tolist() == [*range(20), 7]

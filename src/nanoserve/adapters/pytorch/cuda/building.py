@@ -14,29 +14,34 @@ import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import most_tokens
+from nanoserve.adapters.pytorch.cuda.batches import Batches, most_tokens
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
-from nanoserve.adapters.pytorch.cuda.decoding import Propose
+from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Propose
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
+from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
+from nanoserve.adapters.pytorch.cuda.recovery import Recovery
+from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
+from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
+from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
-from nanoserve.adapters.pytorch.cuda.wiring import make_runner
-from nanoserve.adapters.pytorch.cuda.workspace import Workspace, make_workspace
+from nanoserve.adapters.pytorch.cuda.workspace import make_sampler, make_workspace, worst_step_bytes
 from nanoserve.adapters.pytorch.devices import Take
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
-from nanoserve.adapters.pytorch.mixers.kind import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
-from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
-from nanoserve.adapters.pytorch.sampling import score_tensors
-from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.adapters.pytorch.pooling import RowPooling
+from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE, PromptScoring
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
@@ -44,8 +49,6 @@ from nanoserve.kernels.linear.launch import fp8_ways
 from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.model_spec import ModelSpec
-from nanoserve.ports.step import AdmittedRow, RowSampling
 
 if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
@@ -58,19 +61,6 @@ CONTEXT_BYTES = 768 << 20
 """A process's share of the driver's memory: its context, and the kernels that it has loaded."""
 SMALL_GPU = 4
 """Multiprocessors to plan for where kernels are interpreted."""
-EVERYTHING = RowSampling(
-    seed=0,
-    repetition_penalty=1.1,
-    frequency_penalty=0.1,
-    logit_bias=((0, 1.0),),
-    allowed_token_ids=(0, 1),
-    bad_token_sequences=((0, 1),),
-    min_tokens=1,
-    held_back_ids=(1,),
-    top_p=0.9,
-    logprobs=0,
-)
-"""A row of the worst step asks for all of this."""
 
 
 @attrs.frozen(eq=False)
@@ -307,19 +297,38 @@ class _Site:
         how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
         how["loras"] = self.loras
         make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
-        return make_runner(
-            self._runner_type(),
-            launcher=make_launcher(),
-            rehearsal=make_launcher(brief=True),
+        launcher, rehearsal = make_launcher(), make_launcher(brief=True)
+        sampler = make_sampler(spec, sizes, device)
+        batches, drawing = Batches(arena), Drawing(arena, space.sampling)
+        special = SpecialDraws(arena, space.logits, sampler, drawing)
+        how = {"graphs": graphs, "pdl": self.pdl, "propose": drafter(arena)}
+        decoding = Decoding(launcher, rehearsal, arena, drawing, special, **how)
+        scoring, pooling = PromptScoring(), RowPooling(launcher.logits, launcher.pooled_layers)
+        reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}
+        return self._runner_type()(
+            launcher=launcher,
             arena=arena,
-            space=space,
-            sampler=_make_sampler(spec, sizes, device),
+            logits=space.logits,
+            sampler=sampler,
             kv=kv,
-            graphs=graphs,
-            pdl=self.pdl,
-            token_counts=self.token_counts(),
-            propose=drafter(arena),
-            frees=self.exchange is None,
+            batches=batches,
+            decoding=decoding,
+            drawing=drawing,
+            special=special,
+            row_updates=RowUpdates(arena, batches, sampler, **reads, kv=kv),
+            mixed_steps=MixedSteps(
+                launcher, arena, space.logits, decoding, graphs, **reads, arrivals=drawing.arrivals
+            ),
+            rehearsal=Rehearsal(rehearsal, arena, decoding, drawing, self.token_counts()),
+            recovery=Recovery(
+                arena,
+                batches,
+                drawing,
+                graphs,
+                frees=self.exchange is None,
+                retries=not kv.has_states,
+            ),
+            offload=Offload(kv, sizes.host_slots) if sizes.host_slots else None,
         )
 
     def _runner_type(self) -> Callable[..., CudaRunner]:
@@ -328,60 +337,3 @@ class _Site:
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import RankRunner  # noqa: PLC0415 - as above
 
         return functools.partial(RankRunner, exchange=self.exchange, expert_tokens=self._model.expert_tokens)
-
-
-def _make_sampler(spec: ModelSpec, sizes: EngineSizes, device: torch.device) -> DeviceSampler:
-    return DeviceSampler(
-        vocab_size=spec.vocab_size,
-        max_rows=sizes.max_num_seqs,
-        device=device,
-        processed_logprobs=sizes.processed_logprobs,
-    )
-
-
-@torch.inference_mode()
-def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> int:
-    """The peak of device memory that the worst step takes beyond what is allocated now.
-
-    Decoding and prefill compute in the workspace. What allocates is the shaping and scoring of logits: the worst step has
-    every row penalised, biased, restricted and scored, while a prompt is scored as well. The counts behind penalties, which
-    stay once they are there, are among it. Kernels allocate nothing: whether they run or are compiled ahead makes no difference.
-    """
-    device = space.logits.device
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    shape_and_score(spec, space, sizes)
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return peak
-
-
-def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> None:
-    """Do with logits what that step does."""
-    max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
-    sampler = _make_sampler(spec, sizes, space.logits.device)
-    rows = tuple([place % max_num_seqs for place in range(len(space.logits))])
-    for row in rows[:max_num_seqs]:
-        sampler.admit(
-            AdmittedRow(
-                row=row,
-                token_ids=(0,),
-                num_prompt_tokens=1,
-                num_computed_tokens=0,
-                block_tables=(),
-                sampling=attrs.evolve(EVERYTHING, logprobs=most),
-                max_length=1,
-            )
-        )
-    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
-    predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
-    logits = space.logits.zero_()
-    shaped = sampler.process(logits, rows)
-    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    sampler.observe(rows[:max_num_seqs], tokens[:max_num_seqs])
-    scores = sampler.score(shaped if sizes.processed_logprobs else logits, tokens, rows)
-    held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
-    prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)
-    del shaped, scores, held, prompt_scores

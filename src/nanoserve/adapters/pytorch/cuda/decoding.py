@@ -21,6 +21,9 @@ from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
+from nanoserve.ports.grammar import Masks
+from nanoserve.ports.step import StepPlan
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
@@ -113,6 +116,17 @@ class Decoding:
             self._capture(self._graphs, key)
         self._graphs.replay(key)
         return "graph"
+
+    def draw_masked(
+        self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, *, masks: Masks, missing: set[int]
+    ) -> CudaTicket:
+        """Draw what a plan's forward pass has left: by a graph, if it is for all rows and as wide as was planned."""
+        rows, width = ticket.drawn_rows, max(ticket.width, 1)
+        if missing or plan.width > width:
+            return self.special.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)
+        self.special.blocks.send(masks, rows, width)
+        self.run(self.draw_key(len(rows), ticket.width))
+        return self._drawing.issue(ticket, masked=True)
 
     def rehearse(self, key: Key) -> None:
         """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""

@@ -13,6 +13,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import most_tokens
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
+from nanoserve.adapters.pytorch.prompt_scoring import read_scores
 from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
 from nanoserve.ports.step import StepResult
 
@@ -90,6 +91,6 @@ class Drawing:
         return StepResult(
             token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
             logprobs=ticket.logprobs(),
-            prompt_logprobs=ticket.prompt_logprobs(),
+            prompt_logprobs=read_scores(ticket.prompt_scores),
             broken=broken,
         )

@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, Workspace
-from nanoserve.adapters.pytorch.mixers.kind import GpuStep
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.encoder import Encoder
 from nanoserve.kernels.copies.launch import embed_tokens

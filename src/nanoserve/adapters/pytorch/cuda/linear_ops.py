@@ -84,7 +84,6 @@ class LinearOps:
         self._chosen = chosen
 
     def project_in(self, norm: AnyNorm, linear: Linear, /) -> Tensor:
-        """See `layers.part.LinearOps`."""
         return self.multiply(norm, linear, self.entered[linear.out_features])
 
     def project_in_activated(self, norm: AnyNorm, linear: Linear, activation: Activation, /) -> Tensor:
@@ -97,11 +96,9 @@ class LinearOps:
         return out
 
     def project_in_gated(self, norm: AnyNorm, gate_up: Linear, activation: Activation, /) -> Tensor:
-        """See `layers.part.LinearOps`."""
         return self.multiply(norm, gate_up, self._inner[gate_up.out_features // 2], activation)
 
     def project(self, columns: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """See `layers.part.LinearOps`."""
         out = self._following[linear.out_features]
         if len(out) and self.policy.norms:
             self.policy.multiply(self, columns, linear, out, norm)
@@ -112,7 +109,6 @@ class LinearOps:
         return out
 
     def project_out(self, inner: Tensor, linear: Linear, norm: AnyNorm = None, /) -> None:
-        """See `layers.part.LinearOps`."""
         assert not isinstance(norm, LayerNorm), "families with layer norms add what is not normed"
         # Not in `narrow`: the mixer between still needs every token's keys and values.
         if self._chosen is not None:
@@ -123,7 +119,6 @@ class LinearOps:
             self.policy.add(self, inner, linear, norm)
 
     def norm_stream(self, norm: AnyNorm, /) -> None:
-        """See `layers.part.LinearOps`."""
         if isinstance(norm, LayerNorm):
             stream = self.complete(None)
             layer_norm_into(stream, norm.weight, norm.bias, stream, eps=norm.eps)
@@ -131,7 +126,6 @@ class LinearOps:
             assert norm is None, "families that norm the stream in place have layer norms"
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
-        """See `layers.part.LinearOps`."""
         if len(self.stream):
             self.policy.add_experts(self, norm, mixture)
 
@@ -249,7 +243,6 @@ class Skinny:
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
-        """See `Row`."""
         how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "pdl": ops.pdl}
         if len(x) == 1 and not isinstance(linear.matrix, StoredWeight):  # such as the head of packed layers
             row_linear(x, linear.matrix, out, **how)
@@ -257,7 +250,6 @@ class Skinny:
             skinny_linear(x, linear.matrix, out, workspace=ops.space.linear, **how)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
-        """See `Row`."""
         rows = len(inner)
         if rows < LEAST_SPLIT_ROWS and (part := ops.sums.part(rows)) is not None:
             self.multiply(ops, inner, linear, part)
@@ -269,7 +261,6 @@ class Skinny:
         ops.leave(slices, linear.bias, norm)
 
     def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
-        """See `Row`."""
         rows, router, space = len(ops.stream), mixture.router, ops.space.mixing
         normed = ops.complete(norm)
         logits, chosen = space.views(rows, mixture, slice_count(rows, router.matrix))
@@ -290,13 +281,11 @@ class Wide:
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
-        """See `Row`."""
         entered = out if gate is None else ops.entered[linear.out_features]
         self.products.multiply(ops.space, x, linear, entered)
         ops.ungated = None if gate is None else Ungated(entered, gate)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
-        """See `Row`."""
         part, ungated, ops.ungated = ops.sums.part(len(inner)), ops.ungated, None
         if part is None and norm is None:
             self.products.multiply(ops.space, inner, linear, ops.stream, ungated=ungated, add=True)
@@ -310,7 +299,6 @@ class Wide:
             ops.complete(None)
 
     def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
-        """See `Row`."""
         (rows, hidden), router, space = ops.stream.shape, mixture.router, ops.space.mixing
         normed, slots = ops.complete(norm), mixture.routing.slots
         logits, chosen = space.views(rows, mixture)

@@ -173,5 +173,4 @@ class StepLoras:
     pdl: bool
 
     def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
-        """See `layers.part.LowRank`."""
         self.loras.add(x, linear, product, self.groups, many=self.many, pdl=self.pdl)

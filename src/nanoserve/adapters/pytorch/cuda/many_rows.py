@@ -81,5 +81,4 @@ class InvariantProducts(VendorProducts):
     def multiply_plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
     ) -> None:
-        """See `VendorProducts`."""
         invariant_linear(x, weight, out, bias=bias, residual=out if add else None)

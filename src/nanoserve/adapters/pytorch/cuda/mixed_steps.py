@@ -20,7 +20,7 @@ from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
-from nanoserve.adapters.pytorch.mixers.kind import MOST_PADDED_CHUNKS
+from nanoserve.adapters.pytorch.mixers.gpu_step import MOST_PADDED_CHUNKS
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.ports.step import Chunk

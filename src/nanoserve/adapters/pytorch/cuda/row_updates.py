@@ -23,21 +23,21 @@ class RowUpdates:
         batches: Batches,
         sampler: DeviceSampler,
         *,
-        prompt_scoring: PromptScoring,
+        scoring: PromptScoring,
         pooling: RowPooling,
         kv: KVStore,
     ) -> None:
         self._arena = arena
         self._batches = batches
         self._sampler = sampler
-        self._prompt_scoring = prompt_scoring
+        self._scoring = scoring
         self._pooling = pooling
         self._kv = kv
 
     def apply(self, plan: StepPlan) -> None:
         """Release, admit, update tables, copy pages; what is written is sent with the arena's next flush."""
         for row in plan.released:
-            self._prompt_scoring.release(row)
+            self._scoring.release(row)
             if self._pooling.asked:
                 self._pooling.release(row)
             self._sampler.release(row)
@@ -72,8 +72,8 @@ class RowUpdates:
     def _admit(self, admitted: AdmittedRow) -> None:
         row, arena, length = admitted.row, self._arena, len(admitted.token_ids)
         self._sampler.admit(admitted)
-        self._prompt_scoring.release(row)
-        self._prompt_scoring.admit(admitted)
+        self._scoring.release(row)
+        self._scoring.admit(admitted)
         if self._pooling.asked or admitted.pooling is not None:
             self._pooling.admit(admitted)
         self._batches.set_length(row, length)

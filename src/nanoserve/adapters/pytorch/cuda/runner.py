@@ -15,7 +15,7 @@ Nothing waits for the device but `collect`, and whatever waits for it in `submit
 must know without asking: how long each row is (`batches.py`), and how many draws were queued.
 
 A step that fails half-way leaves the two sides of that book-keeping in doubt: the next `submit` recovers (`recovery.py`).
-`wiring.py` makes the collaborators.
+`building.py` makes the collaborators.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.masked_draws import MaskedDraws
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
@@ -69,7 +68,6 @@ class CudaRunner:
     _row_updates: RowUpdates
     _drawing: Drawing
     _special: SpecialDraws
-    _masked: MaskedDraws
     _decoding: Decoding
     _mixed_steps: MixedSteps
     _rehearsal: Rehearsal
@@ -142,7 +140,9 @@ class CudaRunner:
     def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
         """As in `LateDrawing`; returns at once."""
         with self._recovery.watched():
-            self._masked.draw(ticket, masks)
+            missing = self._special.draw_held(ticket, masks)
+            if ticket.late is not None and not ticket.late.width:
+                self._batches.take_back(missing)
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
@@ -182,11 +182,12 @@ class CudaRunner:
         tokens = max(key.width, 1)
         self._batches.advance(tokens)
         ticket = CudaTicket(step=plan.step, drawn_rows=batch.places, order=batch.order, width=key.width)
+        logits = self._logits[: len(batch.places) * tokens]
         if special:
-            logits = self._logits[: len(batch.places) * tokens]
             return self._sample(plan, ticket, logits, self._arena.places)
         if plan.masked:
-            return self._masked.hold(plan, functools.partial(self._masked.draw_decoding, plan, ticket))
+            draw = functools.partial(self._decoding.draw_masked, plan, ticket, logits)
+            return self._special.hold(plan, draw)
         return self._drawing.issue(ticket)
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
@@ -212,4 +213,4 @@ class CudaRunner:
     def _sample(self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, places: Tensor) -> CudaTicket:
         """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""
         draw = functools.partial(self._special.sample, ticket, logits, places)
-        return self._masked.hold(plan, draw) if plan.masked else draw()
+        return self._special.hold(plan, draw) if plan.masked else draw()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import MOST_DRAFTED, Masks
+from nanoserve.ports.step import StepPlan
 
 
 def most_masks(sizes: EngineSizes) -> int:
@@ -31,12 +32,27 @@ class SpecialDraws:
 
     def __init__(self, arena: Arena, logits: Tensor, sampler: DeviceSampler, drawing: Drawing) -> None:
         self._arena, self._logits, self._sampler, self._drawing = arena, logits, sampler, drawing
+        self._held: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
         sizes = arena.sizes
         self.blocks = PinnedBlocks(
             vocab_size=sampler.vocab_size,
             most=most_masks(sizes),
             device=arena.lengths.device,
         )
+
+    def hold(self, plan: StepPlan, draw: Callable[..., CudaTicket]) -> CudaTicket:
+        """Keep a plan's draw, a function of `masks` and of rows that are `missing` one; returns the ticket of its forward pass."""
+        self._held = plan.masked, draw
+        return CudaTicket(step=plan.step)
+
+    def draw_held(self, ticket: CudaTicket, masks: Masks) -> set[int]:
+        """Queue the draw that is held; returns the rows that get nothing, as there is no mask for them."""
+        held, self._held = self._held, None
+        assert held is not None
+        masked, draw = held
+        missing = set(masked) - masks.keys()
+        ticket.late = draw(masks=masks, missing=missing)
+        return missing
 
     def draw_masked(self, places: Tensor, *, width: int = 0, pdl: bool) -> None:
         """Launch a draw from the logits that the newest forward pass left, with the masks that were sent; may be captured."""

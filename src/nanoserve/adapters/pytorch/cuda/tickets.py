@@ -8,7 +8,7 @@ import attrs
 
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.pooling import Pooled, add_pooled
-from nanoserve.adapters.pytorch.prompt_scoring import PromptScores
+from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, read_scores
 from nanoserve.adapters.pytorch.sampling.device_sampler import PackedScores
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
@@ -56,13 +56,6 @@ class CudaTicket:
             return {}
         return self.scores.read(self.scores_download.wait())
 
-    def prompt_logprobs(self) -> dict[int, dict[int, TokenLogprobs]]:
-        """Those of prompt positions, by row."""
-        found: dict[int, dict[int, TokenLogprobs]] = {}
-        for each in self.prompt_scores:
-            found.setdefault(each.row, {}).update(each.read())
-        return found
-
     def with_vectors(self, result: StepResult) -> StepResult:
         """The step's result with the vectors of its rows that were pooled, once they are on the host."""
         arrived = [attrs.evolve(each, vectors=vectors.wait()) for each, vectors in self.pooled]
@@ -72,8 +65,10 @@ class CudaTicket:
         """The result of a step in which no row has drawn."""
         if self.asked:
             counts = (0,) * len(self.asked)
-            return StepResult(token_ids=[], counts=counts, prompt_logprobs=self.prompt_logprobs())
-        return StepResult(token_ids=[0] * len(self.order or ()), prompt_logprobs=self.prompt_logprobs())
+            return StepResult(token_ids=[], counts=counts, prompt_logprobs=read_scores(self.prompt_scores))
+        return StepResult(
+            token_ids=[0] * len(self.order or ()), prompt_logprobs=read_scores(self.prompt_scores)
+        )
 
     def gained(self, arrivals: Arrivals) -> StepResult:
         """The result of a wide step: of each row the number of its tokens, that of its drafts, and its tokens, see `sample_and_append`."""
@@ -91,6 +86,6 @@ class CudaTicket:
             num_drafts=sum(arrived[1::columns]),
             drafted_rows=sum(map(bool, arrived[1::columns])),
             logprobs={row: scores[: count_of[row]] for row, scores in self.logprobs().items()},
-            prompt_logprobs=self.prompt_logprobs(),
+            prompt_logprobs=read_scores(self.prompt_scores),
             broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),
         )

@@ -1,4 +1,4 @@
-"""The memory a step computes in, allocated once for the largest step: graphs keep the addresses they were captured with."""
+"""The memory a step computes in, allocated once for the largest step, and what the worst step takes beside it: graphs keep addresses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,30 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
+from nanoserve.adapters.pytorch.sampling import score_tensors
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.linear.launch import LinearWorkspace, takes_fp8
 from nanoserve.kernels.sampling.launch import DrawScratch
+from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.step import AdmittedRow, RowSampling
 
+EVERYTHING = RowSampling(
+    seed=0,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    allowed_token_ids=(0, 1),
+    bad_token_sequences=((0, 1),),
+    min_tokens=1,
+    held_back_ids=(1,),
+    top_p=0.9,
+    logprobs=0,
+)
+"""A row of the worst step asks for all of this."""
 MOST_SLICES = 8
 """See `kernels.linear.launch.slice_count`."""
 MOST_SKINNY_ROWS = 64
@@ -176,3 +195,61 @@ def make_workspace(
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),
         sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
     )
+
+
+def make_sampler(spec: ModelSpec, sizes: EngineSizes, device: torch.device) -> DeviceSampler:
+    """The sampler of an engine of these sizes."""
+    return DeviceSampler(
+        vocab_size=spec.vocab_size,
+        max_rows=sizes.max_num_seqs,
+        device=device,
+        processed_logprobs=sizes.processed_logprobs,
+    )
+
+
+@torch.inference_mode()
+def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> int:
+    """The peak of device memory that the worst step takes beyond what is allocated now.
+
+    Decoding and prefill compute in the workspace. What allocates is the shaping and scoring of logits: the worst step has
+    every row penalised, biased, restricted and scored, while a prompt is scored as well. The counts behind penalties, which
+    stay once they are there, are among it. Kernels allocate nothing: whether they run or are compiled ahead makes no difference.
+    """
+    device = space.logits.device
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    shape_and_score(spec, space, sizes)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
+def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> None:
+    """Do with logits what that step does."""
+    max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
+    sampler = make_sampler(spec, sizes, space.logits.device)
+    rows = tuple([place % max_num_seqs for place in range(len(space.logits))])
+    for row in rows[:max_num_seqs]:
+        sampler.admit(
+            AdmittedRow(
+                row=row,
+                token_ids=(0,),
+                num_prompt_tokens=1,
+                num_computed_tokens=0,
+                block_tables=(),
+                sampling=attrs.evolve(EVERYTHING, logprobs=most),
+                max_length=1,
+            )
+        )
+    prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
+    predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
+    logits = space.logits.zero_()
+    shaped = sampler.process(logits, rows)
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    sampler.observe(rows[:max_num_seqs], tokens[:max_num_seqs])
+    scores = sampler.score(shaped if sizes.processed_logprobs else logits, tokens, rows)
+    held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
+    prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)
+    del shaped, scores, held, prompt_scores

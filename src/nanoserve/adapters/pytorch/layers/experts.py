@@ -80,7 +80,6 @@ class Experts(Part):
         return (Product("router", self.router, self.norm),)
 
     def mixture(self) -> Mixture:
-        """See `Part`."""
         gate_up = in_form(self.gate_up_form, self.gate_up, self.gate_up_scales)
         down = in_form(self.down_form, self.down, self.down_scales)
         others = self.spec.count - len(self.held)
@@ -139,7 +138,6 @@ class Experts(Part):
         return stacks
 
     def sections(self) -> dict[str, tuple[int, ...]]:
-        """See `halves`."""
         return self.halves("mlp.experts.gate_up_proj")
 
     def halves(self, *names: str) -> dict[str, tuple[int, ...]]:
@@ -163,7 +161,6 @@ class Experts(Part):
         self.shared_gate_up = self.shared_down = None
 
     def make_invariant(self) -> None:
-        """See `Part`."""
         self.is_invariant = True
 
 

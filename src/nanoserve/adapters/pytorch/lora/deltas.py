@@ -31,7 +31,6 @@ class Deltas:
     invariant: bool = False
 
     def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
-        """See `layers.part.LowRank`."""
         site = self.loras.layout.sites[linear]
         for tokens, weights in self.groups:
             ours = x[tokens]

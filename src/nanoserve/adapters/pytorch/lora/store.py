@@ -53,7 +53,6 @@ class HostLoras:
 
     @torch.inference_mode()
     def read(self, folder: str, /) -> LoraFacts:
-        """See `LoraStore`."""
         adapter = read_folder(folder, self.layout.shapes, most_rank=self._most_rank)
         weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
         ranks = 1 if self.layout.slices is None else self.layout.slices.size
@@ -68,7 +67,6 @@ class HostLoras:
         return LoraFacts(digest=adapter.digest, rank=weights.rank, num_bytes=weights.numbers.nbytes)
 
     def drop(self, digest: bytes, /) -> None:
-        """See `LoraStore`."""
         with self._lock:
             self._reads[digest] -= 1
             if not self._reads[digest]:

@@ -1,26 +1,20 @@
-"""The questions that the engine asks of a kind of mixer, each answered in its own folder, and its steps on a GPU."""
+"""The questions that the engine asks of a kind of mixer, each answered in its own folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.kernel_checks import Check
-from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs, Pages
-from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.layer_spec import Mixer, Rotation
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
+from nanoserve.ports.layer_spec import Mixer
 from nanoserve.ports.model_spec import CacheGroup
 
 Page = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of what a layer keeps of a block of tokens, or of a row's whole past."""
-ChunkSpan = tuple[int, int, int, int]
-"""A chunk: its row, its first position, its number of tokens, and the index of the first one in the step."""
-MOST_PADDED_CHUNKS: Final = 32
-"""Chunks of a step that is padded so that it can be captured."""
 
 
 class MixerKind(Protocol):
@@ -40,116 +34,3 @@ class MixerKind(Protocol):
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
         """The class that computes it on a GPU."""
-
-
-@attrs.frozen
-class GpuFacts:
-    """Facts that sizes on a GPU follow from.
-
-    Attributes:
-        invariant: whether rows decode with the arithmetic of prompts, so that batch and chunking leave no trace.
-    """
-
-    sizes: EngineSizes
-    dtype: torch.dtype
-    device: torch.device
-    multiprocessors: int
-    invariant: bool = attrs.field(kw_only=True)
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens of one step."""
-        return max(self.sizes.max_num_batched_tokens, self.sizes.max_num_seqs)
-
-    def most_tiles(self, tokens: int) -> int:
-        """Into which the chunks of one step are cut, where one has so many tokens at most."""
-        return self.sizes.max_num_batched_tokens // tokens + self.sizes.max_num_seqs + 1
-
-    def empty(self, *shape: int, of: torch.dtype | None = None) -> Tensor:
-        """Memory on the device, in the model's dtype or another one."""
-        return torch.empty(shape, dtype=of or self.dtype, device=self.device)
-
-
-class StepArena(Protocol):
-    """The part of the `Arena` that mixers read, and in which they describe a step's chunks."""
-
-    lengths: Tensor
-    limits: Tensor
-    token_rows: Tensor
-    positions: Tensor
-    spans: Tensor
-    block_tables: Mapping[int, Tensor]
-    sections: Mapping[str, Tensor]
-
-    def write(self, section: str, values: Sequence[int], /) -> None:
-        """Write integers from the start of a section on, before the step is launched."""
-
-
-class GpuMixer(Protocol):
-    """All layers of one kind on a GPU, by their dimensions.
-
-    Attributes:
-        checks: of its kernels.
-        tile: tokens of a chunk that are computed together at most.
-        ways: in how many ways chunks can be computed, all of which a rehearsal must meet.
-        pads: whether what `prepare` returns can depend on the `padded` number of tokens alone.
-        widens: whether places can have several tokens.
-        sections: int32 of the arena that `prepare` writes, name and shape.
-    """
-
-    checks: ClassVar[Sequence[Check]]
-    pads: ClassVar[bool]
-    widens: ClassVar[bool]
-    tile: int
-    ways: int
-    sections: Mapping[str, tuple[int, ...]]
-
-    def __init__(self, layers: Mapping[int, Any], facts: GpuFacts, /) -> None: ...
-
-    def choose_splits(self, bucket: int, longest: int, /) -> int:
-        """Parts that the cache of each of `bucket` rows, the longest of so many tokens, is cut into to decode."""
-
-    def allocate(self, max_place_splits: int, /) -> None:
-        """Take the memory that it computes in; no step has more places times splits."""
-
-    def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
-        """Compute from now on over what layers keep, with cosines and sines of every position."""
-
-    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, padded: int | None, /) -> Any:
-        """Describe a step's chunks in the arena, to be computed in one of the ways or the best; returns what `mix` must know.
-
-        With `padded`, these are at most `MOST_PADDED_CHUNKS` chunks, filled up to so many tokens, which are in none of the spans.
-        """
-
-    @property
-    def mix(self) -> Callable[..., None]:
-        """A function of a part, `out`, a `GpuStep` and projections: mixes these into `out`, see `Step`."""
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class GpuStep:
-    """Chunks' tokens, `num_tokens` of them, then the newest token of each place, or as many as it has. Fulfils `Step`.
-
-    Attributes:
-        outs: where to mix to, by width.
-        plans: what each mixer has prepared for the chunks.
-        chosen: tiles of the only chunks' tokens whose results are wanted, if not all are; the others only enter the cache.
-        width: tokens of each place, and rows may be at their limits; 0 for one token of rows that are not.
-        pdl: see `kernels.device.pdl`.
-    """
-
-    mixers: Mapping[int, GpuMixer]
-    outs: Mapping[int, Tensor]
-    places: Tensor
-    splits: int
-    num_tokens: int = 0
-    plans: Mapping[GpuMixer, Any] = attrs.field(factory=dict)
-    chosen: Tensor | None = None
-    width: int = 0
-    pdl: bool = False
-
-    def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
-        """See `Step`."""
-        out = self.outs[part.output.in_features]
-        self.mixers[part.layer].mix(part, out, self, *projected)
-        return out

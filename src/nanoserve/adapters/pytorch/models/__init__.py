@@ -386,13 +386,4 @@ def _repeat(source: Tensor, flat: Tensor) -> None:
     flat[whole:].copy_(source[: flat.numel() - whole])
 
 
-__all__ = [
-    "PAGES",
-    "DecoderModel",
-    "Observer",
-    "blank_like",
-    "build_model",
-    "build_random_model",
-    "finish_like",
-    "split_spec",
-]
+__all__ = ["DecoderModel", "Observer"]

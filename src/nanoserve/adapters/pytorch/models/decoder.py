@@ -218,7 +218,6 @@ class DecoderModel(nn.Module):
         return tensors
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
-        """See `Stored`."""
         return {
             f"model.layers.{number}.{name}": (tensor, [f"model.layers.{number}.{each}" for each in names])
             for number, parts in enumerate(self.layers)
@@ -227,7 +226,6 @@ class DecoderModel(nn.Module):
         }
 
     def sections(self) -> dict[str, tuple[int, ...]]:
-        """See `Stored`."""
         return {
             f"model.layers.{number}.{name}": sizes
             for number, parts in enumerate(self.layers)
@@ -301,33 +299,26 @@ class TorchLinearOps:
         self._activated = invariant_activated if invariant else activated
 
     def project_in(self, norm: Norm | None, linear: Linear, /) -> Tensor:
-        """See `LinearOps`."""
         return self._product(self.stream if norm is None else norm(self.stream), linear)
 
     def project_in_activated(self, norm: Norm | None, linear: Linear, activation: Activation, /) -> Tensor:
-        """See `LinearOps`."""
         return self._activated(self.project_in(norm, linear), activation)
 
     def project_in_gated(self, norm: Norm | None, gate_up: Linear, activation: Activation, /) -> Tensor:
-        """See `LinearOps`."""
         return self._gated(self.project_in(norm, gate_up), activation)
 
     def project(self, entered: Tensor, norm: RMSNorm, linear: Linear, /) -> Tensor:
-        """See `LinearOps`."""
         return self._product(norm(entered), linear)
 
     def project_out(self, inner: Tensor, linear: Linear, norm: Norm | None = None, /) -> None:
-        """See `LinearOps`."""
         product = self._ranks.all_reduce(self._product(inner, linear))
         self.stream = self.stream + (product if norm is None else norm(product))
 
     def norm_stream(self, norm: Norm | None, /) -> None:
-        """See `LinearOps`."""
         if norm is not None:
             self.stream = norm(self.stream)
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
-        """See `LinearOps`."""
         x = norm(self.stream)
         logits = mixture.router(x.float() if mixture.exact else x).float()
         chosen = choose(logits, mixture.routing, mixture.correction, mixture.counts)

@@ -56,7 +56,6 @@ class Encoder(DecoderModel):
         )
 
     def embed(self, inputs: StepInputs) -> Tensor:
-        """See `DecoderModel`."""
         vectors = super().embed(inputs)
         if self.added is not None:
             places = inputs.positions + self.encoder.first_position

@@ -51,7 +51,6 @@ class GlooRanks:
         return total.to(x.dtype)
 
     def all_gather(self, x: Tensor, /) -> Tensor:
-        """See `Communicator`."""
         return torch.cat(self._exchange(x), dim=-1)
 
     def _exchange(self, x: Tensor) -> list[Tensor]:

@@ -7,29 +7,21 @@ projection (earlier compressed-tensors, Quark), or `kv_scale` for both (AutoFP8)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
+from nanoserve.adapters.pytorch.weights.keeping import Model
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.ports.errors import ModelLoadError
 
 _ENDS: Final = (".k_scale", ".v_scale", ".kv_scale", "k_proj.output_scale", "v_proj.output_scale")
 _NAME: Final = re.compile(r"layers\.(\d+)\.[\w.]*?(?:(kv?|v)_scale|([kv])_proj\.output_scale)$")
-
-
-class Model(Protocol):
-    """The layers of a model, each with its parts."""
-
-    @property
-    def layers(self) -> Sequence[Sequence[Part]]:
-        """In their order."""
 
 
 def kv_scales(model: Model) -> dict[int, Tensor]:

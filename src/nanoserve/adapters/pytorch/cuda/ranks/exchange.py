@@ -198,7 +198,6 @@ class RankRunner(CudaRunner):
         self._exchange, self._expert_loads = exchange, ExpertLoads(expert_tokens)
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
-        """See `CudaRunner`."""
         super().start_serving(phases)
         self._exchange.start_serving()
         self._expert_loads.forget()
@@ -213,7 +212,6 @@ class RankRunner(CudaRunner):
         return super().submit(plan)
 
     def draw(self, ticket: CudaTicket, masks: Masks, /) -> None:
-        """See `CudaRunner`."""
         self._exchange.check()
         super().draw(ticket, masks)
 

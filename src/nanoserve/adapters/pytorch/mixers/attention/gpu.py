@@ -9,13 +9,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.attention.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.mixers.kind import (
-    MOST_PADDED_CHUNKS,
-    ChunkSpan,
-    GpuFacts,
-    GpuStep,
-    StepArena,
-)
+from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena, write_tiles
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.kept import FLOAT8
@@ -24,7 +19,6 @@ from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
 from nanoserve.kernels.pointwise.launch import norm_qkv_into, sigmoid_mul_into
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
-from nanoserve.kernels.tiles import make_tiles
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec, Rotation
 
@@ -50,7 +44,6 @@ class GpuAttention:
         self.sections: Mapping[str, tuple[int, ...]] = {"tiles": (facts.most_tiles(self.tile), 4)}
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:
-        """See `GpuMixer`."""
         head_dim, dtype = self._head_dim, self._facts.dtype
         kept = FLOAT8 if any(each.kept for each in self._layers.values()) else dtype
         tile, size = tuning.choose_tile(bucket, head_dim, kept).tokens, tuning.key_bytes(head_dim, dtype)
@@ -64,7 +57,6 @@ class GpuAttention:
         self._scratch = SplitScratch.create(max_place_splits, *heads, 1, facts.device)
 
     def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
-        """See `GpuMixer`."""
         self._arena, self._rotations, self._caches = arena, rotations, {}
         for layer, spec in self._layers.items():
             keys, values = pages[layer][0].unbind(1)
@@ -72,14 +64,9 @@ class GpuAttention:
 
     def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
         """See `GpuMixer`: the chunks' tiles, and empty ones, which compute nothing."""
-        tiles, chunks = make_tiles(spans, self.tile), min(MOST_PADDED_CHUNKS, self._facts.sizes.max_num_seqs)
-        room = len(tiles) if padded is None else padded // self.tile + chunks
-        numbers = [number for tile in tiles for number in tile]
-        self._arena.write("tiles", numbers + [0] * (4 * room - len(numbers)))
-        return self._arena.sections["tiles"][:room]
+        return write_tiles(self._arena, spans, self.tile, padded, self._facts.sizes.max_num_seqs)
 
     def mix(self, part: Attention, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
-        """See `GpuMixer`."""
         tokens, (qkv, gates) = step.num_tokens, part.split(projected)
         if (vectors := part.vectors) is not None:
             norm_qkv_into(qkv, **vectors, pdl=step.pdl)

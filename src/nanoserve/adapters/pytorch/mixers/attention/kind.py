@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import paged_attention as kernels
 from nanoserve.kernels.kept import FLOAT8, narrowed
@@ -27,7 +28,6 @@ class AttentionKind:
     spec: AttentionSpec
 
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:
-        """See `MixerKind`."""
         kept = FLOAT8 if self.spec.kept == "fp8" else dtype
         return [((2, self.spec.num_kv_heads, block_size, self.spec.head_dim), kept)]
 
@@ -41,13 +41,11 @@ class AttentionKind:
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
-        """See `MixerKind`."""
         from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention  # noqa: PLC0415 - Triton, for a GPU alone
 
         return GpuAttention
 
     def prepare(self, group: CacheGroup, where: GroupInputs, step: CpuStep, /) -> Callable[..., Tensor]:
-        """See `MixerKind`."""
         attend = self._attend(group, where, step)
         gate = invariant_sigmoid_mul if step.invariant else sigmoid_mul
         places = where.places(step.pages[group.layers[0]][0].shape[3])

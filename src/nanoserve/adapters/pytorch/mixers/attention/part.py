@@ -78,7 +78,6 @@ class Attention(Part):
         return {"scale": self.scale, "soft_cap": self.soft_cap, "sinks": self.sinks}
 
     def kept_scales(self) -> Tensor | None:
-        """See `Part`."""
         return self.kv_scales
 
     def products(self) -> tuple[Product, ...]:

@@ -9,19 +9,13 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.bidirectional.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAttention
-from nanoserve.adapters.pytorch.mixers.kind import (
-    MOST_PADDED_CHUNKS,
-    ChunkSpan,
-    GpuFacts,
-    GpuStep,
-    StepArena,
-)
+from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena, write_tiles
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.launch import prefill_attention
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
-from nanoserve.kernels.tiles import make_tiles
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import BidirectionalSpec, Rotation
 
@@ -54,7 +48,6 @@ class GpuBidirectional:
         }
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:  # noqa: ARG002 - nothing decodes
-        """See `GpuMixer`."""
         return 1
 
     def allocate(self, max_place_splits: int, /) -> None:  # noqa: ARG002 - nothing decodes
@@ -67,7 +60,6 @@ class GpuBidirectional:
         self._keys, self._values = (facts.empty(flat).as_strided(shape, strides) for _ in range(2))
 
     def attach(self, arena: StepArena, _: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
-        """See `GpuMixer`."""
         self._arena, self._rotations = arena, rotations
         self._caches = {
             layer: PagedCache(self._keys, self._values, arena.sections["first_tokens"], spec.window)
@@ -76,20 +68,14 @@ class GpuBidirectional:
 
     def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
         """See `GpuMixer`: the texts' tiles, and empty ones, which compute nothing; and where the texts begin."""
-        tiles = make_tiles(spans, self.tile)
-        chunks = min(MOST_PADDED_CHUNKS, self._facts.sizes.max_num_seqs)
-        room = len(tiles) if padded is None else padded // self.tile + chunks
-        numbers = [number for tile in tiles for number in tile]
         sink, first_tokens = self._facts.sizes.max_num_seqs, [0] * (self._facts.sizes.max_num_seqs + 1)
         for row, _, _, token in spans:
             first_tokens[row] = token
         first_tokens[sink] = 0 if padded is None else self._facts.max_tokens
-        self._arena.write("tiles", numbers + [0] * (4 * room - len(numbers)))
         self._arena.write("first_tokens", first_tokens)
-        return self._arena.sections["tiles"][:room]
+        return write_tiles(self._arena, spans, self.tile, padded, sink)
 
     def mix(self, part: BidirectionalAttention, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
-        """See `GpuMixer`."""
         tokens, arena, cache = step.num_tokens, self._arena, self._caches[part.layer]
         query, rows, positions = self._query[:tokens], arena.token_rows[:tokens], arena.positions[:tokens]
         transform = HeadTransform(self._rotations[part.rotation])

@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAttention
-from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.layer_spec import BidirectionalSpec
@@ -28,22 +29,18 @@ class BidirectionalKind:
     spec: BidirectionalSpec
 
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:  # noqa: ARG002 - nothing is kept
-        """See `MixerKind`."""
         return []
 
     def split(self, divide: Callable[[int, str], int], /) -> BidirectionalSpec | str:  # noqa: ARG002 - never
-        """See `MixerKind`."""
         return "attention to both sides"
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
-        """See `MixerKind`."""
         from nanoserve.adapters.pytorch.mixers.bidirectional.gpu import GpuBidirectional  # noqa: PLC0415 - Triton, for a GPU alone
 
         return GpuBidirectional
 
     def prepare(self, group: CacheGroup, where: GroupInputs, step: CpuStep, /) -> Callable[..., Tensor]:  # noqa: ARG002 - of pages
-        """See `MixerKind`."""
         lengths = step.inputs.query_lengths
         assert lengths == step.inputs.context_lengths, "a text is computed whole"
         runs = list(_runs(lengths, together=not step.invariant))

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet, heads_of
-from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.delta_rule import launch
 from nanoserve.kernels.delta_rule.tuning import TILE
@@ -39,7 +40,6 @@ class GpuDelta:
         self._space = launch.TileSpace.create(facts.max_tokens, heads, dtype=facts.dtype, device=facts.device)
 
     def attach(self, arena: StepArena, pages: Pages, _rotations: Mapping[Rotation, Tensor], /) -> None:
-        """See `GpuMixer`."""
         self._arena = arena
         self._states = {layer: DeltaStates(*pages[layer]) for layer in self._layers}
 

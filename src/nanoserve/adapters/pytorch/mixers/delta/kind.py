@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
-from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule
 from nanoserve.kernels.recurrent import DeltaStates
@@ -36,7 +37,6 @@ class DeltaKind:
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
-        """See `MixerKind`."""
         from nanoserve.adapters.pytorch.mixers.delta.gpu import GpuDelta  # noqa: PLC0415 - Triton, for a GPU alone
 
         return GpuDelta

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.mixers.kind import ChunkSpan, GpuFacts, GpuStep, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena
 from nanoserve.adapters.pytorch.mixers.latent.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import Pages
@@ -78,7 +79,6 @@ class GpuLatents:
         self.sections: Mapping[str, tuple[int, ...]] = {"latent_tiles": (tiles, 4), "expansions": (rounds, 4)}
 
     def choose_splits(self, bucket: int, longest: int, /) -> int:
-        """See `GpuMixer`."""
         heads, multiprocessors = self._spec.num_heads, self._facts.multiprocessors
         return tuning.choose_splits(bucket, heads, longest, multiprocessors, self._keys)
 
@@ -95,7 +95,6 @@ class GpuLatents:
         self._splits = SplitScratch.create(max_place_splits, heads, spec.latent_dim, 1, facts.device)
 
     def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
-        """See `GpuMixer`."""
         self._arena, self._rotations = arena, rotations
         self._caches = {
             layer: LatentCache(pages[layer][0], arena.block_tables[layer], self._spec.latent_dim)
@@ -130,7 +129,6 @@ class GpuLatents:
     def mix(
         self, part: LatentAttention, out: Tensor, step: GpuStep, /, queries: Tensor, projected: Tensor
     ) -> None:
-        """See `GpuMixer`."""
         arena, tokens, (tiles, rounds) = self._arena, step.num_tokens, self._plan(step)
         heads, out_heads = _by_head(part, queries), _by_head(part, out)
         query, attended = self._views(part, len(queries))

@@ -9,7 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.mixers.kind import GpuMixer, Page
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import latent_attention as kernels
@@ -25,7 +26,6 @@ class LatentKind:
     spec: LatentSpec
 
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:
-        """See `MixerKind`."""
         return [((block_size, self.spec.cache_elements), dtype)]
 
     def split(self, divide: Callable[[int, str], int], /) -> LatentSpec:
@@ -34,13 +34,11 @@ class LatentKind:
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
-        """See `MixerKind`."""
         from nanoserve.adapters.pytorch.mixers.latent.gpu import GpuLatents  # noqa: PLC0415 - Triton, for a GPU alone
 
         return GpuLatents
 
     def prepare(self, group: CacheGroup, where: GroupInputs, step: CpuStep, /) -> Callable[..., Tensor]:
-        """See `MixerKind`."""
         rows = (where.block_tables, step.inputs.query_lengths, step.inputs.context_lengths)
         block_size = step.pages[group.layers[0]][0].shape[1]
         attend: Callable[..., Tensor]
