@@ -232,7 +232,7 @@ class Engine(Generic[TicketT]):
 
     @property
     def weight_store(self) -> WeightStore:
-        """What reads new weights. Raises `BadValueError` where there is none."""
+        """The store that reads new weights. Raises `BadValueError` where there is none."""
         if self._weight_store is None:
             raise BadValueError("weights", "those of this engine cannot be updated: they came from no folder")
         return self._weight_store

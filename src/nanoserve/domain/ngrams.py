@@ -18,7 +18,7 @@ class NGramDrafter:
     """Fulfils `Drafter`: looks for the newest 4, 3 or 2 tokens in what is before them, from the right."""
 
     def propose(self, token_ids: Sequence[int], count: int, /) -> Sequence[int]:
-        """What followed then; where that comes to the end, it is read as a period that goes on."""
+        """The tokens that followed then; where these come to the end, they are read as a period that goes on."""
         packed = array.array("i", token_ids).tobytes()  # searching bytes is much faster than comparing lists
         for size in SIZES:
             if (after := _after_match(packed, size)) is not None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 QUERIES: Final = 4
-"""Of a tile, where heads share keys."""
+"""Queries of a tile, where heads share keys."""
 POSITIONS: Final = 128
 MOST_TILES: Final = 64
 """Tiles that are computed at once, which bounds the scratch memory."""

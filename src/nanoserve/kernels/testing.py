@@ -16,7 +16,7 @@ from torch import Tensor
 from nanoserve.kernels.forms import Form, StoredWeight
 
 POISON: Final = -7
-"""What integers are before a kernel writes them; floats are NaN."""
+"""The value of integers before a kernel writes them; floats are NaN."""
 MARGIN: Final = 16
 """Columns of poison beside logits: for strides that 16 does not divide Triton compiles another variant than serving launches."""
 MOST_KEPT: Final = 1 << 20
@@ -86,7 +86,7 @@ class Result(NamedTuple):
     columns: slice = slice(None)
 
     def prepare(self, inputs: Inputs) -> Tensor:
-        """What a launch finds, with one row of poison behind it unless blocks lie apart."""
+        """The memory that a launch finds, with one row of poison behind it unless blocks lie apart."""
         if self.before is not None and not self.before.is_contiguous():
             return copy_apart(self.before)
         usual = inputs.dtype if self.before is None else self.before.dtype
@@ -97,7 +97,7 @@ class Result(NamedTuple):
         return whole
 
     def compare(self, case: str, whole: Tensor) -> Iterator[Comparison]:
-        """What was prepared, after the launch."""
+        """Compare the memory that was prepared, after the launch."""
         wanted, rows = self.wanted, len(self.wanted)
         if self.share is not None:
             wanted, whole = wanted * self.share, torch.cat((whole[:rows] * self.share, whole[rows:].float()))
@@ -200,7 +200,7 @@ class Inputs:
     def compare(
         self, launch: Callable[..., object], case: str = "", /, **arguments: Any
     ) -> Iterator[Comparison]:
-        """What a launch leaves in each `Result` among its arguments, and that tensors beside them stay as they were.
+        """Compare what a launch leaves in each `Result` among its arguments, and that tensors beside them stay as they were.
 
         It runs over fresh poison, and again with `pdl` if it takes that and serving asks for it. A result that is two arguments is one
         tensor. Large tensors are weights, of which there is no room for a copy.

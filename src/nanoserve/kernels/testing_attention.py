@@ -1,4 +1,4 @@
-"""What cases of attention share: heads, queries of chunks, tokens at their places, and caches of NaN but for what is seen."""
+"""The common inputs of cases of attention: heads, queries of chunks, tokens at their places, and caches of NaN but for what is seen."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Heads(NamedTuple):
         return f"{heads}, blocks of {self.block_size}{shown}"
 
     def scoring(self, inputs: Inputs) -> dict[str, Any]:
-        """What attention kernels ask for by name: how products of queries and keys become weights."""
+        """Arguments of attention kernels by name: how products of queries and keys become weights."""
         return {
             "scale": self.head_dim**-0.5 if self.multiplier is None else self.multiplier,
             "soft_cap": self.soft_cap,
@@ -191,7 +191,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Inputs, tokens: Sequence[tuple[int, int]]) -> Places:
-        """Of (row, position)."""
+        """Make them of pairs (row, position)."""
         ends = [1] * (1 + max(row for row, _ in tokens))
         for row, position in tokens:
             ends[row] = max(ends[row], position + 1)
@@ -204,7 +204,7 @@ class Places(NamedTuple):
         return tables[rows, positions // block_size].long(), positions % block_size
 
     def named(self, *, newest: bool) -> dict[str, Any]:
-        """What kernels ask for by name; `newest`: where each token is the newest of its row."""
+        """Arguments of kernels by name; `newest`: where each token is the newest of its row."""
         positions = self.positions
         if newest:
             positions = torch.full((len(self.ends) + 1,), UNUSED_LENGTH, dtype=torch.int32)
@@ -240,7 +240,7 @@ class LatentHeads(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """The factor of scores."""
         return float((self.nope_dim + self.rope_dim) ** -0.5)
 
     def cache(self, inputs: Inputs, lengths: Sequence[int], *, unwritten: int = 0) -> LatentCache:

@@ -79,7 +79,7 @@ class EngineHandle(Protocol):
 
     @property
     def weight_store(self) -> WeightStore:
-        """What reads new weights. Raises `BadValueError` where there is none."""
+        """The store that reads new weights. Raises `BadValueError` where there is none."""
 
     def write_weights(self, facts: WeightsFacts) -> None:
         """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused."""

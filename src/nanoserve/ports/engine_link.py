@@ -322,7 +322,7 @@ Command = (
 )
 Report = Prepared | Began | Ready | Failed | Refused | Turned | Obeyed | Logged | Moved
 Order = Pause | Resume | ReadWeights | WriteWeights | Sleep | WakeUp
-"""What steers an engine."""
+"""A command that steers an engine."""
 
 
 def owner_of(request_id: str) -> str:

@@ -92,7 +92,7 @@ class UnknownModelError(NanoserveError):
 
 
 class ConflictError(NanoserveError):
-    """What is asked for cannot be done in the state that the engine is in."""
+    """The engine is in a state in which what is asked for cannot be done."""
 
 
 class DeadlineError(NanoserveError):

@@ -76,7 +76,7 @@ class RowSampling:
 
     @property
     def takes_drafts(self) -> bool:
-        """Whether drafts are wanted, and draws depend on seed, position and logits alone: not on tokens that are drawn in the same step."""
+        """True if drafts are wanted, and draws depend on seed, position and logits alone: not on tokens that are drawn in the same step."""
         neutral = self.presence_penalty == self.frequency_penalty == 0.0 and self.repetition_penalty == 1.0
         return self.drafts and neutral and not self.min_tokens and not self.bad_token_sequences
 

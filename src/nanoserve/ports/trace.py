@@ -126,7 +126,7 @@ class PlannedStep:
 
 
 Happening = Admission | Preemption | Repetition | PlannedStep
-"""What a turn did, in its order."""
+"""An event of a turn, in its order."""
 
 
 @attrs.frozen

@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3926,
     "domain": 8603,
     "kernels": 13255,
-    "adapters/pytorch": 14266,
+    "adapters/pytorch": 14150,
     "adapters": 10875,
     "entrypoints/server": 10886,
     "entrypoints": 11585,

@@ -31,7 +31,7 @@ from nanoserve.ports.layer_spec import (
 from nanoserve.ports.model_spec import NormSpec
 
 SCALES: Final = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-"""Of Granite."""
+"""Scales that Granite's config.json names."""
 STEEPNESS: Final = 1.702
 """The factor in the sigmoid of the gate of gpt-oss's experts, which their kernels know."""
 YARN: Final = {
@@ -71,7 +71,7 @@ class Architecture:
 
     @property
     def defaults(self) -> Config:
-        """What counts for the keys that config.json leaves out; each value's type is the key's type."""
+        """The values of keys that config.json leaves out; each value's type is the key's type."""
         found: Config = DEFAULTS[self.key]
         return found
 

@@ -27,7 +27,7 @@ _BLANK: Final = b" \t\r\n"
 
 
 class _Stage(enum.Enum):
-    """Of an answer: it may begin to reason, it reasons, its reasoning is being ended, it has ended or will not begin."""
+    """Stage of an answer: it may begin to reason, it reasons, its reasoning is being ended, it has ended or will not begin."""
 
     BEGINNING = enum.auto()
     REASONING = enum.auto()
@@ -53,13 +53,13 @@ class Marks:
     behind: LLMatcher
 
     def read(self, token: int) -> bytes:
-        """What a token writes."""
+        """The text that a token writes."""
         named = b"\xff[%d]" % token
         is_mark = self.vocabulary.is_special_token(token) or named in self.open or named in self.close
         return named if is_mark else self.vocabulary.decode_bytes([token])
 
     def rest(self, written: bytes) -> LLMatcher:
-        """Of the rest of the mark that ends reasoning, behind what is written of it already."""
+        """The tokens of the rest of the mark that ends reasoning, behind what is written of it already."""
         matcher = self.ending.deep_copy()
         lengths = range(min(len(written), len(self.close) - 1), 0, -1)
         begun = next((written[-each:] for each in lengths if self.close.startswith(written[-each:])), b"")

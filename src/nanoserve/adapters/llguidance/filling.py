@@ -35,29 +35,29 @@ from nanoserve.ports.grammar import Filled, MaskBlock, Matcher
 FIRST_INTERVAL: Final = 0.01
 """Seconds between two steps, until it is known."""
 OVERLAP: Final = 0.5
-"""Of the time between two steps, for how long the device is at work on the next one in any case when its masks are begun."""
+"""Share of the time between two steps for which the device is surely at work on the next one when its masks are begun."""
 LOOKS: Final = 16
 """How often a step looks in that time for what has come."""
 STEPS: Final = 16
-"""Of so many the quarter that took least says how long a step takes that nothing held up."""
+"""Newest steps that are looked at: the fastest quarter says how long a step takes that nothing held up."""
 MOST_WAIT: Final = 0.05
 """Seconds that a step waits at the most, where it has nothing else to draw."""
 FEWEST_TOGETHER: Final = 32
 """Tokens that are worth other threads than the caller's."""
 FEWEST_MASKS: Final = 8
-"""That are worth another thread."""
+"""Masks that are worth another thread."""
 CAREFUL_ALONE: Final = 16
 """Masks for which a matcher is filled by itself, after it was late by itself or a token of its own was dear."""
 CAREFUL_TOGETHER: Final = 3
-"""The same after it was late together with others: it may have been one of those."""
+"""Masks that it fills alone after it was late together with others: it may have been one of those."""
 FEW: Final = 16
-"""Of so many it is likely enough: others go on together."""
+"""Rows among which the late one is filled alone: the others of a larger group go on together."""
 MOST_THREADS: Final = 64
-"""That fill masks, those that are late still among them."""
+"""Threads that fill masks, those that are late still among them."""
 _LEXER_FAILED: Final = "lexer error"
 """How llguidance's complaint begins where a lexer has all the states that it may have."""
 _ROW_FAILED: Final = "Parser Error: Current row"
-"""The same where too much may come next."""
+"""The error of a row where too much may come next."""
 
 
 class Job:
@@ -122,7 +122,7 @@ class Job:
             self.executor.unsafe_compute_mask_ptr(jobs, *where)
 
     def is_in_time(self) -> bool:
-        """Whether all is filled; else nobody waits any more."""
+        """True if all is filled; else nobody waits any more."""
         members, is_in_time = self.members, self._has_ended
         self._is_given_up = not is_in_time
         for _, matcher in members if self._is_begun else ():
@@ -367,7 +367,7 @@ def _fill_at_once(members: list[tuple[int, GrammarMatcher]], block: MaskBlock) -
 
 
 def _consumed(matcher: GrammarMatcher, token: int) -> bool | str:
-    """Whether it went on, or what the library raised, which is its own answer's to bear."""
+    """True if it went on, else False or the error that the library raised, which is its own answer's to bear."""
     started = time.thread_time()
     try:
         return matcher.inner.consume_token(token)

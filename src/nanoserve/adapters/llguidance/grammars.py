@@ -34,19 +34,19 @@ from nanoserve.ports.grammar import (
 CACHE_BYTES: Final = 384 << 20
 """Room for 256 different schemas of up to 8,000 characters, as many as there may be rows."""
 LIVING_BYTES: Final = 512 << 20
-"""Of all grammars that are cached or in use; beyond it no other is made."""
+"""Bytes of all grammars that are cached or in use; beyond it no other is made."""
 FULL_BYTES: Final = 32 << 20
-"""Of all states that a lexer may have."""
+"""Bytes of all states that a lexer may have."""
 BYTES_PER_CHARACTER: Final = 64
-"""Of a constraint, in its grammar: an estimate from above."""
+"""Bytes of a grammar for each character of its constraint: an estimate from above."""
 GRAMMAR_BYTES: Final = 1 << 20
-"""Of any grammar, the states of its lexer included: an estimate from above of those that are in use. Schemas of 300 to 2,800 characters take
+"""Bytes of any grammar, the states of its lexer included: an estimate from above of those that are in use. Schemas of 300 to 2,800 characters take
 70 to 160 KB as they are made, 300 to 460 after an answer of 400 tokens, 500 to 1,200 after nine."""
 SHARED: Final = 4
 """Answers that share a lexer before another one is made, where that takes less than `CHEAP_SECONDS`."""
 CHEAP_SECONDS: Final = 0.05
 LEXERS_PER_THREAD: Final = 2
-"""Of one constraint, for each thread that fills masks."""
+"""Lexers of one constraint for each thread that fills masks."""
 USES: Final = 64
 """Answers of a lexer, whose states become more with each, before it is made anew."""
 WORKERS: Final = 2
@@ -59,9 +59,9 @@ LITERAL: Final = {
 }
 """Kinds whose text speaks of characters alone, and of no tokens."""
 IDS: Final = re.compile(r"<\[([0-9]{1,9})\]>")
-"""Of single tokens, in a grammar; lists and ranges of them look otherwise."""
+"""Ids of single tokens in a grammar; lists and ranges of them look otherwise."""
 NAMES: Final = re.compile(r"<[^<>\s]+>")
-"""Of special tokens, in a grammar."""
+"""Names of special tokens in a grammar."""
 
 
 class Living:
@@ -77,7 +77,7 @@ class Living:
             self._sizes[lexer] = size
 
     def total(self) -> int:
-        """Of all; a lexer that has all its states counts as those."""
+        """Bytes of all; a lexer that has all its states counts as those."""
         with self._lock:
             return sum(FULL_BYTES if lexer.is_full else size for lexer, size in self._sizes.items())
 
@@ -98,12 +98,12 @@ class CompiledGrammar:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether it has served as many as it may."""
+        """True if it has served as many as it may."""
         return self.answers >= USES
 
     @property
     def is_over(self) -> bool:
-        """Whether it is used up, and so few answers are left that none has to move."""
+        """True if it is used up, and so few answers are left that none has to move."""
         return self.is_used_up and self.living <= SHARED
 
     @property
@@ -113,7 +113,7 @@ class CompiledGrammar:
 
     @property
     def is_full(self) -> bool:
-        """Whether its lexer fails answers that another one would serve."""
+        """True if its lexer fails answers that another one would serve."""
         return self.beginning.lexer.is_full
 
     def matcher(self) -> GrammarMatcher:
@@ -176,7 +176,7 @@ class Lexers:
 
     @property
     def is_growing(self) -> bool:
-        """Whether some are not made yet."""
+        """True if some are not made yet."""
         return not all(each.done() for each in self.made)
 
     def _sound(self) -> list[CompiledGrammar]:
@@ -194,7 +194,7 @@ def _is_sound(made: Future[CompiledGrammar]) -> bool:
 
 
 def _is_spent(made: Future[CompiledGrammar]) -> bool:
-    """Whether it serves no other answer: it was cancelled, or its lexer is full."""
+    """True if it serves no other answer: it was cancelled, or its lexer is full."""
     return made.cancelled() or (made.done() and not made.exception() and made.result().is_full)
 
 

@@ -32,12 +32,12 @@ def say_otherwise(schema: dict[str, Any]) -> None:
 
 
 def is_any(schema: Any) -> bool:
-    """Whether anything fits."""
+    """True if anything fits."""
     return schema is True or (isinstance(schema, dict) and schema.keys() <= _REMARKS)
 
 
 def is_none(schema: Any) -> bool:
-    """Whether nothing fits."""
+    """True if nothing fits."""
     return schema is False or (isinstance(schema, dict) and "not" in schema and is_any(schema["not"]))
 
 

@@ -1,4 +1,4 @@
-"""What a constraint may cost, before anything is computed: sizes of texts, and what is known to be dear in JSON schemas.
+"""Limits of a constraint's cost, checked before anything is computed: sizes of texts, and known dear parts of JSON schemas.
 
 llguidance counts its own work and gives up in time, with these exceptions: it follows references between definitions by
 recursion, which a long chain of them could drive off the end of a stack; it builds all values of an `enum` and all
@@ -30,11 +30,11 @@ MAX_CHARACTERS: Final = {
 }
 MAX_DEPTH: Final = 64
 MAX_VALUES: Final = 10_000
-"""Of an `enum`, of a choice, and of a repetition in a regular expression."""
+"""Values of an `enum`, of a choice, and of a repetition in a regular expression."""
 MAX_LITERAL: Final = 8 << 10
 """Characters of a text that an answer must have: a lexer has a state for each byte of it, as JSON writes that."""
 MAX_PROPERTIES: Final = 2_000
-"""Of an object: the library goes through all of them at once, with the interpreter's lock."""
+"""Properties of an object: the library goes through all of them at once, with the interpreter's lock."""
 MAX_REFERENCES: Final = 1_000
 """Definitions, rules, and references to them."""
 MAX_REMAINDERS: Final = 10_000
@@ -50,7 +50,7 @@ _RULE: Final = re.compile(rf'^[^\S\n]*+[?!]?[A-Za-z_][\w.]*+{_ATTRIBUTES}[^:\n"/
 """Neither gives back what it has taken, nor looks past its line: texts that fit badly cost no more than their length."""
 _TERMINAL: Final = re.compile(r'"(?>(?:[^"\\\n]++|\\.)*)"|/(?>(?:[^/\\\n]++|\\.)*)/')
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
-"""Of a rule; also found within texts and expressions, which makes references seem more than they are."""
+"""Name of a rule; also found within texts and expressions, which makes references seem more than they are."""
 
 
 def check_size(constraint: Constraint) -> ConstraintKind:
@@ -78,7 +78,7 @@ def json_at(name: str, text: str, place: int) -> tuple[Any, int]:
 
 
 def _limited(name: str, read: Callable[[], Any], extra: int = 0) -> Any:
-    """What is read, if its depth is in bounds; `extra` levels are around it."""
+    """The parsed JSON, if its depth is in bounds; `extra` levels are around it."""
     try:
         value = read()
         is_deeper = _is_deeper(value, MAX_DEPTH + extra)

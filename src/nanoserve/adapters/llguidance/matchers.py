@@ -49,7 +49,7 @@ class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a thread is at work with the lexer, for which any other one would wait."""
+        """True if a thread is at work with the lexer, for which any other one would wait."""
         return self.job is not None and not self.job.done()
 
 
@@ -121,7 +121,7 @@ class GrammarMatcher:
 
     @property
     def may_move(self) -> bool:
-        """Whether another lexer can take over."""
+        """True if another lexer can take over."""
         return self.said is not None and not self.lexer.is_in_use
 
     def move(self, beginning: GrammarMatcher) -> None:

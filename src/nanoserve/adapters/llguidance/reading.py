@@ -31,7 +31,7 @@ _ONE_OF: Final = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     "Choices must exclude each other; or write anyOf",
 )
-"""What the library advises where it cannot know that only one choice fits, and what can be done here."""
+"""Advice of the library where it cannot know that only one choice fits, and what can be done here."""
 NOTHING_FITS: Final = "no text of this model's tokens fits"
 _IN_OTHER_WORDS: Final = {
     "NoExtension": NOTHING_FITS,
@@ -55,11 +55,11 @@ _OWN_LINE: Final = re.compile(r"\n *\d+ \| *%llguidance \{\"no_forcing\": true\}
 """The line that was added, where an error shows what a client has written."""
 
 IsSpecial = Callable[[str], bool]
-"""Whether a text is a special token of the vocabulary."""
+"""True if a text is a special token of the vocabulary."""
 
 
 def grammar_text(constraint: Constraint, is_special: IsSpecial) -> str:
-    """What llguidance reads, in Lark. Raises `BadValueError`, which names the keyword where it is known."""
+    """The grammar in Lark, as llguidance reads it. Raises `BadValueError`, which names the keyword where it is known."""
     kind = limits.check_size(constraint)
     try:
         text = _READERS[kind](constraint, is_special) + _UNFORCED
@@ -96,7 +96,7 @@ def check(constraint: Constraint, *, is_composed: bool = False) -> None:
 
 
 def is_known(constraint: Constraint, *, is_composed: bool = False) -> bool:
-    """Whether checking it takes a digest alone."""
+    """True if checking it takes a digest alone."""
     return _digest(constraint, is_composed) in _VERDICTS
 
 
@@ -107,7 +107,7 @@ def _digest(constraint: Constraint, is_composed: bool) -> bytes:
 
 
 def _verdict(constraint: Constraint, is_composed: bool) -> tuple[str, str]:
-    """What is wrong, and why; empty where nothing is."""
+    """The fault and its cause; empty where there is none."""
     try:
         text = grammar_text(constraint, lambda _: False)
     except BadValueError as refused:

@@ -58,7 +58,7 @@ _VOCABULARY: Final = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=BYTES + 1, 
 
 
 def is_plain(written: str) -> bool:
-    """Whether a JSON schema says of each value what it is and what it holds, all of it in its place, and each object has few optional members.
+    """True if a JSON schema says of each value what it is and what it holds, all of it in its place, and each object has few optional members.
 
     The library follows such a schema whatever its size, and some value fits it.
     """
@@ -82,7 +82,7 @@ def is_plain(written: str) -> bool:
 
 
 def _is_leaf(schema: Any) -> bool:
-    """What most members are: a type that is said in one word, and no more."""
+    """True for what most members are: a type that is said in one word, and no more."""
     if not isinstance(schema, dict) or not schema.keys() <= _LEAF:
         return False
     return isinstance(said := schema.get("type"), str) and said in _TYPES
@@ -102,7 +102,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def rehearse(grammar: str, written: str) -> str:
-    """What goes wrong with a grammar that a client has `written` so; empty where nothing does."""
+    """The failure of a grammar that a client has `written` so; empty where there is none."""
     limits = LLParserLimits(max_lexer_states=MAX_STATES, **LIMITS)
     beginning = LLMatcher(_VOCABULARY, grammar, log_level=0, limits=limits)
     if beginning.is_error():  # its special tokens may be those of another vocabulary

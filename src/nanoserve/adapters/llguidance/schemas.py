@@ -22,7 +22,7 @@ from nanoserve.adapters.llguidance.work import at_pointer
 from nanoserve.ports.errors import BadValueError
 
 _LEAF: Final = frozenset({"type", "title", "description"})
-"""What most schemas have alone."""
+"""Keywords that most schemas have alone."""
 _PLAIN: Final = (
     _LEAF
     | {"properties", "additionalProperties", "items", "anyOf", "$ref", "$defs", "definitions"}
@@ -47,7 +47,7 @@ _DAY: Final = f"([0-9]{{4}}-(0[13-9]|1[0-2]|02-([01]|2[0-8]))|{_LEAP_YEAR}-02-29
 _TIME: Final = "[0-9]{2}:[0-9]{2}:[0-5]"
 """Without leap seconds, which are allowed in one minute of the day, by the offset from UTC."""
 _LABEL: Final = r"([^.xX][^.]*|[xX]([^.nN][^.]*|[nN]([^.-][^.]*|-[^.-][^.]*)?)?)"
-"""Of a hostname, but for Punycode, of which most stands for no name."""
+"""Label of a hostname, but for Punycode, of which most stands for no name."""
 _BESIDE: Final[Mapping[str, Mapping[str, Any]]] = {
     "date": {"pattern": f"^{_DAY}"},
     "time": {"pattern": f"^{_TIME}"},
@@ -65,14 +65,14 @@ _NAMING: Final = frozenset({"properties", "patternProperties"})
 _NOT_GROUPED: Final = frozenset(
     {"anyOf", "oneOf", "$ref", "enum", "const", "patternProperties", "minProperties", "maxProperties"}
 )
-"""What an object may not have whose optional properties are grouped: patterns must not meet others, and each name counts once."""
+"""Keywords that keep optional properties from being grouped: patterns must not meet others, and each name counts once."""
 WIDE: Final = 100
 """Properties of an object from which on its optional ones are grouped: the library follows each of them alone, and each costs as much
 as there are others, 5 ms for every member that is written where there are a thousand."""
 ALIKE: Final = 32
 """Properties of the same schema that make a group."""
 MAX_GROUPS: Final = 16
-"""Of an object, the largest ones; the library holds the names of each against those of all others."""
+"""Groups of an object, the largest ones; the library holds the names of each against those of all others."""
 MAX_UNLIKE: Final = 500
 """Optional properties of an object that are in no group."""
 
@@ -97,7 +97,7 @@ def in_known_words(kind: str, schema: Any, whitespace: str) -> dict[str, Any]:
 
 
 class _Walk:
-    """Of one schema and all within it."""
+    """A walk through one schema and all within it."""
 
     def __init__(self, kind: str, root: Any, *, is_lenient: bool) -> None:
         self._kind, self._is_lenient = kind, is_lenient

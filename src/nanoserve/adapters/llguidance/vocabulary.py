@@ -12,7 +12,7 @@ from nanoserve.ports.errors import BadValueError
 
 
 def make_vocabulary(tokenizer_json: str, eos_token_ids: Sequence[int], width: int) -> LLTokenizer:
-    """Of a tokenizer.json's text, padded to the `width` of the logits. Holds the interpreter's lock: half a second for 128,000 tokens.
+    """Make one of a tokenizer.json's text, padded to the `width` of the logits. Holds the interpreter's lock: half a second for 128,000 tokens.
 
     Special tokens, and added ones that look like `<this>`, are no text. Raises `BadValueError` for a tokenizer that joins neither
     bytes nor sentencepiece's pieces.

@@ -1,4 +1,4 @@
-"""What llguidance does to make a grammar of JSON schemas and expressions, counted on sizes alone before any of it is done.
+"""The work of llguidance to make a grammar of JSON schemas and expressions, counted on sizes alone before any of it is done.
 
 It joins what several keywords say of one value by building and copying it, definitions included, each time anew. Its own limit counts joined values, not
 how large they are. To find out whether any text keeps several patterns takes it twice as long with each one more.
@@ -19,15 +19,15 @@ import attrs
 from nanoserve.ports.errors import BadValueError
 
 MAX_PATTERNS: Final = 8
-"""That may have to hold of one text."""
+"""Patterns that may have to hold of one text."""
 MAX_WORK: Final = 5_000_000
-"""Of all schemas of a constraint; the unit is a value copied, of which a processor of 2024 does ten in a microsecond."""
+"""Work of all schemas of a constraint; the unit is a value copied, of which a processor of 2024 does ten in a microsecond."""
 CHARACTER: Final = 10
-"""Of a pattern."""
+"""Work for a character of a pattern."""
 VISIT: Final = 100
 """To look at a schema, to join two values that have parts, or to write a grammar's rule for one."""
 PLAIN: Final = 20
-"""The same of a value without parts, such as one of an enumeration."""
+"""Work for a value without parts, such as one of an enumeration."""
 PATTERN: Final = 3_000
 """To find out about a pattern, or about a pair of those that name properties."""
 NAME_PAIRS: Final = 4
@@ -39,7 +39,7 @@ PROPERTY: Final = 4_000
 FOLDED: Final = 100_000
 """A character beyond ASCII in an expression that ignores case, as it may end a range of all characters."""
 MAX_DEPTH: Final = 128
-"""Of joins within joins; the library's own."""
+"""Depth of joins within joins; the library's own."""
 _TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 _REMARKS: Final = frozenset(
     {"$anchor", "$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType", "default"}
@@ -63,7 +63,7 @@ class _Kind(enum.Enum):
 
 @attrs.frozen(eq=False)
 class _Value:
-    """What is known of a value.
+    """Facts that are known of a value.
 
     Attributes:
         kind: a JSON type, where it is known to be one.
@@ -93,7 +93,7 @@ _NOTHING: Final = _Value(_Kind.NOTHING)
 _LITERAL: Final = _Value("string", work=PLAIN)
 _LEAVES: Final = {each: _Value(each) for each in ("null", "boolean", "number", "integer", "string")}
 _OF_LEAVES: Final = frozenset({"type", "title", "description", "default"})
-"""What most schemas have alone, which is looked at fast."""
+"""Keywords that most schemas have alone, which are looked at fast."""
 
 
 _TOO_MUCH: Final = "too much work; what allOf, anyOf, oneOf and $ref join, properties, patterns and classes of characters count together"
@@ -114,7 +114,7 @@ class Work:
             raise BadValueError(self._name, "$ref: follows too long a chain of definitions") from None
 
     def add_expression(self, text: str, where: str) -> None:
-        """Of a regular expression, or of a grammar with many. Raises `BadValueError`, which names the place."""
+        """Add the work of a regular expression, or of a grammar with many. Raises `BadValueError`, which names the place."""
         beyond = len(_BEYOND_ASCII.findall(text)) if _IGNORES_CASE.search(text) else 0
         classes = len(_PROPERTY.findall(text))
         self.spend(CHARACTER * len(text) + PROPERTY * classes + FOLDED * beyond, where)
@@ -141,7 +141,7 @@ class _Building:
         return _with_addresses(self._root)
 
     def of(self, schema: Any) -> _Value:
-        """What a schema says."""
+        """The facts that a schema states."""
         if not isinstance(schema, dict):
             return _NOTHING if schema is False else _ANY
         if not schema.keys() - _REMARKS:
@@ -165,7 +165,7 @@ class _Building:
         return found
 
     def _own(self, schema: Mapping[str, Any]) -> _Value:
-        """What a schema says by keywords that are for one type each."""
+        """The facts that a schema states by keywords that are for one type each."""
         types = schema.get("type", _TYPES)
         types = [types] if isinstance(types, str) else types if isinstance(types, list) else _TYPES
         makers = {"string": self._text, "array": self._array, "object": self._object}
@@ -266,13 +266,13 @@ class _Building:
         return self._references[reference]
 
     def _either(self, one: _Value, other: _Value) -> _Value:
-        """Of a value of which either one says something or the other."""
+        """The facts of a value of which either the one holds or the other."""
         if one is other or one is _ANY or other is _ANY:
             return other if one is _ANY else one
         return self._choice([one, other])
 
     def _both(self, one: _Value, other: _Value) -> _Value:
-        """Of a value that both say something of."""
+        """The facts of a value of which both hold."""
         if one is _ANY or other is _ANY:
             return other if one is _ANY else one
         if one is _NOTHING or other is _NOTHING:
@@ -344,7 +344,7 @@ def _addressed(schema: Any) -> list[dict[str, Any]]:
 
 
 def _definitions(schemas: Sequence[Any], reference: str) -> list[Any]:
-    """What a reference such as `#/$defs/name` may stand for in schemas `_with_addresses`."""
+    """The schemas that a reference such as `#/$defs/name` may stand for in schemas `_with_addresses`."""
     name = unquote(reference.removeprefix("#"))
     if name and not name.startswith("/"):
         names = (name, f"#{name}")
@@ -354,7 +354,7 @@ def _definitions(schemas: Sequence[Any], reference: str) -> list[Any]:
 
 
 def at_pointer(schema: Any, place: str) -> Any:
-    """What stands at a JSON pointer; None where nothing does."""
+    """The value at a JSON pointer; None where there is none."""
     for written in filter(None, place.split("/")):
         part = written.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):

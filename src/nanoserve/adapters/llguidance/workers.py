@@ -19,13 +19,13 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 STACK_BYTES: Final = 256 << 20
-"""Of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
+"""Stack of a worker, which follows definitions by recursion. Only what is used of it takes memory."""
 ROOM_SECONDS: Final = 0.05
 """Between two looks for room, which answers make by ending, and for clients that may be served again."""
 SHARE: Final = 1 / 128
-"""Of the machine's processors, what one client may take in the long run at the door, and again in the engine: both compute on the same ones."""
+"""Share of the machine's processors that one client may take in the long run at the door, and again in the engine: both compute on the same ones."""
 AHEAD_SECONDS: Final = 4.0
-"""Of its share, which a client may take at once: on two processors dozens of usual constraints, or three of the largest."""
+"""Seconds of its share that a client may take at once: on two processors dozens of usual constraints, or three of the largest."""
 LOW_PRIORITY: Final = 15
 """As `nice` counts: a thirtieth of a processor that others want, too, and all of one that nobody wants."""
 MOST_CLIENTS: Final = 1_000
@@ -33,7 +33,7 @@ MOST_CLIENTS: Final = 1_000
 
 
 class Made(Future[T]):
-    """What a worker makes, or its error, which is another one each time: one that is raised again keeps all frames that it came through."""
+    """The result of a worker, or its error, which is another one each time: one that is raised again keeps all frames that it came through."""
 
     def result(self, timeout: float | None = None) -> T:
         """As of any future."""

@@ -71,7 +71,7 @@ def gpu_memory(device: str) -> int:
 
 
 def arithmetic(device: str) -> str:
-    """What decides how sums are rounded on a device, by name: its kind, and the release of torch."""
+    """The names of what decides how sums are rounded on a device: its kind, and the release of torch."""
     if device == "cuda":
         kind = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     else:

@@ -1,4 +1,4 @@
-"""What layers keep of sequences: pools of pages, which are blocks of tokens or whole states.
+"""The memory in which layers keep sequences: pools of pages, which are blocks of tokens or whole states.
 
 A sequence owns blocks, not a contiguous range, so memory is lost only inside its last block (paged attention,
 Kwon et al. 2023); of a recurrent layer it owns one slot. Which sequence owns which is the domain's business; this is the memory alone.

@@ -27,7 +27,7 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 @attrs.frozen(kw_only=True)
 class MemoryBudget:
-    """What goes where, in bytes unless a name says otherwise.
+    """The division of memory, in bytes unless a name says otherwise.
 
     Attributes:
         weights: what the model's weights take already.
@@ -202,7 +202,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _granted_by_control_group(folder: Path) -> int | None:
-    """What a container's memory limit leaves (cgroup v2); None without a limit."""
+    """The bytes that a container's memory limit leaves (cgroup v2); None without a limit."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = int((folder / "memory.current").read_text())

@@ -25,7 +25,7 @@ class ObservedModel:
 
     @torch.inference_mode()
     def activations(self, token_ids: Sequence[int], /) -> Activations:
-        """What every layer makes of a prompt."""
+        """The activations of every layer for a prompt."""
         seen: dict[str, list[list[float]]] = {}
 
         def keep(name: str, hidden: Tensor) -> None:

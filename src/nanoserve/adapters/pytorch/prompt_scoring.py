@@ -53,7 +53,7 @@ class PromptScoring:
         self.asked.pop(row, None)
 
     def asks(self, chunks: tuple[Chunk, ...]) -> bool:
-        """Whether any of these chunks' rows does."""
+        """True if any of these chunks' rows asks."""
         return any(chunk.row in self.asked for chunk in chunks)
 
     def score(

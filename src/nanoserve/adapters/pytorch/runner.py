@@ -210,7 +210,7 @@ class TorchRunner:
         ticket.counts = tuple(gained[row] for row in asked)
 
     def _draft(self, plan: StepPlan) -> dict[int, Sequence[int]]:
-        """What is guessed of each decoding row that is not at its end."""
+        """The drafts of each decoding row that is not at its end."""
         rooms = {row: self._longest[row] - self._rows.length(row) - 1 for row in plan.decoding}
         most = {row: min(plan.width - 1, room) for row, room in rooms.items() if room >= 0}
         drafts: dict[int, Sequence[int]] = dict.fromkeys(most, ())
@@ -363,7 +363,7 @@ class TorchRunner:
         return [place for place, row in enumerate(rows) if row in self._logprobs] if self._logprobs else []
 
     def _note_draws(self, ticket: TorchTicket, logits: Tensor, untouched: Tensor) -> None:
-        """What a result says of the ticket's tokens beside their ids; `untouched` are the model's own logits of those that are scored."""
+        """Note what a result says of the ticket's tokens beside their ids; `untouched` are the model's own logits of those that are scored."""
         assert ticket.tokens is not None
         ticket.finite = logits.gather(1, ticket.tokens[:, None])[:, 0].isfinite()
         places = self._scored(ticket.rows)

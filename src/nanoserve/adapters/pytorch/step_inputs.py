@@ -1,4 +1,4 @@
-"""What one step computes, as tensors: the ragged tokens of all rows and where their keys and values live.
+"""One step's inputs as tensors: the ragged tokens of all rows and where their keys and values live.
 
 Rows are persistent: each running sequence's tokens and block tables are kept on the device between steps. A plan brings only what
 changed, and a sampled token goes straight from the sampler into its row. The host knows every length without looking, because

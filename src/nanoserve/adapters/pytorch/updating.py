@@ -125,7 +125,7 @@ class _Blank:
 
 
 def host_memories(model: nn.Module, kv: KVStore) -> dict[str, HostMemory]:
-    """Of a model on a CPU and its cache."""
+    """The memories of a model on a CPU and of its cache."""
     return {
         WEIGHTS: HostMemory(lambda: _tensors(model)),
         KV_CACHE: HostMemory(lambda: (pool for pools in kv.pools for pool in pools)),
@@ -289,7 +289,7 @@ class ModelWeights:
         return blank
 
     def _check_source(self, folder: str | None, digest: bytes) -> None:
-        """What a partial update leaves as it is must be where it came from, unchanged."""
+        """Check that what a partial update leaves as it is still lies where it came from, unchanged."""
         if folder is None:
             raise ModelLoadError("the weights that would stay came from no folder, and are gone: send all")
         if digest != weights_digest(folder) if digest else self._stamps != _stamps(folder):

@@ -199,7 +199,7 @@ class KVCache:
                 index -= 1
 
     def may_compute_again(self, sequence: Sequence) -> bool:
-        """Whether its newest token may be computed once more, over what is written: no state has taken it in, no named block has it."""
+        """True if its newest token may be computed once more, over what is written: no state has taken it in, no named block has it."""
         index = (len(sequence.token_ids) - 1) // self.block_size
         return not self.has_states and not any(
             pool.is_named(sequence.block_tables[group][index]) for group, _, pool in self._paged

@@ -90,7 +90,7 @@ class HostTier:
         return False
 
     def abandon(self, slot: int) -> None:
-        """What is being written into the slot will not be found; it is in use until it is completed."""
+        """Give up what is being written into the slot: it will not be found, and is in use until it is completed."""
         if slot not in self._writing:
             raise SlotAccountingError(f"slot {slot} is not being written")
         self._disown(slot)

@@ -87,7 +87,7 @@ def _max_total_tokens(request: Request, limits: Limits) -> int:
 
 
 _SHARED: Final = [each.name for each in attrs.fields(RowSampling) if each.name in PARAMETERS]
-"""What a row must know of its request's sampling parameters has the same name there."""
+"""Sampling parameters that a row has under the same name."""
 
 
 def _row_sampling(request: Request, index: int, stop_ids: frozenset[int]) -> RowSampling:

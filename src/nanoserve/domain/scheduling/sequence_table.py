@@ -82,7 +82,7 @@ class SequenceTable:
         self.waiting.hold_back(sequence)
 
     def let_go(self, sequence: Sequence) -> None:
-        """What a sequence waited for is there; it may have ended."""
+        """Let a sequence stand in line again, or decode, since what it waited for is there; it may have ended."""
         if sequence in self._held:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
@@ -97,7 +97,7 @@ class SequenceTable:
         return None if self.rows.running or self.constraints.awaits(first) else first
 
     def may_sit(self, sequence: Sequence, step: int, committed: int) -> bool:
-        """Whether nothing but room keeps a waiting sequence from a row in a step; `committed` is the newest one that is home.
+        """True if nothing but room keeps a waiting sequence from a row in a step; `committed` is the newest one that is home.
 
         A preempted sequence stays out while a step of its former row is in flight: that step's token is appended when it is
         committed, and a row admitted now would lack it.

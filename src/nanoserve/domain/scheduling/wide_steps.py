@@ -125,7 +125,7 @@ class WideDecodeSet(DecodeSet):
 
 
 def rounds(flight: InFlightStep, result: StepResult, missed: Container[Sequence]) -> list[list[Progress]]:
-    """What the rows yield first, what those that yield more do second, and so on; those that have `missed` their draw do nothing."""
+    """The progress by rounds: each row's first token, then the second ones, and so on; those that have `missed` their draw have none."""
     rows, token_ids = flight.plan.sampling_rows, iter(result.token_ids)
     counts = result.counts or (1,) * len(rows)
     found: list[list[Progress]] = [[] for _ in range(max(counts, default=0))]

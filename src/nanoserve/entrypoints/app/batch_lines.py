@@ -38,7 +38,7 @@ class Line:
     body: bytes
 
     def with_field(self, name: str, value: Any) -> Line:
-        """The same with another field at the end of its body, which counts if it is there twice."""
+        """The line with another field at the end of its body, which counts if it is there twice."""
         inside = self.body.strip()[1:-1].strip()
         field = msgspec.json.encode({name: value})[1:-1]
         return attrs.evolve(self, body=b"{%b}" % b",".join([each for each in (inside, field) if each]))

@@ -61,7 +61,7 @@ class Reading:
         return [token_id for token_id, mark in marks if mark not in texts]
 
     def parser(self) -> AnswerParser:
-        """Of one more answer."""
+        """The parser of one more answer."""
         return self.dialect.parser(
             tools=self.tools,
             prompt_tail=self.prompt_tail,
@@ -180,7 +180,7 @@ class Generation:
 
 
 def _is_at_fault(piece: Piece) -> bool:
-    """Whether the answer ends because nothing can be what was asked for; the cause may quote that, and is no failure."""
+    """True if the answer ends because nothing can be what was asked for; the cause may quote that, and is no failure."""
     return (piece.error or "").startswith(AT_FAULT)
 
 

@@ -40,7 +40,7 @@ class BenchLoad:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts together."""
+        """Tokens of all prompts together."""
         return sum(map(len, self.prompts))
 
     @property

@@ -1,4 +1,4 @@
-"""What benchmarks print and write: tables on standard output, progress on standard error, every number in a JSON file."""
+"""Reports of benchmarks: tables on standard output, progress on standard error, every number in a JSON file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def doing(what: str, reached: Callable[[], str] = str) -> Iterator[None]:
 
 
 def head(benchmark: str) -> dict[str, Any]:
-    """What every file begins with: the command as it was typed, without a server's key, and the machine."""
+    """The head of every file: the command as it was typed, without a server's key, and the machine."""
     typed = ["", *(re.sub(r"^(--api-key=).*", r"\1***", each) for each in sys.argv[1:])]
     hidden = ["***" if before == "--api-key" else each for before, each in pairwise(typed)]
     return {

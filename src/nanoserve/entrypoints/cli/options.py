@@ -51,7 +51,7 @@ class Command(click.RichCommand):
         self.params.append(click.Option(names, help=text, **show))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """What it does, and its examples."""
+        """Write the help's text and its examples."""
         super().format_help_text(ctx, formatter)
         from rich.padding import Padding  # noqa: PLC0415 - completion does without
         from rich.text import Text  # noqa: PLC0415 - as above
@@ -169,7 +169,7 @@ def option(*names: str, metavar: str | None = "FILE", **extra: Any) -> click.Opt
 
 
 def switch(*names: str, **extra: Any) -> click.Option:
-    """The same without a value."""
+    """An option that takes no value."""
     return click.Option(names, is_flag=True, **extra)
 
 

@@ -212,7 +212,7 @@ class Screen:
             self.write("\n")
 
     def note(self, text: str, end: str = "\n") -> None:
-        """What is no part of the conversation."""
+        """Show a line that is no part of the conversation."""
         self._notes.print(Text(without_controls(text), style="dim"), end=end)
 
     def _print(self, text: str) -> None:

@@ -169,7 +169,7 @@ def view(url: str, before: Scrape, now: Scrape, lost: str) -> Group:
 
 @contextlib.contextmanager
 def _screen(console: Console) -> Iterator[tuple[Callable[..., object], Callable[[], bool]]]:
-    """What shows a reading, and what waits a second and says whether the user leaves; SIGTERM does as Ctrl-C."""
+    """Two functions: one shows a reading, one waits a second and says whether the user leaves; SIGTERM does as Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda _url, *reading: click.echo(line(*reading)), _stays

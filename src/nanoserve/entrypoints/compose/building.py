@@ -97,7 +97,7 @@ def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) ->
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
-    """The same with the model laid open and transformers' own implementation beside it.
+    """An engine with its model laid open and transformers' own implementation beside it.
 
     The layers are observed on the CPU: beside an engine on a GPU or one of several processes, in a second copy of the model.
     """

@@ -63,7 +63,7 @@ def choose_device(
 
 
 def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory: int = 0) -> EngineSizes:
-    """What the settings ask for; where they are silent the defaults of a device with `memory` bytes, bent to fit what was asked for.
+    """The sizes that the settings ask for; where they are silent the defaults of a device with `memory` bytes, bent to fit what was asked for.
 
     Recurrent states take megabytes a row, so their rows do not become more with the memory. How long a sequence may be and how many
     blocks there are is left to the memory, and stands for what is asked for. Raises `BadValueError` where a step could not hold one
@@ -240,7 +240,7 @@ def choose_threads(settings: EngineSettings) -> int | None:
 
 
 def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]) -> FitT:
-    """What `fits` returns for the longest sequence that it raises no `OutOfMemoryError` for.
+    """The result of `fits` for the longest sequence that it raises no `OutOfMemoryError` for.
 
     A length that was asked for is kept or refused. Otherwise it is what the model was made for (or, where longer sequences
     would change all others, the longest that do not), halved until it fits into memory.

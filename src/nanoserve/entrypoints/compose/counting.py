@@ -1,4 +1,4 @@
-"""What a server counts, and where: in one process, or in a table that all of its HTTP processes share."""
+"""The counts of a server, in one process or in a table that all of its HTTP processes share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SharedCounting:
 
     @property
     def descriptor(self) -> int:
-        """Of the table, for other processes."""
+        """The table's file descriptor, for other processes."""
         return self._table.descriptor
 
     def of(self, process: int) -> Counting:

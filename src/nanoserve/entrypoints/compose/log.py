@@ -60,7 +60,7 @@ def log_failed_step(step: int, error: Exception, ended: list[str]) -> None:
 
 
 def log_model(assembly: Assembly) -> None:
-    """What was loaded, and what was decided where the settings left it open."""
+    """Log the model that was loaded, and what was decided where the settings left it open."""
     facts = assembly.facts
     structlog.get_logger().info(
         "model loaded", folder=assembly.folder, **facts.budget, memory=dict(facts.memory)

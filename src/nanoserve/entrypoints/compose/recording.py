@@ -27,7 +27,7 @@ def start_recording(
 
 
 def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: bool) -> TraceHeader:
-    """What a reader of this engine's step log must know, as of now; of a model's folder it tells the last part only."""
+    """The header of this engine's step log, as of now; of a model's folder it tells the last part only."""
     facts = assembly.facts
     return TraceHeader(
         release=installed_release(),

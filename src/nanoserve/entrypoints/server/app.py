@@ -44,7 +44,7 @@ NO_SHAPES: Final[Shapes] = {}
 
 @attrs.define(kw_only=True, eq=False)
 class Server:
-    """What the routes are served with.
+    """The objects that routes are served with.
 
     Attributes:
         feed: the engine's steps, for viewers; `redaction` takes the words out of them, if it is not None.
@@ -116,7 +116,7 @@ class Server:
         return self.service
 
     def dependencies(self, document: ApiDocument | None = None) -> dict[str, Provide]:
-        """What handlers can ask for, by the name of their argument."""
+        """The objects that handlers can ask for, by the name of their argument."""
         return {
             "service": _provide(self._the_service, TextService),
             "client": Provide(security.client_of, sync_to_thread=False),

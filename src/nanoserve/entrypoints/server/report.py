@@ -1,4 +1,4 @@
-"""What a server says when it has started: memory, time, defaults, sockets, and how to call it."""
+"""The report of a server that has started: memory, time, defaults, sockets, and how to call it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Started:
 
     @property
     def warnings(self) -> list[str]:
-        """What the operator should know."""
+        """Warnings for the operator."""
         if is_open_to_all(self.sockets) and not self.num_keys:
             return ["all who can reach this machine can use the server: it has no API key (--api-key-file)"]
         return []
@@ -65,7 +65,7 @@ class Started:
         return f"curl {target}/v1/chat/completions{key} -H 'content-type: application/json' -d '{body}'"
 
     def record(self) -> dict[str, Any]:
-        """The same as one record of a log."""
+        """The report as one record of a log."""
         facts = self.service.facts
         return {
             "models": list(self.service.settings.model_names),
@@ -111,7 +111,7 @@ class Started:
 
     @property
     def _processes(self) -> str:
-        """What each of them is for."""
+        """The purpose of each of the processes."""
         if not self.engine_processes:
             return "1 for HTTP and the engine, 1 for chat templates"
         parts = [f"{self.http_workers} {what}" for what in ("for HTTP", "for chat templates")]

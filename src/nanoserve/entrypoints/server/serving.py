@@ -270,7 +270,7 @@ def open_batches(settings: ServeSettings, keys: KeyRing) -> Batches | None:
 
 
 def shared_counting(settings: Serving, keys: KeyRing, descriptor: int | None = None) -> SharedCounting:
-    """What all HTTP processes of a server count together; without the table's `descriptor` a new one is made."""
+    """The counts that all HTTP processes of a server share; without the table's `descriptor` a new one is made."""
     reasons = sorted({*REASONS.values(), *REFUSALS})
     digests = [ANONYMOUS, *keys.digests]
     processes = settings.serve.listen.http_workers + 1

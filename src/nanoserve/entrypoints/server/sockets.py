@@ -118,12 +118,12 @@ def describe(bound: socket.socket) -> str:
 
 
 def is_open_to_all(sockets: Sequence[socket.socket]) -> bool:
-    """Whether other machines can connect wherever this one has an address."""
+    """True if other machines can connect wherever this one has an address."""
     return any(each.family != socket.AF_UNIX and each.getsockname()[0] in _EVERYWHERE for each in sockets)
 
 
 def is_on_loopback(sockets: Sequence[socket.socket]) -> bool:
-    """Whether only this machine's programs can connect, a browser's pages among them."""
+    """True if only this machine's programs can connect, a browser's pages among them."""
     return all(
         each.family != socket.AF_UNIX and ipaddress.ip_address(each.getsockname()[0]).is_loopback
         for each in sockets
@@ -131,7 +131,7 @@ def is_on_loopback(sockets: Sequence[socket.socket]) -> bool:
 
 
 def is_on_this_machine(sockets: Sequence[socket.socket]) -> bool:
-    """Whether no other machine can connect."""
+    """True if no other machine can connect."""
     return is_on_loopback([each for each in sockets if each.family != socket.AF_UNIX])
 
 

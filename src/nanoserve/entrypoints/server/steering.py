@@ -122,7 +122,7 @@ class WeightTransfer:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the engine can open a trainer's memory."""
+        """True if the engine can open a trainer's memory."""
         facts = self._engine.facts
         return facts is not None and facts.device == "cuda"
 

@@ -20,7 +20,7 @@ _DESCRIPTOR: Final = 3
 
 
 class PackedRuns(NamedTuple):
-    """What `pack_runs` wrote.
+    """The runs that `pack_runs` wrote.
 
     Attributes:
         segments: number of descriptors, for `scatter_runs`.

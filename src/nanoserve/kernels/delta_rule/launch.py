@@ -15,7 +15,7 @@ from nanoserve.kernels.device.launch import launch_options, shared_memory
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
 
 CHANNELS_PER_PROGRAM = 1024
-"""That one program keeps of the last tokens of a chunk."""
+"""Channels of the last tokens of a chunk that one program keeps."""
 RESULTS_PER_PROGRAM = 32
 """Results of a value head that one program norms."""
 

@@ -14,7 +14,7 @@ TILE: Final = 64
 CONVOLVED: Final = 16
 """Tokens of a tile that one program convolves."""
 NEWEST_COLUMNS: Final = 64
-"""Of a state, those that the program of a newest token has in registers at a time."""
+"""Columns of a state that the program of a newest token has in registers at a time."""
 FEW_PROGRAMS: Final = 64
 """Up to so many programs leave half of a large GPU idle."""
 

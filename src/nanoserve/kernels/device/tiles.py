@@ -22,7 +22,7 @@ def load_part(pointers, exists, SIZE: tl.constexpr, PADDED: tl.constexpr, MASKED
 
 @triton.jit
 def load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
-    """What lies at `ptrs`; unless EVEN, zeros outside of the mask."""
+    """The numbers at `ptrs`; unless EVEN, zeros outside of the mask."""
     if EVEN:
         part = tl.load(ptrs, eviction_policy=EVICTION)
     else:

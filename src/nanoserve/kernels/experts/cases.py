@@ -90,7 +90,7 @@ def check_choose_experts(
 def check_feed_rows(
     inputs: Inputs, experts: Experts, chosen: Chosen, norm_weight: Tensor | None = None, eps: float = 0.0
 ) -> Iterator[Comparison]:
-    """What is added to the stream that x is, or to another one where x has been normed before."""
+    """The sum that is added to the stream that x is, or to another one where x has been normed before."""
     tokens, hidden = len(chosen.experts), experts.down.shape[1]
     x = inputs.normal(tokens, hidden)
     entering = x.float()

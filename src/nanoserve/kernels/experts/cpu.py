@@ -12,7 +12,7 @@ from nanoserve.kernels.experts.reference import STEEPNESS, Chosen, Experts, Rout
 from nanoserve.kernels.whole_vectors import in_whole_vectors
 
 ROWS = 16
-"""Of every product whose bits may not depend on how many tokens have chosen an expert."""
+"""Rows of every product whose bits may not depend on how many tokens have chosen an expert."""
 
 
 def choose(

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.kernels.forms import StoredWeight
 
 STEEPNESS = 1.702
-"""Of the sigmoid in a clamped gate."""
+"""Steepness of the sigmoid in a clamped gate."""
 
 
 class Routing(NamedTuple):

@@ -189,7 +189,7 @@ def list_pairs_kernel(
 
 @triton.jit
 def _load_tokens(ptrs, present, mask, EVEN: tl.constexpr):
-    """Of tokens that are not there zeros, which cost no reading: most tiles of few tokens are not full."""
+    """Load tokens, and zeros for those that are not there, which cost no reading: most tiles of few tokens are not full."""
     return tl.load(ptrs, mask=present[:, None] if EVEN else present[:, None] & mask, other=0.0)
 
 

@@ -22,7 +22,7 @@ from nanoserve.kernels.forms import Form
 MOST_PROGRAMS = 128
 """Programs that sort a step's pairs: each reads what all have counted."""
 FEWER_PROGRAMS = 32
-"""That sort fewer pairs. Between them lie no others: each number is one more kernel to compile."""
+"""Programs that sort fewer pairs. Between them lie no others: each number is one more kernel to compile."""
 BLOCK = 64
 """Pairs that one program compares with one another at a time."""
 MOST_COUNTED = 2048

@@ -112,7 +112,7 @@ def invariant_latent_attention(
 
 
 TOKENS: Final = 16
-"""Of the products whose shape never changes."""
+"""Tokens of the products whose shape never changes."""
 
 
 def head_linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def head_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def fixed_head_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The same with products of one shape, so that a token's bits do not depend on how many tokens there are."""
+    """A head's product of one shape, so that a token's bits do not depend on how many tokens there are."""
     tokens = len(x)
     padded = F.pad(x, (0, 0, 0, 0, 0, -tokens % TOKENS))
     pieces = [head_linear(piece.contiguous(), weight) for piece in torch.split(padded, TOKENS)]

@@ -136,7 +136,7 @@ def check_drafted_attention(
 CHUNKS: Final = ((0, 3), (58, 12), (0, 1), (0, 33), (15, 2))
 """Position of the first query and number of queries."""
 NEWEST: Final = ((2, 1), (69, 1), (0, 1), (32, 1), (16, 1))
-"""The same of rows of 3 to 70 tokens that decode."""
+"""Position and number of queries of rows that decode, of 3 to 70 tokens."""
 LONGEST_WINDOW: Final = 8192
 """The kernel is compiled for a window, so that one row has to be longer; up to here."""
 

@@ -89,7 +89,7 @@ NARROW_TILINGS: Final = (  # elements of a key, and then as above
     (256, FEW_ROWS, 1, Tiling(32, 4, 5, early=True)),
     (256, ANY, 1, Tiling(32, 4, 5, early=False)),
 )
-"""The same of keys in 8-bit floats, which are as many instructions as others for half the bytes.
+"""Tilings of keys in 8-bit floats, which are as many instructions as others for half the bytes.
 
 Measured alone on an H100 were one row of 32,768 tokens and 256 of 1,000 with heads of 64 elements, and 64 rows of 4,096 with heads of 128;
 the others are those of bfloat16, whose loops have as many instructions.

@@ -1,4 +1,4 @@
-"""What each row or element has done to it alone: norms of rows, and gates.
+"""Operations on each row or element alone: norms of rows, and gates.
 
 Layer norms (Ba et al. 2016) of encoders. Root-mean-square layer norms (Zhang and Sennrich 2019) of the residual stream, with the addition before it, and of queries and keys:
 those of whole vectors, all heads of a token together (OLMo, MiniMax), come with a bound for these and the values.

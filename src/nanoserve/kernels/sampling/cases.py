@@ -127,7 +127,7 @@ class Allowed(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, rows: DeviceRows, own: Tensor) -> Allowed:
-        """Of logits [n, vocab] at places that are the rows `own` [n]."""
+        """Make it of logits [n, vocab] at places that are the rows `own` [n]."""
         temperature = rows.temperature[own][:, None]
         values = logits.float()
         divisor = torch.where(temperature > 0, temperature, 1)
@@ -140,7 +140,7 @@ class Allowed(NamedTuple):
         return cls(best, scores.where(_kept(scaled, rows, own, ROUNDING), -torch.inf))
 
     def holds(self, tokens: Tensor) -> Tensor:
-        """Whether each place may have been given its token, [n]."""
+        """True if each place may have been given its token, [n]."""
         vocab = self.scores.shape[1]
         score = self.scores.gather(1, tokens.clamp(0, vocab - 1)[:, None])[:, 0]
         return (tokens >= 0) & (tokens < vocab) & (score >= self.best - ROUNDING)
@@ -171,7 +171,7 @@ def check_sample_and_append(inputs: Inputs, vocab_size: int) -> Iterator[Compari
 
 
 class Drafts(NamedTuple):
-    """What rows that draw several tokens in a step should gain.
+    """The tokens that rows should gain that draw several in a step.
 
     Attributes:
         rows: as they are before it, with drafts behind their ends.
@@ -243,7 +243,7 @@ def check_drafted_draws(inputs: Inputs, vocab_size: int, width: int) -> Iterator
 def _taken(
     case: str, allowed: Allowed, own: Tensor, before: DeviceRows, after: DeviceRows
 ) -> Iterator[Comparison]:
-    """Whether the tokens are allowed, were appended to their rows, and nothing else was."""
+    """True if the tokens are allowed, were appended to their rows, and nothing else was."""
     drawn, broken = after.drawn[0, 1 : 1 + len(own)].long(), own == BROKEN
     token = torch.where(broken, -1 - drawn, drawn)
     right = torch.where(broken, token == NOT_A_NUMBER, allowed.holds(token))

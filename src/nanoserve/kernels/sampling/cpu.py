@@ -62,7 +62,7 @@ def processed(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> Tensor:
-    """What the rule draws from, as logits [n, vocab] float32 whose largest is 0; settings are [n, 1]. Nothing is read back, so it is for a GPU, too.
+    """The logits [n, vocab] float32 that the rule draws from, the largest of which is 0; settings are [n, 1]. Nothing is read back, so it is for a GPU, too.
 
     It sorts. `token_ids` [n] were drawn by another way of this rule: they stay, however a filter's edge is rounded.
     """

@@ -56,7 +56,7 @@ def _four_largest(row_ptr, VOCAB: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: t
 
 @triton.jit
 def _weights(values, peak, scale, BY_MASS: tl.constexpr):
-    """What each token counts for: its weight relative to the likeliest token's, or one."""
+    """The weight of each token relative to the likeliest token's, or one."""
     if BY_MASS:
         return tl.exp2((values - peak) * scale)
     return tl.full(values.shape, 1.0, tl.float32)

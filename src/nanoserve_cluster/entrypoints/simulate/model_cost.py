@@ -1,4 +1,4 @@
-"""What computing with a model takes, counted from its `ModelSpec` alone: weights that are read, and operations.
+"""The cost of computing with a model, counted from its `ModelSpec` alone: weights that are read, and operations.
 
 Of a mixture of experts a step reads those that its rows have chosen, as many as are expected where all are chosen equally often.
 """

@@ -93,7 +93,7 @@ class TrafficSettings:
 
 @attrs.frozen(kw_only=True)
 class ClusterSettings:
-    """What serves them, and what happens to it."""
+    """Settings of what serves them, and of what happens to it."""
 
     TABLE: ClassVar = "simulate"
     replicas: tuple[int, ...] = setting(

@@ -11,7 +11,8 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.mixed_steps import TOKENS
 from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention
-from nanoserve.adapters.pytorch.mixers.kind import MOST_PADDED_CHUNKS, GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_step import MOST_PADDED_CHUNKS
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import AttentionSpec
 from tests.tiny_spec import TINY

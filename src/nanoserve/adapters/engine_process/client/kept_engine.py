@@ -30,7 +30,7 @@ TRANSITIONS: Final = {
     EngineStatus.FAILED: (EngineStatus.STOPPED,),
     EngineStatus.STOPPED: (),
 }
-"""What may follow each status; `docs/architecture.md` draws its diagram from this table."""
+"""The statuses that may follow each status; `docs/architecture.md` draws its diagram from this table."""
 _LOOK: Final = 0.25
 """Seconds between two looks at whose time is over."""
 
@@ -53,7 +53,7 @@ KeeperT = TypeVar("KeeperT", bound=Keeper)
 
 
 class KeptEngine(Generic[KeeperT]):
-    """What a server holds, wherever its engine runs. Everything happens in the event loop that called `start`.
+    """The engine as a server holds it, wherever it runs. Everything happens in the event loop that called `start`.
 
     Args:
         stall_timeout: seconds of silence after which a ready engine counts as stalled without its keeper's saying so.
@@ -94,7 +94,7 @@ class KeptEngine(Generic[KeeperT]):
 
     @property
     def status(self) -> EngineStatus:
-        """What it is doing now."""
+        """Its present status."""
         is_silent = time.monotonic() - self.last_report > self._stall_timeout
         return EngineStatus.STALLED if self._status is EngineStatus.READY and is_silent else self._status
 
@@ -116,7 +116,7 @@ class KeptEngine(Generic[KeeperT]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for an answer; silence is no stall then, if the engine says it is there."""
+        """True if nobody waits for an answer; silence is no stall then, if the engine says it is there."""
         return not self.requests and not self.totals.has_work
 
     async def start(self) -> None:
@@ -254,7 +254,7 @@ class KeptEngine(Generic[KeeperT]):
             self.requests.send(engine_link.Unwatch())
 
     def take(self, report: engine_link.Report) -> None:
-        """What the engine says."""
+        """Handle one report of the engine."""
         self.last_report = time.monotonic()
         match report:
             case engine_link.Turned(events, state):

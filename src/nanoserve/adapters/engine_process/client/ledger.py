@@ -1,4 +1,4 @@
-"""What has become of every sequence that was ever submitted, whichever engine computed it; it always balances."""
+"""The ledger of every sequence that was ever submitted, whichever engine computed it; it always balances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCEPTED: Final = "accepted"
 RUNNING: Final = "running"
 _REASONS: Final = (*(reason.value for reason in FinishReason), REFUSED)
 LEDGER_NAMES: Final = (ACCEPTED, RUNNING, *_REASONS)
-"""What a ledger counts."""
+"""The names of the counts of a ledger."""
 _COUNTERS: Final = (
     "steps",
     "preemptions",
@@ -103,7 +103,7 @@ class Totals:
 
     @property
     def has_work(self) -> bool:
-        """Whether the running engine had sequences when it sent its newest books."""
+        """True if the running engine had sequences when it sent its newest books."""
         return self._latest is not None and bool(self._latest.running + self._latest.waiting)
 
     def take(self, state: EngineState) -> None:

@@ -38,7 +38,7 @@ class Line(asyncio.Protocol):
 
     @property
     def was_open(self) -> bool:
-        """Whether there has ever been a connection."""
+        """True if there has ever been a connection."""
         return self._transport is not None
 
     def send(self, frame: bytes) -> None:

@@ -76,7 +76,7 @@ class EngineProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has hung up or exited."""
+        """True if it has hung up or exited."""
         return self.gone.is_set() or self._has_exited
 
     def _take(self, body: bytes) -> None:
@@ -86,7 +86,7 @@ class EngineProcess:
             self.on_report(decode_report(body))
 
     def _note(self, report: Report) -> None:
-        """Of one that is no engine yet."""
+        """Take a report of a process that is no engine yet."""
         self.is_prepared = isinstance(report, Prepared)
         if isinstance(report, Failed):
             self.failure = report.message
@@ -143,7 +143,7 @@ class EngineProcess:
 
 @attrs.define
 class StallWatch:
-    """Whether an engine has been silent for `timeout` seconds of our own attention.
+    """A watch for an engine that has been silent for `timeout` seconds of our own attention.
 
     A look that comes late counts for two ticks at most: if this process was stopped or busy itself, the engine's reports
     may lie unread, and its silence proves nothing.
@@ -166,7 +166,7 @@ class StallWatch:
 
 @attrs.define(eq=False)
 class EngineLife:
-    """What is known of one engine while it lives.
+    """The state of one engine while it lives.
 
     Args:
         stall_timeout: seconds without progress after which it counts as stuck.
@@ -193,7 +193,7 @@ class EngineLife:
 
     @property
     def was_ready(self) -> bool:
-        """Whether it has ever been ready."""
+        """True if it has ever been ready."""
         return self._ready.is_set()
 
     async def begin(self, start: Start, *, reaction: float, limit: float | None) -> bool:

@@ -80,11 +80,11 @@ class PendingReply:
 
     @property
     def can_start_anew(self) -> bool:
-        """Whether another engine may compute it from the start without anybody noticing."""
+        """True if another engine may compute it from the start without anybody noticing."""
         return not self.has_been_read and not self.cancelled and self.num_engines < MOST_ENGINES
 
     async def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
-        """What has come since the last batch, again and again; raises the error that it ends with."""
+        """Yield batches of events, each with all that came since the last one; raises the error that it ends with."""
         while True:
             if (self._piles or self._notes) and (self.request.stream or self.is_over):
                 yield self._take()
@@ -190,7 +190,7 @@ _KNOWN: Final = {
 
 
 def reported_error(name: str, message: str) -> NanoserveError:
-    """What the engine's process raised; an error of no class of ours becomes a plain `NanoserveError`."""
+    """The error that the engine's process raised; one of no class of ours becomes a plain `NanoserveError`."""
     if name == BadValueError.__name__:
         parameter, _, rest = message.partition(": ")
         return BadValueError(parameter, rest)

@@ -168,7 +168,7 @@ class Ranks:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """True if it has not been closed."""
         return self._end.alive
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class LeadingRunner(Generic[TicketT]):
             self._ranks.lose(error)
 
     def collect(self, ticket: TicketT, /) -> StepResult:
-        """What this rank has drawn, which is what all have drawn."""
+        """The tokens that this rank has drawn, which all ranks have drawn."""
         try:
             result = self._own.collect(ticket)
         except Exception as error:  # noqa: BLE001 - as above

@@ -1,4 +1,4 @@
-"""What the first rank of a group sends to each other rank, and gets back, in the frames of `codec`.
+"""Messages between the first rank of a group and each other rank, in the frames of `codec`.
 
 A steady plan is a hundred bytes: rows that go on decoding are not named again, and tokens of prompts travel as int32 numbers of the
 machine, which both ends share.
@@ -64,7 +64,7 @@ class Unable(msgspec.Struct, array_like=True, tag=5):
 
 
 class Drawn(msgspec.Struct, array_like=True, tag=6):
-    """What this rank has drawn in a step; sent where the ranks watch each other."""
+    """The tokens that this rank has drawn in a step; sent where the ranks watch each other."""
 
     step: int
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""What the device keeps of rows, in one int32 tensor, so that a step's changes are one upload.
+"""The device's state of all rows in one int32 tensor, so that a step's changes are one upload.
 
 Tokens, lengths, block tables and sampling settings are sections of the arena; floats are stored as their bits. The host
 collects writes, and `flush` sends them with one kernel, which scatters them out of pinned memory. A
@@ -22,7 +22,7 @@ ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
 GIVEN, NO_DRAFT = 2, -1
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of sections, by name."""
+"""Shapes of sections, by name."""
 
 
 class Arena:

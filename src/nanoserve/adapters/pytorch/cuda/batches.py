@@ -30,7 +30,7 @@ def buckets(most: int) -> list[int]:
 
 
 MOST_TOKENS = 512
-"""Of a batch whose rows have drafts: with more, a step takes as much longer as it has tokens."""
+"""Tokens of a batch whose rows have drafts: with more, a step takes as much longer as it has tokens."""
 
 
 def most_tokens(sizes: EngineSizes) -> int:

@@ -17,7 +17,7 @@ from nanoserve.ports.step import Chunk
 
 @attrs.frozen(eq=False)
 class ChunkStep:
-    """What the host needs to launch a mixed step.
+    """A mixed step as the host launches it.
 
     Attributes:
         num_tokens: of the chunks, those that fill them up included.

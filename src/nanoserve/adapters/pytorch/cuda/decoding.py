@@ -86,7 +86,7 @@ class Decoding:
         self._graphs = graphs
 
     def key(self, count: int, longest: int, *, special: bool, adapted: bool = False, width: int = 1) -> Key:
-        """What a step of `count` rows, the longest of so many tokens, is launched as; `special` rows are drawn outside of it.
+        """The key of a step of `count` rows, the longest of so many tokens; `special` rows are drawn outside of it.
 
         Its width is at most the one that is planned: batches are not wider than is worth it, nor are those with adapters.
         """
@@ -99,7 +99,7 @@ class Decoding:
         return Key(bucket, self.splits(bucket, longest), not special, adapted, wide)
 
     def draw_key(self, count: int, width: int = 0) -> Key:
-        """What the draw of a step of `count` rows, some of which have masks, is launched as."""
+        """The key of the draw of a step of `count` rows, some of which have masks."""
         return Key(bucket_of(count, self._most), DRAW_ALONE, samples=True, width=width)
 
     def splits(self, bucket: int, longest: int) -> int:

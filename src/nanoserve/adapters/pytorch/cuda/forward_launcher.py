@@ -61,7 +61,7 @@ class ForwardLauncher:
 
     @property
     def multiplications(self) -> float:
-        """Of a token in a layer, those of experts left out, on average."""
+        """Multiplications for a token in a layer, those of experts left out, on average."""
         parts = [part for each in self._layers for part in each]
         return sum(each.linear.weight.numel() for part in parts for each in part.products()) / len(
             self._layers

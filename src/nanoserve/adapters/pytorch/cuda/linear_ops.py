@@ -315,7 +315,7 @@ class Wide:
 
 
 class Invariant(Wide):
-    """The same bits for a token alone and in any batch."""
+    """Many tokens, with the same bits for a token alone and in any batch."""
 
     invariant = True
     products = InvariantProducts()

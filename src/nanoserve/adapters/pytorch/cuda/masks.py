@@ -1,4 +1,4 @@
-"""What grammars allow some rows of a step to draw: written in host memory, and sent to the device before it draws."""
+"""Masks of the tokens that grammars allow some rows of a step: written in host memory, and sent to the device before it draws."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScorin
 from nanoserve.ports.step import Chunk
 
 TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096)
-"""Of chunks in a padded step."""
+"""Tokens of the chunks in a padded step."""
 LAUNCH: Final = 1.3e11
 """Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
@@ -34,7 +34,7 @@ MOST_GRAPHS: Final = 96
 
 
 class Shape(NamedTuple):
-    """What a step is padded to.
+    """The numbers that a step is padded to.
 
     Attributes:
         tokens: of the chunks.

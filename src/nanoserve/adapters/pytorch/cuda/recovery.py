@@ -1,4 +1,4 @@
-"""What happens after a step that failed half-way: host and device agree again, and memory that ran out is tried for once more.
+"""Recovery from a step that failed half-way: host and device agree again, and memory that ran out is tried for once more.
 
 Recovery waits for the device, drops what was not sent, and counts draws anew. A step that found no memory is tried again with all
 graphs dropped, unless it has drawn already: a second draw would append a second token.

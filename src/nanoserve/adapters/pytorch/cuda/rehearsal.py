@@ -52,7 +52,7 @@ class Rehearsal:
         self._beside_a_chunk()
 
     def step_seconds(self) -> tuple[tuple[int, float], ...]:
-        """What steps over padded places take, by their number of tokens; on a CPU nothing, where kernels are interpreted.
+        """Seconds of steps over padded places, by their number of tokens; empty on a CPU, where kernels are interpreted.
 
         Rows are short: to read long ones takes as long in a wide step as in a narrow one. Graphs must have been captured.
         """

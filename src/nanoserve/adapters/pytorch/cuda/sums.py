@@ -13,7 +13,7 @@ Norm = RMSNorm | None
 
 
 class Pending(NamedTuple):
-    """What the stream lacks until the next norm: the sum of slices [S, rows, hidden] and a bias, normed if there is a norm."""
+    """The addition that the stream lacks until the next norm: the sum of slices [S, rows, hidden] and a bias, normed if there is a norm."""
 
     slices: Tensor
     bias: Tensor | None = None

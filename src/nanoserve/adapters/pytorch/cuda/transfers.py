@@ -85,7 +85,7 @@ class Arrivals:
         self.waited_seconds = 0.0
 
     def expect(self, slot: int) -> None:
-        """What the current stream has been given so far includes the draw into this slot."""
+        """Note that the draw into this slot is among what the current stream has been given so far."""
         if self._on_gpu:
             self._arrived[slot].record()
 

@@ -22,7 +22,7 @@ from nanoserve.ports.steering import PARTS
 ALIGNMENT: Final = 512
 """Bytes; tensors start at multiples of it, as those of torch's allocator do."""
 PIECE_BYTES: Final = 64 << 20
-"""Of the one piece that bare memory has."""
+"""Bytes of the one piece that bare memory has."""
 PIN_FROM: Final = 1 << 20
 """Bytes of a tensor that has pages of its own."""
 FILLING: Final = 0x3C

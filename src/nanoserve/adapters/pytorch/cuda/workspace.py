@@ -55,7 +55,7 @@ class Views(dict[int, Tensor]):
 
 @attrs.frozen(eq=False)
 class Mixing:
-    """What mixtures of experts leave on the way, of up to T tokens.
+    """Intermediate results of mixtures of experts, of up to T tokens.
 
     Attributes:
         logits: flat float32, of the routers, of few tokens in slices.

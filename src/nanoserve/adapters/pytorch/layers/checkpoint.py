@@ -1,4 +1,4 @@
-"""What a checkpoint fills: each module names its tensors there, and says what remains to be done with them."""
+"""Modules that a checkpoint fills: each names its tensors there, and says what remains to be done with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stored(nn.Module):
         return {}
 
     def sections(self) -> dict[str, tuple[int, ...]]:
-        """Of those tensors that hold several matrices one behind another, each of which is split over ranks: their sizes here."""
+        """Sizes of the matrices in those tensors that hold several, one behind another, each of which is split over ranks."""
         return {}
 
     def fill_plainly(self) -> None:
@@ -33,7 +33,7 @@ class Stored(nn.Module):
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, each name behind `prefix` and a dot."""
+    """Tensors with each name behind `prefix` and a dot."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 

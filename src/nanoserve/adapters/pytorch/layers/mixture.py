@@ -1,4 +1,4 @@
-"""What a mixture of experts is made of, as products compute it."""
+"""The parts of a mixture of experts, as products compute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder layer is made of: parts, each of which reads the residual stream and adds to it.
+"""The parts of a decoder layer, each of which reads the residual stream and adds to it.
 
 A part says *what* is computed, once, for every device. *How* is the business of two plugs: `LinearOps` computes products
 with weights, fused with the norm before or the addition after where a device can; the step computes what mixes tokens, such
@@ -60,7 +60,7 @@ class Step(Protocol):
     """How one step lets its T tokens read one another."""
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
-        """What a mixer, `part`, makes of its projections of all tokens: [T, in_features of its output].
+        """The mix of a mixer's projections of all tokens: [T, in_features of its output]; `part` is the mixer.
 
         Writes what its layer keeps of the tokens on the way.
         """
@@ -112,7 +112,7 @@ class Part(Stored):
         self.sum_norm = make_norm(spec.hidden_size, spec.norm) if norms.of_sum else None
 
     def norm_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the norms."""
+        """The norms' tensors as a checkpoint holds them."""
         tensors: dict[str, Tensor] = {}
         names, norms = attrs.astuple(self._norms), (self.norm, self.post_norm, self.sum_norm)
         for name, norm in zip(names, norms, strict=True):
@@ -133,7 +133,7 @@ class Part(Stored):
         return None
 
     def storable(self) -> Iterable[Storable]:
-        """What may stay as a checkpoint stores it; parameter `x` then has its scales in `x_scales`."""
+        """The parameters that may stay as a checkpoint stores them; parameter `x` then has its scales in `x_scales`."""
         return [[(each, "weight")] for each in self.modules() if isinstance(each, Linear)]
 
     def kept_scales(self) -> Tensor | None:

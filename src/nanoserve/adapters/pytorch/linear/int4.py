@@ -32,7 +32,7 @@ class Int4Linear(PackedLinear):
 
 
 def fits(linear: Linear) -> bool:
-    """Whether the layer's shape is made of whole groups and panels."""
+    """True if the layer's shape is made of whole groups and panels."""
     rows, columns = linear.weight.shape
     return rows % ROWS == 0 and columns % GROUP == 0
 

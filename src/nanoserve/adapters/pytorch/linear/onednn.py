@@ -41,7 +41,7 @@ class OneDNNLinear(PackedLinear):
 
 @functools.cache
 def available() -> bool:
-    """Whether this torch and this CPU compute packed bfloat16 products, found by computing one."""
+    """True if this torch and this CPU compute packed bfloat16 products, found by computing one."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
         return False
     linear = Linear(32, 32)

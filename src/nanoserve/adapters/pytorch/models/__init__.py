@@ -280,7 +280,7 @@ def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
 
 
 def _keeps(keep: bool | None, device: torch.device) -> bool:
-    """Whether what kernels compute with stays as it is stored."""
+    """True if what kernels compute with stays as it is stored."""
     return device.type == "cuda" if keep is None else keep
 
 
@@ -369,7 +369,7 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
 
 
 def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of what is kept as stored, the numbers without their scales."""
+    """The numbers, without their scales, of what is kept as stored."""
     if not dtype.is_floating_point:
         return ((noise / SCALE * 2**20).long() * 0x9E3779B1).to(dtype)  # so that all bits are about as random
     return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)

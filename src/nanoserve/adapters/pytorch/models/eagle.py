@@ -27,7 +27,7 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec
 
 OFFSETS, CHOSEN, EMBEDDING = "d2t", "t2d", "embed_tokens.weight"
-"""What is to be added to an id of the head for one of the model, which of the model's it has, and an embedding of its own."""
+"""Names of a head's tensors: what is added to its ids for the model's, which of the model's it has, and its own embedding."""
 _IGNORED: Final = (CHOSEN, "rotary_emb.inv_freq")
 
 

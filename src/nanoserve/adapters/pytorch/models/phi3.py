@@ -15,7 +15,7 @@ class FusedAttention(Attention):
     """Attention of which checkpoints hold q, k and v as one matrix, as it is here."""
 
     def projection_tensors(self) -> dict[str, Tensor]:
-        """That matrix."""
+        """The tensors of the one matrix that the checkpoint stores."""
         return prefixed("qkv_proj", self.qkv.checkpoint_tensors())
 
     def sections(self) -> dict[str, tuple[int, ...]]:
@@ -28,7 +28,7 @@ class FusedSwiGLU(SwiGLU):
     """A feed of which checkpoints hold gate and up as one matrix, as it is here."""
 
     def projection_tensors(self) -> dict[str, Tensor]:
-        """That matrix."""
+        """The tensors of the one matrix that the checkpoint stores."""
         return prefixed("gate_up_proj", self.gate_up.checkpoint_tensors())
 
     def sections(self) -> dict[str, tuple[int, ...]]:

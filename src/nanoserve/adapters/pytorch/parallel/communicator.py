@@ -1,4 +1,4 @@
-"""What the ranks that compute one model together say to each other, and a rank that is alone."""
+"""The communication of ranks that compute one model together, and that of a rank that is alone."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final, Protocol
 from torch import Tensor
 
 MOST_SECONDS: Final = 30.0
-"""That the first rank waits for another one in a step."""
+"""Seconds that the first rank waits for another one in a step."""
 
 
 def patience(rank: int, seconds: float) -> float:
-    """What a rank waits for others where the first one waits so many seconds.
+    """The seconds that a rank waits for others where the first one waits so many.
 
     The first rank says why all end, so it is the first to miss a rank that is stuck; and one that misses it may go on with
     nonsense, which it must not read.
@@ -45,11 +45,11 @@ class Alone:
     size = 1
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
-        """The same tensor."""
+        """Return the tensor as it is: there are no others."""
         return x
 
     def all_gather(self, x: Tensor, /) -> Tensor:
-        """The same tensor."""
+        """Return the tensor as it is: there are no others."""
         return x
 
 

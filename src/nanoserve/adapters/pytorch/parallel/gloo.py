@@ -16,7 +16,7 @@ from nanoserve.ports.errors import StepFailedError
 _c10d: Final[Any] = torch.distributed  # whose stubs lack what is used here
 LOOPBACK: Final = "127.0.0.1"
 MEETING_SECONDS: Final = 120.0
-"""That the first rank waits for the others to meet; one that has ended is noticed at once."""
+"""Seconds that the first rank waits for the others to meet; one that has ended is noticed at once."""
 
 
 class GlooRanks:

@@ -1,4 +1,4 @@
-"""What a GPU's rows ask for beyond a plain draw, around the draw itself, which `kernels/sampling` does in the step's graph.
+"""The work that a GPU's rows ask for around a plain draw, which `kernels/sampling` does in the step's graph.
 
 Few rows have penalties, bias or exclusions, or want log-probabilities; a step without such rows needs nothing of this.
 A step with them is taken through `process`, which shapes a copy of the logits, then through the draw, then `observe` and
@@ -141,7 +141,7 @@ class DeviceSampler:
             self._judge(row)
 
     def special(self, rows: tuple[int, ...]) -> bool:
-        """Whether a step with these rows needs more than the draw. Cheap, above all for the same tuple again."""
+        """True if a step with these rows needs more than the draw. Cheap, above all for the same tuple again."""
         if not self._special:
             return False
         if rows is not self._judged[0]:

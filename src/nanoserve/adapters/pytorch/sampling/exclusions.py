@@ -111,7 +111,7 @@ Cells = tuple[Tensor, Tensor]
 
 @attrs.frozen(eq=False)
 class ExcludedTokens:
-    """What one step's rows exclude.
+    """The tokens that one step's rows exclude.
 
     Attributes:
         pending: the step's device rows that are still below their `min_tokens`.
@@ -158,7 +158,7 @@ class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
             self._bad_words.release(row)
 
     def select(self, rows: tuple[int, ...]) -> ExcludedTokens:
-        """What a step with these rows excludes."""
+        """The tokens that a step with these rows excludes."""
         chosen = [(place, rows[place], self.asked[rows[place]]) for place in self.places(rows)]
         banned = [(place, token) for place, row, _ in chosen for token in self._certain(row)]
         limited = [place for place, _, each in chosen if each.allowed_token_ids is not None]

@@ -1,4 +1,4 @@
-"""What both samplers are made of: parts, each of which does one thing for the rows that ask for it."""
+"""The parts of both samplers, each of which does one thing for the rows that ask for it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class SamplerPart(Generic[AskedT, ChosenT]):
         del self.asked[row]
 
     def chosen(self, rows: tuple[int, ...]) -> ChosenT | None:
-        """What a step with these rows needs; None where no row asks."""
+        """The data that a step with these rows needs; None where no row asks."""
         return None if self.asked.keys().isdisjoint(rows) else self.select(rows)
 
     def select(self, rows: tuple[int, ...]) -> ChosenT:
-        """What a step with these rows needs, of which at least one asks."""
+        """The data that a step with these rows needs, of which at least one asks."""
         raise NotImplementedError
 
     def apply(self, logits: Tensor, chosen: ChosenT) -> None:
@@ -100,11 +100,11 @@ class SamplerParts:
         self._selected = None
 
     def concern(self, row: int) -> bool:
-        """Whether the row asks for anything."""
+        """True if the row asks for anything."""
         return any(row in part.asked for part in self._parts)
 
     def select(self, rows: tuple[int, ...]) -> tuple[Any, ...]:
-        """What a step with these rows needs of each part, None where it is nothing."""
+        """The data that a step with these rows needs of each part, None where no row asks."""
         if self._selected is None or self._selected[0] != rows:
             self._selected = rows, tuple([part.chosen(rows) for part in self._parts])
         return self._selected[1]

@@ -16,7 +16,7 @@ SMALLEST_SETTING: Final = 1e-6
 
 @attrs.frozen(kw_only=True)
 class DeviceSettings:
-    """What `kernels/sampling` wants to know of one row.
+    """The settings of one row for `kernels/sampling`.
 
     Attributes:
         temperature: 0 for a row that takes the likeliest token.

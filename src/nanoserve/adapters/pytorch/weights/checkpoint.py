@@ -33,7 +33,7 @@ OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm
 """Names of weights and biases of norms in the first checkpoints of BERT."""
 
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""What a weight may be stored in, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
+"""Dtypes of stored weights, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
 
 Stacks = Mapping[str, tuple[Tensor, Sequence[str]]]
 """Tensors that a checkpoint may hold in place of several: each one's destination, and the names of those."""
@@ -283,7 +283,7 @@ def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
 
 
 def has_own_head(folder: str) -> bool:
-    """Whether a checkpoint holds a head that is not its embedding; transformers then computes with both, whatever the config says."""
+    """True if a checkpoint holds a head that is not its embedding; transformers then computes with both, whatever the config says."""
     embedding, head = map(_outer(folder).get, (EMBEDDING, HEAD))
     if embedding is None or head is None:
         return False
@@ -294,7 +294,7 @@ def has_own_head(folder: str) -> bool:
 
 
 def _outer(folder: str) -> dict[str, Tensor]:
-    """What a checkpoint has of the two by the ends of their names; nothing of a GGUF file, whose config says so."""
+    """The embedding and head of a checkpoint by the ends of their names; nothing of a GGUF file, whose config says so."""
     files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
     ends = (EMBEDDING, HEAD)
     found = [stored for file in files for stored in stored_tensors(file, wanted=ends)]

@@ -106,7 +106,7 @@ def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
 
 
 def _scales(parts: Mapping[str, StoredTensor]) -> Tensor:
-    """What each group is multiplied by, float32 [N, groups]; raises `ModelLoadError` where that is no number."""
+    """The factor of each group, float32 [N, groups]; raises `ModelLoadError` where that is no number."""
     stored = parts[_SCALES]
     if stored.dtype is torch.uint8:
         exponents = stored.data

@@ -45,7 +45,7 @@ class PackedTensor:
     offset: int
     heads: int | None = None
     dtype: torch.dtype = torch.float32
-    """What it is dequantized to."""
+    """The dtype that it is dequantized to."""
 
     @property
     def row_bytes(self) -> int:
@@ -89,7 +89,7 @@ class PackedTensor:
 
 
 def is_gguf(folder: Path) -> bool:
-    """Whether a folder stands for a GGUF file."""
+    """True if a folder stands for a GGUF file."""
     return (folder / INDEX).is_file()
 
 

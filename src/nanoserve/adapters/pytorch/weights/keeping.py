@@ -28,7 +28,7 @@ SCALES, FORM = "_scales", "_form"
 
 
 class Model(Protocol):
-    """What this asks of a model."""
+    """The part of a model that is used here."""
 
     @property
     def layers(self) -> Sequence[Sequence[Part]]:
@@ -128,7 +128,7 @@ def _storables(model: Model) -> Iterator[Storable]:
 
 
 def _memory(tensor: Tensor) -> int:
-    """What views of one parameter have in common."""
+    """The identity of the memory that views of one parameter share."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 

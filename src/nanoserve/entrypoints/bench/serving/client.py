@@ -34,7 +34,7 @@ OK: Final = "ok"
 
 @attrs.define(kw_only=True)
 class Outcome:
-    """What became of one request: clock readings in seconds.
+    """The course of one request: clock readings in seconds.
 
     Latencies count from the moment that the schedule gave, not from the sending.
 
@@ -124,7 +124,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether another exchange can begin."""
+        """True if another exchange can begin."""
         return not (self._reader.at_eof() or self._writer.is_closing())
 
     async def exchange(self, request: bytes, answer: Outcome) -> None:
@@ -238,7 +238,7 @@ ResultT = TypeVar("ResultT")
 
 @attrs.frozen(kw_only=True)
 class RequestShape:
-    """What every request of a load has in common; `vocab_size` None draws words, for servers that take no ids."""
+    """The shape that all requests of a load share; `vocab_size` None draws words, for servers that take no ids."""
 
     address: server.Address
     endpoint: str

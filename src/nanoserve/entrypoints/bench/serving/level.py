@@ -1,4 +1,4 @@
-"""What one load showed: throughput, latencies, failures, goodput, doubts; and the knee of several."""
+"""Results of one load: throughput, latencies, failures, goodput, doubts; and the knee of several."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LoadLevel:
 
     @property
     def kept_up(self) -> bool:
-        """Whether answers came about as fast as requests, so that its figures are a server's and not a queue's."""
+        """True if answers came about as fast as requests, so that its figures are a server's and not a queue's."""
         is_behind = self.load.rate is not None and self.request_s < KEPT_UP * self.load.rate
         return bool(self.completed) and not is_behind and not self.queue_grew
 
@@ -120,7 +120,7 @@ def judge(load: OfferedLoad, run: LoadRun, slo: Mapping[str, float]) -> LoadLeve
 
 
 def distribution(values: Sequence[float]) -> dict[str, float]:
-    """Of any number of values; NaN where there is nothing."""
+    """The distribution of any number of values; NaN where there is nothing."""
     quantiles = {f"p{part}": percentile(values, part / 100) for part in (50, 90, 99)}
     return {"mean": _mean(values), **quantiles, "most": max(values, default=float("nan"))}
 
@@ -130,7 +130,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _grows(run: LoadRun, done: Sequence[Outcome]) -> bool:
-    """Whether the last third took clearly longer than the first, and the more so the longer the run was.
+    """True if the last third took clearly longer than the first, and the more so the longer the run was.
 
     Where requests come 8% faster than they are served, each waits that fraction of the time since the beginning; a crowd
     that came by chance is gone soon.
@@ -173,7 +173,7 @@ LATENCIES: Final = {
     "lateness": "sent late by the client",
 }
 COMPARED: Final = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
-"""What the loads of a sweep are compared by."""
+"""The figures by which the loads of a sweep are compared."""
 
 
 def show_levels(title: str, levels: Sequence[LoadLevel]) -> None:
@@ -236,7 +236,7 @@ def _sweep_table(levels: Sequence[LoadLevel]) -> Table:
 
 
 def say_knee(levels: Sequence[LoadLevel]) -> list[str]:
-    """What the sweep found, in sentences."""
+    """The findings of a sweep, in sentences."""
     place, lightest = find_knee(levels), levels[0]
     if not any(level.completed for level in levels):
         return ["no knee: no request was answered"]

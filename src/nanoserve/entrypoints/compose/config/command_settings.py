@@ -22,7 +22,7 @@ from nanoserve.entrypoints.compose.config.setting import optional, setting
 
 @attrs.frozen(kw_only=True)
 class LogSettings:
-    """What is logged on standard error."""
+    """Settings of the log on standard error."""
 
     log_level: str = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Log what is at least this important."
@@ -85,13 +85,13 @@ class GenerateSettings:
 
     @property
     def is_chat(self) -> bool:
-        """Whether plain prompts are messages."""
+        """True if plain prompts are messages."""
         return self.chat or self.system is not None
 
 
 @attrs.frozen(kw_only=True)
 class VerifySettings:
-    """What is compared with transformers, and how closely."""
+    """Settings of the comparison with transformers, and how close it must be."""
 
     tolerance: float = setting(
         1e-4,
@@ -108,7 +108,7 @@ class VerifySettings:
 
 @attrs.frozen(kw_only=True)
 class BenchSettings:
-    """What the benchmarks do. None leaves a number to the workload."""
+    """Settings of the benchmarks. None leaves a number to the workload."""
 
     workload: str = setting(
         "fixed",
@@ -142,7 +142,7 @@ _OBJECTIVES: Final = pairs(
 
 @attrs.frozen(kw_only=True)
 class ServeBenchSettings:
-    """What is sent, how fast, and how it is judged."""
+    """Settings of a load: what is sent, how fast, and how it is judged."""
 
     endpoint: str = setting(
         "completions",

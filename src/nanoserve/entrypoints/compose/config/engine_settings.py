@@ -22,7 +22,7 @@ from nanoserve.ports.sampling import MOST_LOGPROBS
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
-    """What `compose` needs to build an engine. None means that it decides, and says what it decided."""
+    """Settings from which `compose` builds an engine. None means that it decides, and says what it decided."""
 
     model: str | None = optional(
         text("ID_OR_FOLDER"),

@@ -152,7 +152,7 @@ def several(
 
 
 def pattern(metavar: str, form: str, wanted: str, make: Callable[[re.Match[str]], Any]) -> ValueKind:
-    """What is made of a text of a form."""
+    """The kind of values that are made of a text of a form."""
 
     def check(value: Any) -> Any:
         found = re.fullmatch(form, value) if isinstance(value, str) else None

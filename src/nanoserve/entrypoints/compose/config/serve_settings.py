@@ -123,7 +123,7 @@ class AccessSettings:
 
 @attrs.frozen(kw_only=True)
 class BoundSettings:
-    """What is refused, and what ends when its time is over."""
+    """Bounds: what is refused, and what ends when its time is over."""
 
     max_body_size: int = setting(4 * 2**20, integer(low=1024), "The most bytes of a request's body.")
     max_header_size: int = setting(
@@ -160,7 +160,7 @@ class BoundSettings:
 
 @attrs.frozen(kw_only=True)
 class WatchSettings:
-    """What bounds those who watch the engine, and the log of its steps."""
+    """Bounds of those who watch the engine, and of the log of its steps."""
 
     max_viewers: int = setting(32, integer(low=0), "The most that may watch the engine at once.")
     trace_limit: int = setting(

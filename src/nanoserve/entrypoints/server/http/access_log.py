@@ -24,7 +24,7 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _ID_HEADERS: Final = ("x-request-id", "request-id")
 """Where the clients of OpenAI and of Anthropic look for the id of their request."""
 _ENGINE_HEADER: Final = "x-engine-request"
-"""What the engine calls the request, where it is one: so its row in a step log can be found."""
+"""Header with the engine's name of the request, where it is one: so its row in a step log can be found."""
 _QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
 REASONS: Final = {
     400: "invalid",
@@ -77,7 +77,7 @@ class _Exchange:
         return self.send(message)
 
     def line(self) -> dict[str, Any]:
-        """What the log says of it; None for what is unknown."""
+        """The fields of its line in the log; None for what is unknown."""
         scope, facts = self.scope, self.facts
         line: dict[str, Any] = {
             "method": scope["method"],

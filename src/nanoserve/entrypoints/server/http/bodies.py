@@ -29,9 +29,9 @@ BODY_KEY: Final = "body"
 BOUNDS_KEY: Final = "bounds"
 """Where the app's state has the bounds of bodies."""
 BYTES_PER_PART: Final = 64
-"""Of the largest body, or of 4 MiB, for each name, text, object or array in one: 65,536 at least."""
+"""Bytes of the largest body, or of 4 MiB, for each name, text, object or array in one: 65,536 at least."""
 BYTES_PER_ITEM: Final = 16
-"""The same for each member or item, such as the number of a token."""
+"""Bytes for each member or item, such as the number of a token."""
 MAX_EXTREME: Final = 1_000
 """Numbers that are very large, small or long, of which each takes some hundred times as long as another one."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -58,7 +58,7 @@ _KINDS: Final = {
 
 
 def documented(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """What a handler passes to `@post` (as `**documented(Kind)`) so that OpenAPI shows its body."""
+    """Arguments that a handler passes to `@post` (as `**documented(Kind)`) so that OpenAPI shows its body."""
     return {"opt": {BODY_KEY: kind}}
 
 
@@ -100,7 +100,7 @@ def only_query(*names: str) -> Guard:
 
 
 def bounds_of(request: Request[Any, Any, Any]) -> BoundSettings:
-    """Of bodies, as the app has them."""
+    """The bounds of bodies, as the app has them."""
     return request.app.state.get(BOUNDS_KEY) or BoundSettings()
 
 
@@ -152,7 +152,7 @@ def _too_many(most: int, parts: str) -> RequestError:
 
 
 def nests_deeper(body: bytes, depth: int) -> bool:
-    """Whether brackets are nested deeper than `depth`; in time linear in the body for each level."""
+    """True if brackets are nested deeper than `depth`; in time linear in the body for each level."""
     if body.count(b"[") + body.count(b"{") <= depth:
         return False
     brackets = b"".join(_unescaped(body).split(b'"')[::2]).translate(_SQUARE, _NOT_BRACKETS)
@@ -247,7 +247,7 @@ def _placed(message: str) -> RequestError:
 
 
 def _in_english(reason: str) -> str:
-    """What msgspec says, in the field's own words: expected `array`, got `object` becomes must be a list, got an object."""
+    """The message of msgspec in the field's own words: expected `array`, got `object` becomes must be a list, got an object."""
     kinds = re.sub(
         r"`([^`]+)`",
         lambda found: " or ".join(_KINDS.get(each, each) for each in found[1].split(" | ")),

@@ -39,10 +39,10 @@ _MISSING: Final = {
     "stored conversations but responses": "/v1/assistants /v1/threads /v1/conversations",
 }
 _NOT_SERVED: Final = {path: what for what, paths in _MISSING.items() for path in paths.split()}
-"""What this server does not do, by the beginnings of the paths at which other servers do it."""
+"""Services that this server does not have, by the beginnings of the paths at which other servers have them."""
 _KINDS: Final = {int: "a whole number", bool: "true or false"}
 _KEPT: Final = ("/v1/files", "/v1/batches")
-"""What is served only where there is a folder for it."""
+"""Services that are there only where there is a folder for them."""
 
 
 def _bounded(message: str) -> str:
@@ -75,7 +75,7 @@ class ErrorShape(Protocol):
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong; `param` names the field at fault, `code` is for programs."""
+    """The error; `param` names the field at fault, `code` is for programs."""
 
     message: str
     type: str
@@ -95,7 +95,7 @@ class ErrorBody(msgspec.Struct):
 
 
 Shapes = Mapping[str, type[ErrorShape]]
-"""Of the protocols that have a shape of their own, by the prefix of their paths."""
+"""Shapes of errors of the protocols that have their own, by the prefix of their paths."""
 
 
 class RequestError(NanoserveError):
@@ -137,7 +137,7 @@ _MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
 
 
 def classify(error: Exception) -> Problem:
-    """What an exception means to the client; an unexpected one is logged."""
+    """The error that the client gets for an exception; an unexpected one is logged."""
     problem = _classify_ours(error) if isinstance(error, NanoserveError) else _classify_litestars(error)
     if problem is None:
         structlog.get_logger().error("internal error", error=type(error).__name__, exc_info=error)
@@ -226,7 +226,7 @@ def _classify_litestars(error: Exception) -> Problem | None:
 
 
 def _wrong(request: Request[Any, Any, Any], name: str) -> str:
-    """What a parameter must be, as its route declares it, and what came."""
+    """A message of what a parameter must be, as its route declares it, and what came."""
     given = request.query_params.get(name)
     if given is None:
         return f"{name}: is required"

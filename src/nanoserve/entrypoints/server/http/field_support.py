@@ -1,4 +1,4 @@
-"""What becomes of each field of a request: it is served, refused by name, or accepted because it changes nothing here.
+"""Support of each field of a request: it is served, refused by name, or accepted because it changes nothing here.
 
 A body is the table of its protocol: a field that is declared without a mark is served, `only` marks what is refused, and
 `harmless` what is accepted without effect, with the reason. `FIELDS` has the marks of all protocols, because clients send
@@ -170,13 +170,13 @@ def refusing(body: type[BodyT]) -> type[BodyT]:
 
 
 def renamed(error: BadValueError, parameter: str) -> BadValueError:
-    """The same error about a parameter under the name that the client knows."""
+    """An error about a parameter under the name that the client knows."""
     return BadValueError(parameter, str(error).removeprefix(f"{error.parameter}: "))
 
 
 @functools.cache
 def support(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | str | None]:
-    """What becomes of each field of a body, as marked: the values that it may hold, why it is harmless, or None where it is served."""
+    """The support of each field of a body, as marked: the values that it may hold, why it is harmless, or None where it is served."""
     hints = typing.get_type_hints(body, include_extras=True)
     return {name: _mark_of(annotation) for name, annotation in hints.items()}
 
@@ -187,7 +187,7 @@ def _mark_of(annotation: Any) -> tuple[Any, ...] | str | None:
 
 
 def parts_of(annotation: Any) -> Iterator[Any]:
-    """What an annotation is made of, itself and its marks included."""
+    """The parts of an annotation, itself and its marks included."""
     yield from getattr(annotation, "__metadata__", ())
     yield annotation
     for each in typing.get_args(annotation):

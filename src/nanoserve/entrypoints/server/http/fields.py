@@ -49,7 +49,7 @@ def given_sampling(body: msgspec.Struct, api: Api) -> dict[str, tuple[str, Any]]
 
 
 def read_sampling(body: msgspec.Struct, api: Api, defaults: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """What to sample, with the model's defaults where the request says nothing; without `max_tokens` up to the context's end.
+    """The sampling parameters, with the model's defaults where the request says nothing; without `max_tokens` up to the context's end.
 
     `more` are values that the protocol reads in its own way, by the names of `SamplingParams`; None is not given. Raises
     `BadValueError` under the name that the client used.
@@ -100,7 +100,7 @@ def make_order(
     stream: bool | None = None,
     **more: Any,
 ) -> Order:
-    """What the service is to do; how is read from the body, `stream` too unless it is given. Raises `BadValueError`.
+    """The order for the service; its manner is read from the body, `stream` too unless it is given. Raises `BadValueError`.
 
     `prompt_name` is the body's field for the prompt; `more` are other fields of the order.
     """
@@ -313,7 +313,7 @@ def read_tools(
 def tool_choice(
     mode: CallMode, tools: tuple[Tool, ...], *, names: Iterable[str] = (), parallel: bool | None = None
 ) -> ToolChoice:
-    """What is called, of tools that there are. Raises `BadValueError`."""
+    """The choice among the tools that there are. Raises `BadValueError`."""
     known = {tool.name for tool in tools}
     names = tuple(dict.fromkeys(names))
     for name in names:
@@ -351,7 +351,7 @@ def openai_choice(given: Any, tools: tuple[Tool, ...], parallel: bool | None) ->
 
 
 def _named_tool(given: Any, where: str) -> str:
-    """Of `{type: function, function: {name}}` and of `{type: function, name}`; of custom tools likewise."""
+    """The tool of `{type: function, function: {name}}` and of `{type: function, name}`; of custom tools likewise."""
     kind = given.get("type") if isinstance(given, dict) else None
     if kind not in _KINDS:
         raise BadValueError(where, "must be an object of the type function or custom")
@@ -372,7 +372,7 @@ MEMBERS: Final = {
 
 
 def body_format(body: msgspec.Struct) -> Format | None:
-    """What a body of OpenAI's older endpoints asks for; None for any text. Raises `BadValueError`."""
+    """The format that a body of OpenAI's older endpoints asks for; None for any text. Raises `BadValueError`."""
     asked = [
         name for name in (RESPONSE_FORMAT, STRUCTURED, *MEMBERS) if getattr(body, name) not in (None, {}, "")
     ]
@@ -383,7 +383,7 @@ def body_format(body: msgspec.Struct) -> Format | None:
 
 
 def schema_format(name: str, given: Any) -> Format | None:
-    """The same of one object `{"type": "json_schema", "schema": ...}`, which the client calls `name`."""
+    """The format of one object `{"type": "json_schema", "schema": ...}`, which the client calls `name`."""
     return None if given is None else _format(name, given, as_format=True)
 
 

@@ -1,4 +1,4 @@
-"""What one connection may do: how much it may send, how long it may take, and how long it may leave answers unread.
+"""Limits of one connection: how much it may send, how long it may take, and how long it may leave answers unread.
 
 uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size of headers, nor the
 time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that stop reading, nor
@@ -162,7 +162,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Of requests sent ahead only so many are taken; the body must come soon."""
+        """Take only so many requests that are sent ahead; the body must come soon."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(_MALFORMED)
         self._in_headers, self._in_body = False, True
@@ -203,12 +203,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _owes_answers(self) -> bool:
-        """Whether whole requests wait for answers and none is half here; the connection closes behind the last answer."""
+        """True if whole requests wait for answers and none is half here; the connection closes behind the last answer."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete and not self._in_body
 
     def _may_answer(self) -> bool:
-        """Whether a refusal would be neither inside another answer nor a second answer to one request."""
+        """True if a refusal would be neither inside another answer nor a second answer to one request."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
             return True
@@ -217,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._in_body and not cycle.response_started and not self.pipeline
 
     def _is_idle(self) -> bool:
-        """Whether no request is complete and no timer runs: uvicorn stops its own at the first byte."""
+        """True if no request is complete and no timer runs: uvicorn stops its own at the first byte."""
         cycle: RequestResponseCycle | None = self.cycle
         is_waiting = cycle is None or cycle.response_complete
         return is_waiting and self._arrival is None and self.timeout_keep_alive_task is None

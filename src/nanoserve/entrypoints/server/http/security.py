@@ -90,7 +90,7 @@ class KeyRing(tuple[Key, ...]):
 
     @property
     def digests(self) -> list[bytes]:
-        """Of all keys."""
+        """The digests of all keys."""
         return [key.digest for key in self]
 
     def find(self, presented: str) -> Key | None:

@@ -202,7 +202,7 @@ class EventStream(Response[bytes]):
             raise
 
     def to_asgi_response(self, *_: Any, **_named: Any) -> Any:
-        """What Litestar sends the response with."""
+        """The ASGI response that Litestar sends."""
         return self._send_to
 
     async def _send_to(self, _scope: Scope, _receive: Receive, send: Send) -> None:

@@ -30,7 +30,7 @@ MEMBER_PATHS: Final = frozenset(
         *(path for each in scoring.ROUTES for path in each.paths),
     }
 )
-"""What takes a processor's time and remembers nothing between two requests: of several processes each answers these, but threads."""
+"""Paths that take a processor's time and remember nothing between two requests: of several processes each answers these, but threads."""
 MEMBER_ROUTES: Final = tuple(each for each in ROUTES if each.paths & MEMBER_PATHS)
 ERROR_SHAPES: Final[Shapes] = {
     "/v1/messages": anthropic_answer.AnthropicError,
@@ -39,7 +39,7 @@ ERROR_SHAPES: Final[Shapes] = {
 
 
 def is_for_member(scope: Scope) -> bool:
-    """Whether each of several processes can answer a request."""
+    """True if each of several processes can answer a request."""
     return (
         scope["type"] == ScopeType.HTTP
         and scope["path"] in MEMBER_PATHS

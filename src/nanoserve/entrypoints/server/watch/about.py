@@ -113,7 +113,7 @@ async def server_info(
 
 
 def _vllm_config(facts: EngineFacts, name: str) -> dict[str, Any]:
-    """What trainers made for vLLM read of its configuration, under its names."""
+    """The part of vLLM's configuration that trainers made for it read, under its names."""
     model = {"model": facts.model, "served_model_name": name, "max_model_len": facts.max_model_len}
     loras = {"max_lora_rank": facts.max_lora_rank, "max_loras": facts.max_loras}
     return {

@@ -159,7 +159,7 @@ def _cache(facts: EngineFacts | None, state: EngineState | None) -> Iterator[_Co
 
 
 def _tiers(facts: EngineFacts, state: EngineState) -> Iterator[_Counter]:
-    """Of what is kept beside the device, which are blocks of one cache group."""
+    """The metrics of blocks that are kept beside the device, which are of one cache group."""
     if not state.tiers:
         return
     block_bytes, tier = facts.kv_bytes // (facts.num_kv_blocks + 1), ("tier",)

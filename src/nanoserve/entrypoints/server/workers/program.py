@@ -55,7 +55,7 @@ class WorkerStart:
 
 
 def encode_start(start: WorkerStart) -> bytes:
-    """What is sent."""
+    """The bytes of a start that are sent."""
     access = attrs.evolve(
         start.settings.serve.access, api_key=(), steering=False, steering_key=(), weight_dir=None
     )

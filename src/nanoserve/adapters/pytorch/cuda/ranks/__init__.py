@@ -1,1 +1,1 @@
-"""What a GPU does otherwise where several of them compute one model together."""
+"""Steps on a GPU that computes one model together with others."""

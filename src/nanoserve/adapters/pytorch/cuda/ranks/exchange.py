@@ -1,4 +1,4 @@
-"""What the GPUs that compute one model together hand to each other in a step: parts of sums, and columns of logits.
+"""The exchange in a step between GPUs that compute one model together: parts of sums, and columns of logits.
 
 Each rank leaves its part in a block of memory that all read (`PeerMemory`); the kernels of `kernels.rank_sums` wait for the others' and read
 them there. Parts are left at two places in turn: that a rank takes part in an exchange says that it has read what was left for the last one.
@@ -33,7 +33,7 @@ from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan, StepResult
 
 READY_SECONDS: Final = 600.0
-"""That a kernel of the first rank waits for another one while ranks get ready, and compile each at its pace."""
+"""Seconds that a kernel of the first rank waits for another one while ranks get ready, and compile each at its pace."""
 ALIGNMENT: Final = 4096
 _ABANDONED: Final = -1
 _ROWS: Final = 3

@@ -43,7 +43,7 @@ def measure(comparison: Comparison) -> Tensor:
 
 
 def limits(comparison: Comparison, dtype: torch.dtype) -> tuple[float, float]:
-    """What the two numbers of `measure` may be at most, for a model of this dtype."""
+    """The limits of the two numbers of `measure`, for a model of this dtype."""
     return (0.0, 0.0) if comparison.exact else (TOLERANCES[dtype], SINGLE * TOLERANCES[dtype])
 
 

@@ -35,7 +35,7 @@ from nanoserve.kernels.testing import Comparison
 
 
 def has_experts(bench: Bench) -> bool:
-    """Whether there are feeds that are mixtures of experts."""
+    """True if there are feeds that are mixtures of experts."""
     return bool(bench.model.mixtures())
 
 
@@ -102,7 +102,7 @@ def _check_low_rank(bench: Bench) -> Iterator[Comparison]:
 
 
 def _check_slots(bench: Bench) -> Iterator[Comparison]:
-    """What slices of products and experts leave for other ranks."""
+    """The parts that slices of products and experts leave for other ranks."""
     size = bench.spec.hidden_size
     for product in bench.added():
         slices = slice_count(ROWS[1], product.weight)

@@ -63,7 +63,7 @@ class Attention(Part):
 
     @property
     def vectors(self) -> dict[str, Any] | None:
-        """What happens to a token's whole q, k and v before kernels see heads, by the names of `norm_qkv`'s arguments."""
+        """The transformation of a token's whole q, k and v before kernels see heads, by the names of `norm_qkv`'s arguments."""
         if not self.norms_vectors and self.clip is None:
             return None
         norms = (self.q_norm, self.k_norm) if self.norms_vectors else (None, None)

@@ -14,7 +14,7 @@ from nanoserve.ports.layer_spec import DeltaSpec
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
 
 FASTEST_DECAY = 16.0
-"""Of the heads of a model that is not trained yet, as in transformers; the slowest keeps 1 / 0.01 tokens."""
+"""Decay of the heads of a model that is not trained yet, as in transformers; the slowest keeps 1 / 0.01 tokens."""
 
 
 def heads_of(mixer: DeltaSpec) -> DeltaHeads:

@@ -16,7 +16,7 @@ from nanoserve.ports.layer_spec import LatentSpec
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
 
 INNER_NORM: Final = NormSpec(eps=1e-6)
-"""Of latents and of what queries are made of: transformers gives these norms 1e-6 whatever `rms_norm_eps` says."""
+"""Norm of latents and of what queries are made of: transformers gives these norms 1e-6 whatever `rms_norm_eps` says."""
 
 
 class LatentAttention(Part):

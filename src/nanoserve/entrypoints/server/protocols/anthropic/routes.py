@@ -100,7 +100,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def read_prompt(body: wire.CountTokens, service: TextService) -> Conversation:
-    """What to render; turns of one role that follow each other are one, and the system prompt comes first."""
+    """The conversation to render; turns of one role that follow each other are one, and the system prompt comes first."""
     messages = _read_messages(body)
     if not messages:
         raise BadValueError("messages", "must hold at least one message that says something")
@@ -139,7 +139,7 @@ def read_budget(body: wire.CountTokens, service: TextService) -> ReasoningBudget
 
 
 def read_format(body: wire.CountTokens) -> Format | None:
-    """What the text must be."""
+    """The format that the text must have."""
     if body.output_format is not None:
         return fields.schema_format("output_format", body.output_format)
     given = None if body.output_config is None else body.output_config.format
@@ -147,7 +147,7 @@ def read_format(body: wire.CountTokens) -> Format | None:
 
 
 def _check_continued(body: wire.CountTokens, content: str | list[dict[str, str]]) -> None:
-    """What Anthropic refuses of an answer that the client has begun."""
+    """Refuse what Anthropic refuses of an answer that the client has begun."""
     last = content if isinstance(content, str) else content[-1]["text"]
     if last != last.rstrip():
         raise BadValueError("messages", "end with an assistant's turn, which cannot end with white space")
@@ -158,7 +158,7 @@ def _check_continued(body: wire.CountTokens, content: str | list[dict[str, str]]
 
 
 def _options(body: wire.CountTokens, service: TextService) -> Mapping[str, Any]:
-    """What the template is told about thinking."""
+    """The template's options about thinking."""
     effort = None if body.output_config is None else body.output_config.effort
     options = dict(fields.effort_options(service, effort, "output_config.effort"))
     if (thinking := body.thinking) is not None:
@@ -183,7 +183,7 @@ def _tool(given: Mapping[str, Any], where: str) -> Tool:
 
 @attrs.define
 class _Turn:
-    """What one role says before another does; the result of a tool is a turn of its own."""
+    """The words of one role before another speaks; the result of a tool is a turn of its own."""
 
     role: str
     texts: list[str] = attrs.field(factory=list)
@@ -262,7 +262,7 @@ def _turn(turns: list[_Turn], role: str) -> _Turn:
 
 
 def _result(block: wire.ContentBlock, where: str) -> str:
-    """What a tool said, as text; chat templates know no other sign of a failure than words."""
+    """The result of a tool as text; chat templates know no other sign of a failure than words."""
     content = block.content or ""
     if not isinstance(content, str):
         texts = []

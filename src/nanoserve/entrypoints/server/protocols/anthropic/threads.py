@@ -30,7 +30,7 @@ _read_messages = msgspec.json.Decoder(list[MessageParam]).decode
 
 
 class _Fixed(msgspec.Struct):
-    """What all requests of a thread have in common."""
+    """The fields that all requests of a thread share."""
 
     system: str | list[ContentBlock] | None
     tools: list[dict[str, Any]] | None
@@ -45,12 +45,12 @@ class Thread(Record):
 
     @property
     def num_bytes(self) -> int:
-        """What its texts take, shared ones included: an over-estimate keeps the bound."""
+        """Bytes of its texts, shared ones included: an over-estimate keeps the bound."""
         return _PER_RECORD + len(self.fixed) + sum(map(len, self.said))
 
 
 def is_of_thread(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a request may have a `thread`: Anthropic's clients send the name of the beta with it."""
+    """True if a request may have a `thread`: Anthropic's clients send the name of the beta with it."""
     return any(name == _HEADER and _PREFIX in value for name, value in headers)
 
 

@@ -55,7 +55,7 @@ class Metadata(Struct, kw_only=True):
 
 
 class Thinking(Struct, kw_only=True):
-    """Whether to think; `budget_tokens` bounds it, `display: omitted` leaves what was thought out of the answer."""
+    """The wish to think, or not; `budget_tokens` bounds it, `display: omitted` leaves what was thought out of the answer."""
 
     type: str
     budget_tokens: int | None = None
@@ -79,7 +79,7 @@ class Amount(Struct, kw_only=True):
 
 
 class Edit(Struct, kw_only=True):
-    """What is left out of a long conversation, and when; its type says which fields it has."""
+    """A rule for what is left out of a long conversation, and when; its type says which fields it has."""
 
     type: str
     keep: Literal["all"] | Amount | None = None
@@ -104,7 +104,7 @@ class AnthropicToolChoice(Struct, kw_only=True):
 
 
 class ThreadParam(Struct, kw_only=True):
-    """Whether the server keeps the conversation from here on, or goes on with one that it has kept."""
+    """The wish that the server keeps the conversation from here on, or goes on with one that it has kept."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None
@@ -112,7 +112,7 @@ class ThreadParam(Struct, kw_only=True):
 
 @refusing
 class CountTokens(Struct, kw_only=True):
-    """What to count."""
+    """The body of a request to count tokens."""
 
     messages: list[MessageParam]
     model: str | None = None
@@ -127,7 +127,7 @@ class CountTokens(Struct, kw_only=True):
 
 @sampling_body(Api.ANTHROPIC)
 class CreateMessage(CountTokens, kw_only=True):
-    """What to answer and how."""
+    """The body of a request for an answer."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -151,7 +151,7 @@ _ERROR_TYPES: Final = {
 
 
 class AnthropicErrorDetail(Struct):
-    """What went wrong; the message names the field at fault, and `details` are for programs."""
+    """The error; the message names the field at fault, and `details` are for programs."""
 
     type: str
     message: str
@@ -182,7 +182,7 @@ class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought; the signature tells nothing, and any is taken back."""
+    """The model's thoughts; the signature tells nothing, and any is taken back."""
 
     thinking: str
     signature: str
@@ -206,7 +206,7 @@ class MessageTokensDetails(Struct):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """What it cost, in tokens; the prompt's are those read from the cache and the others."""
+    """The cost in tokens; the prompt's are those read from the cache and the others."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -216,7 +216,7 @@ class MessageUsage(Struct, kw_only=True):
 
 
 class AppliedEdit(Struct, kw_only=True):
-    """What was left out of the prompt."""
+    """The part that was left out of the prompt."""
 
     type: str
     cleared_input_tokens: int
@@ -231,7 +231,7 @@ class ManagedContext(Struct):
 
 
 class Message(Struct, kw_only=True):
-    """What the model said."""
+    """The model's answer."""
 
     id: str
     type: Literal["message"] = "message"

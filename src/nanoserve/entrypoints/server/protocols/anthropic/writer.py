@@ -25,7 +25,7 @@ _DELTAS: Final = {
     ReasoningPart: ("thinking_delta", "thinking"),
     CallPart: ("input_json_delta", "partial_json"),
 }
-"""What more of a part is called, and the field of its text."""
+"""The name of each addition to a part, and the field of its text."""
 _SIGNATURE: Final = "nanoserve"
 """Clients want one and send it back; what was thought needs no proof here."""
 
@@ -68,7 +68,7 @@ class MessageWriter:
         return typed_frame("message_start", message=self._message(answer)) + self.ping
 
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        """What the piece adds to blocks, and where blocks begin and end."""
+        """The events of a piece: its additions to blocks, and where blocks begin and end."""
         _check_end(piece)
         return b"".join([self._event(each) for each in choice.events])
 
@@ -106,7 +106,7 @@ class MessageWriter:
         return self._frames[self._open].of(self._num_blocks - 1, text)
 
     def _within(self, part: Part) -> bytes:
-        """What has to come before more of such a part does; it has no text yet."""
+        """The events that come before more of such a part does; it has no text yet."""
         if self._open is type(part):
             return b""
         closing, block = self._closed(), block_of(part, signature="")
@@ -220,7 +220,7 @@ _NEXT: Final = {
         "]": r"([,\]])",
     }.items()
 } | {'"': re.compile(rf'{_TEXT}|(")'), "end": re.compile(r"(?!)")}
-"""What may follow, by what is open: behind a bracket, a comma or a colon, and in a text; `}` and `]` wait for a comma or themselves."""
+"""Characters that may follow, by what is open: behind a bracket, a comma or a colon, and in a text; `}` and `]` wait for a comma or themselves."""
 _CLOSING: Final = {"{": "}", "[": "]"}
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 
@@ -244,7 +244,7 @@ class InputJson:
         self._has_members = False
 
     def push(self, text: str) -> str:
-        """What may be sent of what was written so far; the rest is kept."""
+        """The part of what was written so far that may be sent; the rest is kept."""
         self._written.append(text)
         text, place, sent = self._rest + text, 0, []
         while found := _NEXT[self._state].match(text, place):
@@ -263,7 +263,7 @@ class InputJson:
         return "".join(sent)
 
     def close(self) -> str:
-        """What makes an object of what was sent; nothing where it is one, and where nothing was written."""
+        """The text that makes an object of what was sent; empty where it is one, and where nothing was written."""
         written = "".join(self._written)
         if self._state == "end" or not written.strip():
             return ""
@@ -274,7 +274,7 @@ class InputJson:
         return quote + "".join(reversed(self._ends[1:])) + ("," if self._has_members else "") + told
 
     def _following(self, part: str) -> str:
-        """What is open behind a part; brackets are counted."""
+        """The brackets and texts that are open behind a part."""
         if self._state == '"' and part != '"':
             return '"'
         if part in _CLOSING:

@@ -31,7 +31,7 @@ from nanoserve.ports.sampling import Api
 from nanoserve.ports.tool_calls import Tool
 
 API_VERSION: Final = "0.12.11"
-"""Of the Ollama whose API this is: clients ask for it to learn what they may use."""
+"""Version of the Ollama whose API this is: clients ask for it to learn what they may use."""
 _STARTED: Final = datetime.now(UTC)
 _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -100,14 +100,14 @@ async def tags(service: NamedDependency[TextService]) -> wire.OllamaModels:
 
 @get("/api/ps")
 async def running(service: NamedDependency[TextService]) -> wire.OllamaModels:
-    """The same names: the model stays in memory."""
+    """The names of the models in memory, where all stay."""
     length = service.facts.max_model_len
     return wire.OllamaModels(_models(service, size_vram=0, expires_at=_NEVER, context_length=length))
 
 
 @post("/api/show", status_code=200, **documented(wire.ShowBody))
 async def show(context: NamedDependency[RequestContext]) -> wire.ShownModel:
-    """What is known of a model."""
+    """The facts about a model."""
     body, service = await context.read(wire.ShowBody, any_type=True), context.service
     name = body.model or body.name
     if name is None:
@@ -185,7 +185,7 @@ def known_name(given: str, service: TextService) -> str:
 
 
 async def generate_order(body: wire.GenerateBody, context: RequestContext) -> Order:
-    """What `/api/generate` asks for; raises `BadValueError`."""
+    """The order of a body of `/api/generate`; raises `BadValueError`."""
     if body.raw:
         if body.think is not None:
             raise BadValueError("think", "does not go with `raw`, which sends the prompt as it is")
@@ -203,7 +203,7 @@ async def generate_order(body: wire.GenerateBody, context: RequestContext) -> Or
 
 
 def chat_order(body: wire.OllamaChatBody, context: RequestContext) -> Order:
-    """What `/api/chat` asks for; raises `BadValueError`."""
+    """The order of a body of `/api/chat`; raises `BadValueError`."""
     messages: list[Message] = []
     messages += [_message(turn) for turn in body.messages or ()]
     tools, options = (
@@ -241,7 +241,7 @@ def _tool(given: Mapping[str, Any], where: str) -> Tool:
 
 
 def _thinking(think: bool | str | None, service: TextService) -> Mapping[str, Any]:
-    """What the template is told; texts are efforts."""
+    """The template's options; texts are efforts."""
     if think is None or isinstance(think, str):
         return fields.effort_options(service, think, "think")
     return fields.switch_options(service, "think", on=think)

@@ -50,7 +50,7 @@ class Options(Struct, kw_only=True):
 
 
 class _Asked(Struct, kw_only=True):
-    """What both ways of asking have."""
+    """The fields that both ways of asking share."""
 
     model: str
     stream: bool | None = None
@@ -74,7 +74,7 @@ class GenerateBody(_Asked, kw_only=True):
 
 
 class EarlierFunction(Struct, kw_only=True):
-    """What was called."""
+    """A function that was called."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class OllamaAnswer(Struct, kw_only=True):
 
 
 class Generated(OllamaAnswer, kw_only=True):
-    """Of `/api/generate`; `context` holds the token ids of prompt and answer, to go on from."""
+    """An answer of `/api/generate`; `context` holds the token ids of prompt and answer, to go on from."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -176,7 +176,7 @@ class Generated(OllamaAnswer, kw_only=True):
 
 
 class OllamaFunction(Struct, kw_only=True):
-    """What is called; arguments that are no object stand as a text in `arguments` of one."""
+    """A function that is called; arguments that are no object stand as a text in `arguments` of one."""
 
     index: int
     name: str
@@ -200,7 +200,7 @@ class OllamaMessage(Struct, kw_only=True):
 
 
 class Chatted(OllamaAnswer, kw_only=True):
-    """Of `/api/chat`."""
+    """An answer of `/api/chat`."""
 
     message: OllamaMessage
 
@@ -222,7 +222,7 @@ class OneEmbedded(Struct):
 
 
 class Details(Struct, kw_only=True):
-    """What is known of a model's files; empty where a server does not know it."""
+    """The facts about a model's files; empty where a server does not know them."""
 
     parent_model: str = ""
     format: Literal["safetensors"] = "safetensors"

@@ -67,7 +67,7 @@ class LineWriter:
         return self._made(wire.OllamaMessage(content=""), **more)
 
     def _read(self, events: Sequence[AnswerEvent]) -> wire.OllamaMessage:
-        """What the events say; those of a call that has not ended are kept until it has."""
+        """The parts of an answer that the events add; those of a call that has not ended are kept until it has."""
         said = wire.OllamaMessage(content="")
         for event in events:
             match event:
@@ -94,7 +94,7 @@ class LineWriter:
         return wire.Generated(response=said.content, thinking=said.thinking, **head)
 
     def _ended(self, reply: wire.OllamaAnswer, answer: Answer) -> wire.OllamaAnswer:
-        """What was cut, by its deadline or otherwise, is shorter than it could have been: `length`."""
+        """Complete the last line of an answer; one that was cut, by its deadline or otherwise, ends by `length`."""
         (choice,) = answer.choices
         last = choice.last
         times = last.times if last is not None else None

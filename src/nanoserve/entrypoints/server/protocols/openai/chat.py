@@ -63,7 +63,7 @@ async def chat_completions(context: NamedDependency[RequestContext]) -> Response
 
 
 def read_conversation(body: wire.ChatBody | wire.TokenizeBody, service: TextService) -> Conversation:
-    """What to render; raises `BadValueError`."""
+    """The conversation to render; raises `BadValueError`."""
     options: dict[str, Any] = dict(fields.effort_options(service, body.reasoning_effort, "reasoning_effort"))
     if body.enable_thinking is not None:
         options |= fields.switch_options(service, "enable_thinking", on=body.enable_thinking)
@@ -186,7 +186,7 @@ class ChunkWriter(abc.ABC):
         return usage
 
     def _end_fields(self, piece: Piece) -> dict[str, Any]:
-        """What choices of every kind say of a piece, behind their text.
+        """The fields of a piece behind its text, in choices of every kind.
 
         An answer that was cut by its deadline is shorter than it could have been: `length`, with the cause in `stop_reason`.
         """
@@ -213,7 +213,7 @@ class ChunkWriter(abc.ABC):
         return told
 
     def _prompt_fields(self, generation: Generation) -> dict[str, Any]:
-        """What is said once of a prompt: its log-probabilities and its ids, where asked for."""
+        """The fields of a prompt, which come once: its log-probabilities and its ids, where asked for."""
         told: dict[str, Any] = {}
         count, scores = self._num_scored, generation.prompt_logprobs
         if count is not None and scores is not None:
@@ -337,7 +337,7 @@ def _tool_call(call: CallPart) -> wire.ToolCall:
 
 
 def _delta(events: Sequence[tool_calls.AnswerEvent]) -> dict[str, Any]:
-    """What the events of one piece add to the model's turn; those of one call are one entry, the first with its id and name."""
+    """The additions of one piece's events to the model's turn; those of one call are one entry, the first with its id and name."""
     text, reasoning = [], []
     calls: dict[int, dict[str, Any]] = {}
     for event in events:

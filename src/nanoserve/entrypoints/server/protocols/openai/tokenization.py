@@ -1,4 +1,4 @@
-"""What is served without generating: the names of the model, and its tokenizer for clients that count and cut prompts."""
+"""Routes that generate nothing: the names of the model, and its tokenizer for clients that count and cut prompts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def detokenize(context: NamedDependency[RequestContext]) -> wire.Text:
 
 @get("/tokenizer_info")
 async def tokenizer_info(service: NamedDependency[TextService]) -> wire.TokenizerInfo:
-    """What to know before using the other two."""
+    """The facts to know before using the other two."""
     return wire.TokenizerInfo(
         model=service.settings.model_names[0],
         vocab_size=service.tokenizing.vocab_size,

@@ -39,7 +39,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
 
 @sampling_body(Api.OPENAI)
 class GenerationBody(AnswerBody, kw_only=True):
-    """What the endpoints that generate have in common."""
+    """The fields that the endpoints that generate share."""
 
     best_of: int | None = None
     echo: bool | None = None
@@ -219,7 +219,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct):
-    """What is called; `arguments` are the text of a JSON object."""
+    """A function that is called; `arguments` are the text of a JSON object."""
 
     name: str
     arguments: str
@@ -320,7 +320,7 @@ class Text(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """What a client has to know of the tokenizer to count, cut and render prompts as the server does.
+    """The facts about the tokenizer that a client needs to count, cut and render prompts as the server does.
 
     From `tokenizer_class` on it is what the model's files say.
     """

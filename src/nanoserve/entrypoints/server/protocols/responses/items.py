@@ -22,7 +22,7 @@ PREFIXES: Final = {
     "function_call_output": "fco",
     "custom_tool_call_output": "ctco",
 }
-"""What the ids of items begin with, by the type of the item."""
+"""The beginnings of the ids of items, by the type of the item."""
 CALL_TEXTS: Final = {"function_call": "arguments", "custom_tool_call": "input"}
 """The field of a call that has the text of the model."""
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")

@@ -191,7 +191,7 @@ class Responding:
         self._store.settle(self._owner, record)
 
     def _find_item(self, item_id: str) -> Item | None:
-        """What a stored response of this client has said, by its id."""
+        """The item of a stored response of this client, by its id."""
         mine = self._store.records_of(self._owner, StoredResponse)
         return next((item for record in mine for item in record.said if item["id"] == item_id), None)
 
@@ -222,7 +222,7 @@ def _check_fields(body: wire.CreateResponse) -> None:
 
 
 def _read_sampling(body: wire.CreateResponse, service: TextService) -> SamplingParams:
-    """What to sample; `top_logprobs` asks for log-probabilities as `include` does."""
+    """The sampling parameters; `top_logprobs` asks for log-probabilities as `include` does."""
     check_logprobs("top_logprobs", body.top_logprobs, service.facts.max_logprobs)
     wants_logprobs = body.top_logprobs is not None or INCLUDE_LOGPROBS in (body.include or ())
     logprobs = (body.top_logprobs or 0) if wants_logprobs else None

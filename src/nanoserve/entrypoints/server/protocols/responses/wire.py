@@ -60,7 +60,7 @@ class ReasoningOptions(Struct, kw_only=True):
 
 
 class TextOptions(Struct, kw_only=True):
-    """What the text must be."""
+    """The format that the text must have."""
 
     format: dict[str, Any] | None = None
     verbosity: Annotated[Literal["low", "medium", "high"] | None, FIELDS["verbosity"]] = None
@@ -74,7 +74,7 @@ class ResponseStreamOptions(Struct, kw_only=True):
 
 @sampling_body(Api.RESPONSES)
 class CreateResponse(Struct, kw_only=True):
-    """What to answer and how."""
+    """The body of a request for an answer."""
 
     input: str | list[InputItem]
     model: str | None = None
@@ -118,7 +118,7 @@ class ResponseTokensDetails(Struct):
 
 
 class ResponseUsage(Struct, kw_only=True):
-    """What the response cost, in tokens."""
+    """The cost of the response, in tokens."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -148,7 +148,7 @@ class Reasoning(Struct):
 
 
 class TextSettings(Struct):
-    """What the text had to be."""
+    """The format that the text had to have."""
 
     format: dict[str, Any] = field(default_factory=lambda: {"type": "text"})
 

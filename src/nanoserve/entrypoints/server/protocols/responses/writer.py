@@ -32,7 +32,7 @@ _EVENTS: Final = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""What the events that bring an item's text begin with, by the type of the item."""
+"""The beginnings of the names of events that bring an item's text, by the type of the item."""
 _LATE = wire.Failure(
     code="server_error", message="the request ran out of its time; part of the answer is here"
 )
@@ -67,7 +67,7 @@ class ResponseWriter:
         return self._created() + (self._open(TextPart("")) if answer.choices[0].parser is None else b"")
 
     async def add(self, _answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        """What the piece adds to items, and where items begin and end."""
+        """The events of a piece: its additions to items, and where items begin and end."""
         if choice.parser is not None:
             return b"".join([self._added(each) for each in choice.events])
         logprobs = self._logprobs(piece)
@@ -99,7 +99,7 @@ class ResponseWriter:
                 return self._more(event.text)
 
     def _within(self, part: Part) -> bytes:
-        """What has to come before more of such a part does."""
+        """The events that come before more of such a part does."""
         return b"" if type(part) is type(self._part) else self._open(part)
 
     def _open(self, part: Part) -> bytes:
