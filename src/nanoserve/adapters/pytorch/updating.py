@@ -46,14 +46,11 @@ DIGEST_BYTES: Final = 32
 
 
 class Memory(Protocol):
-    """Memory under the tensors of a part of an engine, which keep their places while it is away.
-
-    Attributes:
-        is_bare: whether nothing that counts was put into it before it was released first.
-    """
+    """Memory under the tensors of a part of an engine, which keep their places while it is away."""
 
     @property
-    def is_bare(self) -> bool: ...
+    def is_bare(self) -> bool:
+        """True if nothing that counts was put into it before it was released first."""
 
     def release(self, *, keep: bool) -> None:
         """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
