@@ -292,7 +292,7 @@ class TorchRunner:
             num_drafts=ticket.num_drafts,
             drafted_rows=ticket.drafted_rows,
             logprobs=logprobs,
-            prompt_logprobs=read_scores(ticket.prompt_scores),
+            prompt_logprobs=read_scores(ticket.prompt_scores) if ticket.prompt_scores else {},
             broken=broken,
             copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),
         )
