@@ -3,8 +3,8 @@
     python -m benchmarks.weight_updates shape:llama-3.1-8b --folder /dev/shm/weights
 
 Writes a checkpoint of random numbers there, of the model's size, and removes it at the end. While rows decode, the longest turn beside the
-reading is shown next to the longest without: what a stream waits for. Tokens and log-probabilities after an update from files are compared
-with those after one from memory of the same numbers, bit by bit.
+reading is shown next to the longest without: what a stream waits for. Tokens and log-probabilities after an update from memory, of other
+numbers than before, are compared with those after one from files of the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from nanoserve.ports.steering import PauseMode, SharedTensor, WeightsFacts
 
 NOISE = 1_000_003
 """Numbers drawn, and repeated over a checkpoint."""
+SEED = 1
 PIECE = 64 << 20
 LONG = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True, detokenize=False)
 ENDLESS = "decoding"
@@ -299,42 +300,36 @@ def main() -> None:
 
     try:
         began = time.perf_counter()
-        size = write_checkpoint(folder / "model.safetensors", shapes, dtype, 1)
+        size = write_checkpoint(folder / "model.safetensors", shapes, dtype, SEED)
         note("checkpoint", {"GB": f"{size / 1e9:.2f}", "written in": f"{time.perf_counter() - began:.1f} s"})
         for each in range(2 if arguments.rank else 0):
             if not each:
                 size = write_adapter(folder / "adapter", shapes, arguments.rank, dtype)
             note(f"adapter of {size / 1e6:.0f} MB", load_adapter(bench, folder / "adapter", each, rows))
         before, texts = answers(parts), {}
-        for number in range(arguments.cycles):
-            note(f"files, {number + 1}", update(bench, str(folder), rows))
-            texts[f"files {number}"] = answers(parts)
-            if parts.facts.device != "cuda":
-                continue
-            seed = (
-                1 + (number + 1) % arguments.cycles
-            )  # other numbers first, and the same as the file's at last
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.weight_updates",
-                "--train",
-                str(seed),
-                "--folder",
-                str(folder),
-            ]
-            (folder / "shapes.json").write_text(json.dumps([parts.facts.dtype, shapes]))
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
-                note(f"memory, numbers {seed}", update(bench, shared_by(trainer, parts.facts.dtype), rows))
-                trainer.communicate()
-            texts[f"memory {number}"] = answers(parts)
-            report[f"memory {number} has the file's numbers"] = seed == 1
-        first = texts["files 0"]
-        equal = {name: "equal" if each == first else "different" for name, each in texts.items()}
-        note(
-            "answers beside those of the first update from files",
-            {"before": "equal" if before == first else "different", **equal},
-        )
+        for number in range(1, arguments.cycles + 1):
+            if parts.facts.device == "cuda":
+                (folder / "shapes.json").write_text(json.dumps([parts.facts.dtype, shapes]))
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.weight_updates",
+                    "--train",
+                    "--folder",
+                    str(folder),
+                ]
+                with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+                    note(f"memory, {number}", update(bench, shared_by(trainer, parts.facts.dtype), rows))
+                    trainer.communicate()
+                texts[f"memory, {number}"] = answers(parts)
+            note(f"files, {number}", update(bench, str(folder), rows))
+            texts[f"files, {number}"] = answers(parts)
+        last = texts[f"files, {arguments.cycles}"]
+        equal = {
+            name: "equal" if each == last else "different"
+            for name, each in [("before", before), *texts.items()]
+        }
+        note("answers beside the last", equal)
     finally:
         shutil.rmtree(folder)
     write_report(arguments.json, {"benchmark": "weight_updates", "report": report})
@@ -357,13 +352,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device")
     parser.add_argument("--dtype")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    if (seed := _arguments().train) is None:
-        main()
-    else:
+    if _arguments().train:
         name, shapes = json.loads((_arguments().folder / "shapes.json").read_text())
-        train(shapes, getattr(torch, name), seed)
+        train(shapes, getattr(torch, name), SEED)
+    else:
+        main()
