@@ -13,13 +13,13 @@ SOURCES = pathlib.Path(__file__).parents[3] / "src" / "nanoserve"
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3926,
+    "ports": 3935,
     "domain": 8603,
-    "kernels": 13255,
-    "adapters/pytorch": 14150,
+    "kernels": 13260,
+    "adapters/pytorch": 14360,
     "adapters": 10875,
-    "entrypoints/server": 10886,
-    "entrypoints": 11585,
+    "entrypoints/server": 10890,
+    "entrypoints": 11595,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
