@@ -15,7 +15,7 @@ from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.ports.events import PromptPooled, PromptScored, TokensGenerated
+from nanoserve.ports.events import PromptPooled, PromptScored, SequenceRouted, TokensGenerated
 from nanoserve.ports.grammar import Constraint, Grammars
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import FinishReason, Request
@@ -31,6 +31,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = attrs.field(factory=list)
     prompt_logprobs: Sequence[TokenLogprobs | None] = ()
     finish_reason: FinishReason | None = None
+    routed_experts: bytes = b""
 
 
 class Served:
@@ -85,6 +86,8 @@ class Served:
         for event in self.engine.turn():
             if isinstance(event, PromptScored):
                 answers[event.request_id].prompt_logprobs = event.logprobs
+            elif isinstance(event, SequenceRouted):
+                answers[event.request_id].routed_experts = event.data
             elif isinstance(event, TokensGenerated):
                 assert event.error is None
                 answer = answers[event.request_id]

@@ -16,11 +16,12 @@ from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineHandle
-from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.events import SequenceRouted, TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from tests.patience import wait_until
-from tests.served import is_greedy
+from tests.routed import FAMILIES, check
+from tests.served import Answer, is_greedy
 from tests.unit.adapters.engine_process.client.engines import (
     RemoteEngine,
     is_alive,
@@ -56,14 +57,21 @@ FREE = 160_000
 CASES = [*MODELS, *SPREAD, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 
-def run(engine: EngineHandle, prompts: list[list[int]], *params: SamplingParams) -> list[list[int]]:
+def run(
+    engine: EngineHandle,
+    prompts: list[list[int]],
+    *params: SamplingParams,
+    routed: dict[str, bytes] | None = None,
+) -> list[list[int]]:
+    """The answers; with `routed`, the experts of their tokens go there."""
     answers: dict[str, list[int]] = {}
     for number, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(
-            Request(request_id=str(number), prompt_token_ids=tuple(prompt), sampling=sampling, seed=number)
-        )
+        what: dict[str, Any] = {"sampling": sampling, "seed": number, "routed_experts": routed is not None}
+        engine.add(Request(request_id=str(number), prompt_token_ids=tuple(prompt), **what))
     while engine.has_work:
         for event in engine.turn():
+            if isinstance(event, SequenceRouted) and routed is not None:
+                routed[event.request_id] = event.data
             if isinstance(event, TokensGenerated):
                 answers.setdefault(event.request_id, []).extend(event.token_ids)
     return [answers[str(number)] for number in range(len(prompts))]
@@ -96,6 +104,7 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
         model=str(tmp_path),
         tensor_parallel_size=size,
         expert_parallel=name in SPREAD,
+        enable_return_routed_experts=family in FAMILIES,
         device="cpu",
         threads=1,
         paranoid=True,
@@ -109,7 +118,12 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
     assert FREE / 4 < parts.facts.kv_bytes < FREE
     prompts = [make_prompt(length, vocab_size=128, seed=length) for length in (3, 17, 30)]
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    texts = run(engine, prompts, *[greedy] * 3)
+    routed: dict[str, bytes] | None = {} if family in FAMILIES else None
+    texts = run(engine, prompts, *[greedy] * 3, routed=routed)
+    for number, data in (routed or {}).items():
+        text = Answer(texts[int(number)], routed_experts=data)
+        check(tiny, FAMILIES[family], prompts[int(number)], text)
+    assert len(routed or prompts) == len(prompts)
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
     counted = engine.state()
     assert len(counted.expert_tokens) == (size if name in SPREAD else 0)

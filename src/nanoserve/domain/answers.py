@@ -12,7 +12,14 @@ from nanoserve.domain.scheduling.steps import Progress
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
 from nanoserve.ports.driven import Tokenizer
-from nanoserve.ports.events import EngineEvent, PromptPooled, PromptScored, SequenceTimes, TokensGenerated
+from nanoserve.ports.events import (
+    EngineEvent,
+    PromptPooled,
+    PromptScored,
+    SequenceRouted,
+    SequenceTimes,
+    TokensGenerated,
+)
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import TokenLogprobs
 
@@ -50,6 +57,9 @@ class Answers:
             stream = self._streams.pop(sequence, None)
             if sequence.pooled is not None:
                 events.append(PromptPooled(sequence.request.request_id, sequence.index, sequence.pooled))
+            if sequence.routed_experts:
+                routed = bytes(sequence.routed_experts)
+                events.append(SequenceRouted(sequence.request.request_id, sequence.index, routed))
             events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
             if sequence.request.request_id not in self._table.requests and sequence.finish_reason is not None:
                 last[sequence.request.request_id] = sequence.finish_reason

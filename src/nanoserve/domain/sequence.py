@@ -70,6 +70,7 @@ class Sequence:
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
         lora: the digest of its adapter; empty for none. `lora_slot` is where that is while it has a row.
+        routed_experts: of its tokens that were computed, one after the other, where that is asked for.
         pooled: the vector of its prompt, once a step has yielded it.
         acceptance: the share of its drafts that were right lately; a guess at first.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
@@ -108,6 +109,7 @@ class Sequence:
     first_token: float | None = None
     finished: float | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
+    routed_experts: bytearray = attrs.field(factory=bytearray)
     pooled: tuple[float, ...] | None = None
 
     @property

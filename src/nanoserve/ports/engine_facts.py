@@ -32,6 +32,8 @@ class EngineSizes:
         processed_logprobs: whether the log-probabilities of answers are of what was drawn from, not of the model's own logits.
         max_width: the most tokens that one row computes in a decoding step, its newest and drafts behind it; 1 where nothing is drafted.
         kv_cache_dtype: what keys and values of all earlier tokens are kept in, by the name of the setting; a part of every prefix's name.
+        routed_experts: layers, experts of a token in one, and bytes of an expert's number, where it is recorded which ones tokens go
+            through; else empty.
     """
 
     max_num_seqs: int
@@ -48,6 +50,7 @@ class EngineSizes:
     processed_logprobs: bool = False
     max_width: int = 1
     kv_cache_dtype: str = "auto"
+    routed_experts: tuple[int, ...] = ()
 
     @property
     def kv_share(self) -> str:

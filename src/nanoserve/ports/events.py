@@ -63,6 +63,15 @@ class PromptPooled:
     vector: tuple[float, ...]
 
 
+@attrs.frozen
+class SequenceRouted:
+    """The experts that the tokens of a sequence went through, all but the newest; its last event follows. See `RoutedExperts`."""
+
+    request_id: str
+    index: int
+    data: bytes
+
+
 @made_per_token
 class TokensGenerated:
     """New output of one sequence. Concatenated over its life, the fields are the whole answer.
@@ -91,4 +100,6 @@ class TokensGenerated:
     error: str | None = None
 
 
-EngineEvent = SequenceAdmitted | SequencePreempted | PromptScored | PromptPooled | TokensGenerated
+EngineEvent = (
+    SequenceAdmitted | SequencePreempted | PromptScored | PromptPooled | SequenceRouted | TokensGenerated
+)

@@ -315,6 +315,12 @@ class ModelSpec:
         )
 
     @property
+    def complete_group(self) -> int | None:
+        """The first cache group whose blocks hold all tokens of a sequence; None where none does."""
+        groups = enumerate(self.cache_groups)
+        return next((place for place, each in groups if isinstance(each.kind, Full | Latent)), None)
+
+    @property
     def kv_elements_per_token(self) -> int:
         """Numbers that one token keeps over all layers."""
         mixers = [layer.mixer for layer in self.keeping_layers]

@@ -53,6 +53,7 @@ class Request:
         stream: report output while it grows; otherwise a sequence's last event holds all of it, which costs less.
         constraint: what every answer must be; None leaves it free.
         lora: the name of its adapter; empty for none.
+        routed_experts: whether it is reported which experts its tokens go through.
         pooling: what the prompt is made into; nothing is generated then. None generates.
         client: whose request it is, by a name that the entry point makes up: workers are shared out by it.
     """
@@ -72,5 +73,6 @@ class Request:
     stream: bool = True
     constraint: Constraint | None = None
     lora: str = ""
+    routed_experts: bool = False
     pooling: Pooling | None = None
     client: str = ""

@@ -94,6 +94,7 @@ class AdmittedRow:
             live state.
         max_length: its tokens at the end of its answer at the most; see wide steps above.
         lora_slot: the slot of its adapter; 0 where it has none.
+        routed_experts: whether results say which experts its tokens go through.
         pooling: what the row's tokens are made into; such a row never yields a token.
     """
 
@@ -105,6 +106,7 @@ class AdmittedRow:
     sampling: RowSampling
     max_length: int
     lora_slot: int = 0
+    routed_experts: bool = False
     pooling: Pooling | None = None
 
 
@@ -246,6 +248,18 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@attrs.frozen
+class RoutedExperts:
+    """The experts that tokens of a row go through, from position `first` on.
+
+    `data` has of each token, layer by layer, the numbers of its experts, the most important first, and zeros of a layer without
+    experts; `EngineSizes.routed_experts` says how many, in how many bytes.
+    """
+
+    first: int
+    data: bytes
+
+
 @attrs.frozen(kw_only=True)
 class StepResult:
     """The result of a step.
@@ -258,6 +272,8 @@ class StepResult:
         prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
             there, for the positions that this step's chunks computed.
         pooled: by row, the vectors of the rows whose chunks pool.
+        routed_experts: by row, of the tokens that the step has computed of the rows that asked, and with a row's first ones those of the
+            prefix that was found.
         broken: rows whose logits or vectors are not finite; what stands for them in `token_ids` means nothing.
         copied: steps, this one or earlier ones, whose `stores` and `loads` are all done; each is reported once, at the latest with
             the first step collected after they are done that computes nothing, which may wait for them.
@@ -270,6 +286,7 @@ class StepResult:
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
     pooled: dict[int, tuple[float, ...]] = attrs.field(factory=dict)
+    routed_experts: dict[int, RoutedExperts] = attrs.field(factory=dict)
     broken: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
 

@@ -57,7 +57,14 @@ def as_text(value: Any) -> str:
     return repr(value)
 
 
-_USUAL = {"starts_anew": False, "lora_slot": 0, "pools": False, "width": 1, "drafts": True}
+_USUAL = {
+    "starts_anew": False,
+    "routed_experts": False,
+    "lora_slot": 0,
+    "pools": False,
+    "width": 1,
+    "drafts": True,
+}
 
 
 def _is_empty(name: str, value: object) -> bool:

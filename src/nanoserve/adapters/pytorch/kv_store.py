@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class KVStore:
         pools: of each cache group, its tensors: [layers, pages + 1, elements], or [1, pages + 1, layers, elements] where
             blocks are whole.
         has_states: whether steps change what earlier steps have kept.
+        routed_experts: beside the blocks of the complete group, [pages + 1, numbers of a block]; None where it is not recorded which
+            experts tokens go through.
         layers: of each layer its part of these, in the shapes that the kind of its mixer says: [pages + 1, *shape].
     """
 
@@ -49,10 +52,11 @@ class KVStore:
         device: torch.device,
         whole_blocks: bool = True,
         take: Take | None = None,
+        routed_experts: tuple[int, ...] = (),
     ) -> None:
         """`num_blocks`: of each cache group; one number is that of every group. `whole_blocks`: a block is one run over all layers.
 
-        `take` makes the pools on the device; None leaves that to torch.
+        `take` makes the pools on the device; None leaves that to torch. `routed_experts` is as in `EngineSizes`.
         """
         self.num_blocks = per_group(num_blocks, len(spec.cache_groups))
         self.block_size = block_size
@@ -63,9 +67,14 @@ class KVStore:
             pages = kind_of(spec.keeping_layers[group.layers[0]].mixer).pages(block_size, dtype)
             layouts.append((is_whole, pages, (1, count + 1, layers) if is_whole else (layers, count + 1)))
         take = take or functools.partial(empty_tensors, device=device)
-        made = iter(
-            take([((*lead, math.prod(shape)), of) for _, pages, lead in layouts for shape, of in pages])
-        )
+        wanted: list[Any] = [
+            ((*lead, math.prod(shape)), of) for _, pages, lead in layouts for shape, of in pages
+        ]
+        if routed_experts and spec.complete_group is not None:
+            *numbers, size = routed_experts
+            of = torch.uint8 if size == 1 else torch.int16
+            wanted.append(((self.num_blocks[spec.complete_group] + 1, block_size * math.prod(numbers)), of))
+        made = iter(take(wanted))
         self.pools: list[list[Tensor]] = []
         by_layer: dict[int, tuple[Tensor, ...]] = {}
         for group, (is_whole, pages, _) in zip(spec.cache_groups, layouts, strict=True):
@@ -76,6 +85,7 @@ class KVStore:
                 by_layer[layer] = tuple(
                     each.view(-1, *shape) for each, (shape, _) in zip(own, pages, strict=True)
                 )
+        self.routed_experts = next(made, None)
         self.layers = [by_layer[layer] for layer in range(len(spec.keeping_layers))]
 
     def block_bytes(self) -> Tensor:

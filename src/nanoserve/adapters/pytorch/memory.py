@@ -7,6 +7,7 @@ as fit into the memory when each is of usual length; what grows with the text sh
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -110,6 +111,8 @@ def plan_memory(
         available = available_memory(device or torch.device("cpu"))
     sampler = sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
     pages = [group.page_bytes(sizes.block_size, dtype.itemsize) for group in spec.cache_groups]
+    if sizes.routed_experts and spec.complete_group is not None:
+        pages[spec.complete_group] += sizes.block_size * math.prod(sizes.routed_experts)
     if request is None:
         counts = per_group(sizes.num_blocks, len(pages))
     else:

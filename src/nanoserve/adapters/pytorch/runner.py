@@ -25,6 +25,7 @@ from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.parallel.expert_loads import ExpertLoads
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring, read_scores
+from nanoserve.adapters.pytorch.routed_experts import ExpertRecords, Here, Routed, reports
 from nanoserve.adapters.pytorch.sampling import Sampler, Scores, drawn_from, score_tensors
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.adapters.pytorch.step_inputs import Rows, Span, StepInputs
@@ -65,6 +66,7 @@ class TorchTicket:
     scores: Scores | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
     pooled: tuple[Pooled, ...] = ()
+    routed: tuple[Routed, ...] = ()
 
 
 class TorchRunner:
@@ -86,7 +88,9 @@ class TorchRunner:
             block_size=sizes.block_size,
             dtype=weight.dtype,
             device=weight.device,
+            routed_experts=sizes.routed_experts,
         )
+        self._records = ExpertRecords.for_sizes(model, self.kv, sizes, sizes.max_num_batched_tokens)
         self._offload = Offload(self.kv, sizes.host_slots) if sizes.host_slots else None
         self.host = self._offload and self._offload.slots
         self._rows = Rows(sizes, num_groups=num_groups, device=weight.device)
@@ -164,6 +168,9 @@ class TorchRunner:
         hidden: Tensor = self._model(inputs, self.kv, eagle and eagle.observe, low_rank=low_rank)
         if eagle is not None:
             ticket.unlearnt = spans, eagle.take_tapped()
+        if self._records is not None:
+            slots = inputs.groups[self._records.group].slot_mapping
+            ticket.routed = self._records.keep(slots).report(spans, Here)
         return hidden
 
     def _learn(self, ticket: TorchTicket) -> None:
@@ -293,6 +300,7 @@ class TorchRunner:
             drafted_rows=ticket.drafted_rows,
             logprobs=logprobs,
             prompt_logprobs=read_scores(ticket.prompt_scores) if ticket.prompt_scores else {},
+            routed_experts=reports(ticket.routed) if ticket.routed else {},
             broken=broken,
             copied=() if self._offload is None else self._offload.finished(ticket.step, wait=True),
         )
@@ -305,6 +313,8 @@ class TorchRunner:
     def _apply(self, plan: StepPlan) -> None:
         if self._row_loras is not None:
             self._row_loras.load(plan.lora_loads)
+        if self._records is not None:
+            self._records.apply(plan)
         for row in plan.released:
             self._release(row)
         for admitted in plan.admitted:

@@ -49,7 +49,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "without it there are no tiers",
     **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
     **dict.fromkeys(("paranoid", "park_spare"), "checks counts; keeps another process"),
-    **dict.fromkeys(("max_logprobs", "logprobs_mode"), "what is reported"),
+    **dict.fromkeys(("max_logprobs", "logprobs_mode", "enable_return_routed_experts"), "what is reported"),
     **dict.fromkeys(("lora", "max_loras", "max_lora_rank"), "adapters count by their digests"),
     **dict.fromkeys(("kv_events_port", "kv_events_host", "kv_events_replay_port"), _EVENTS),
     **dict.fromkeys(("kv_events_topic", "kv_events_format"), _EVENTS),
@@ -65,7 +65,7 @@ _CHOICE: Final = "which token is drawn; its keys are those of the token"
 _END: Final = "when and how an answer ends and is reported"
 REQUEST_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("sampling", "seed", "bad_token_sequences", "constraint"), _CHOICE),
-    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream", "pooling"), _END),
+    **dict.fromkeys(("eos_token_ids", "unsearched_token_ids", "stream", "pooling", "routed_experts"), _END),
     **dict.fromkeys(("priority", "request_class", "deadline", "queue_timeout", "client"), _ORDER),
 }
 

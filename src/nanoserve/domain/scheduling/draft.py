@@ -33,6 +33,7 @@ class Draft:
             sampling=sequence.sampling,
             max_length=sequence.max_total_tokens,
             lora_slot=sequence.lora_slot,
+            routed_experts=sequence.request.routed_experts,
             pooling=sequence.request.pooling,
         )
         self.admitted.append(admitted)

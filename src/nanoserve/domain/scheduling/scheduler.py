@@ -29,6 +29,8 @@ recurrent states (`kv`), chunks under a bound of time (`chunk_budget.py`), and w
 
 from __future__ import annotations
 
+import math
+
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
@@ -293,6 +295,8 @@ class Scheduler:
                 cache.share(sequence, len(sequence.token_ids))
         if flight.copies:
             cache.states.settle(flight.copies)
+        if result.routed_experts:
+            flight.land_routed(result, math.prod(self.limits.routed_experts))
 
     def commit_more(self) -> list[Progress]:
         """Return what living sequences gained by the next token of the step that was committed last; empty when all of it is home."""

@@ -214,6 +214,14 @@ class InFlightStep:
             sequence.pooled = result.pooled[chunk.row]
         return [(sequence, -1, FinishReason.STOP) for sequence, _ in living]
 
+    def land_routed(self, result: StepResult, token_bytes: int) -> None:
+        """Let living sequences have the experts of their tokens; of those that were computed before, anew."""
+        of_rows = {chunk.row: sequence for sequence, chunk in self.chunks}
+        of_rows.update(zip(self.plan.decoding, self.decoding.sequences, strict=True))
+        for row, found in result.routed_experts.items():
+            if of_rows[row].finish_reason is None:
+                of_rows[row].routed_experts[found.first * token_bytes :] = found.data
+
 
 def stopped_by(sequences: Iterable[Sequence]) -> list[Stopped]:
     """Those that end with the newest of their tokens."""

@@ -28,7 +28,14 @@ from nanoserve.ports.errors import (
     RequestRefusedError,
     StepFailedError,
 )
-from nanoserve.ports.events import EngineEvent, PromptPooled, PromptScored, SequenceAdmitted, TokensGenerated
+from nanoserve.ports.events import (
+    EngineEvent,
+    PromptPooled,
+    PromptScored,
+    SequenceAdmitted,
+    SequenceRouted,
+    TokensGenerated,
+)
 from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.sampling import MAX_SEQUENCES_PER_REQUEST, PARAMETERS, Kind
@@ -88,6 +95,7 @@ class Generation:
         num_cached_tokens: prompt tokens found in the prefix cache; known from the first piece on.
         prompt_logprobs: one entry per prompt token, the first None, where asked for; known from the first piece on.
         pooled: the vector of the prompt, where asked for; known with the only piece.
+        routed: the experts of each sequence's tokens, where asked for; known with its last piece.
     """
 
     def __init__(
@@ -106,6 +114,7 @@ class Generation:
         self.num_cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self.pooled: tuple[float, ...] | None = None
+        self.routed: dict[int, bytes] = {}
         self._sampling = request.sampling
         self._reply = reply
         self._reservation = reservation
@@ -159,6 +168,8 @@ class Generation:
                 pieces.append(event)
             elif isinstance(event, PromptPooled):
                 self.pooled = event.vector
+            elif isinstance(event, SequenceRouted):
+                self.routed[event.index] = event.data
             elif isinstance(event, PromptScored) and self.prompt_logprobs is None:
                 self.prompt_logprobs = event.logprobs
             elif isinstance(event, SequenceAdmitted) and event.index == 0 and not event.resumed:

@@ -156,6 +156,7 @@ class Order:
         max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
         is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
         format: what its text must be; None for any.
+        routed_experts: whether it is reported which experts tokens go through.
         pooling: what is made of the prompt in place of an answer; None for an answer.
         calls: whether the conversation's tools are called, and which of them may be.
     """
@@ -175,6 +176,7 @@ class Order:
     format: Format | None = None
     budget: ReasoningBudget | None = None
     calls: ToolChoice = FREE
+    routed_experts: bool = False
     pooling: Pooling | None = None
 
     @property

@@ -224,6 +224,7 @@ class TextService:
             stream=order.stream,
             lora=order.model if order.model in self.loras else "",
             constraint=constraint,
+            routed_experts=order.routed_experts,
             pooling=pooling,
             client=order.client.identity,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),

@@ -15,6 +15,7 @@ from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.grammar import MOST_DRAFTED
+from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, Uncached
 from nanoserve.ports.request import DEFERRED_CLASS
 
@@ -30,6 +31,8 @@ _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 rows and long chunks to be busy."""
 _WIDTHS: Final = {"auto": 8, "ngram": 4, "eagle3": 4}
 """By drafter the most tokens of a row and step; three drafts are right often enough to be tried without a measure."""
+_BYTE: Final = 256
+"""Experts whose numbers fit into one."""
 _CROWD: Final = 512
 """Rows of a step on a GPU of `_LARGE` bytes, which has room for their tokens and logits."""
 _LARGE: Final = 64 << 30
@@ -102,7 +105,28 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
         max_width=choose_width(settings, spec, device),
         processed_logprobs=settings.logprobs_mode == "processed_logprobs",
         kv_cache_dtype=settings.kv_cache_dtype,
+        routed_experts=choose_routed(settings, spec),
     )
+
+
+def choose_routed(settings: EngineSettings, spec: ModelSpec) -> tuple[int, ...]:
+    """See `EngineSizes.routed_experts`. Raises `BadValueError` where experts are to be recorded and cannot be."""
+    if not settings.enable_return_routed_experts:
+        return ()
+    feeds = [layer.feed for layer in spec.layers if isinstance(layer.feed, ExpertsSpec)]
+    refusals = {
+        f"{spec.architecture} has no experts": not feeds,
+        f"no layer of {spec.architecture} keeps all tokens": spec.complete_group is None,
+        "it is not available beside speculation yet": settings.speculate != "off"
+        or settings.draft is not None,
+        "it is not kept with blocks in other tiers yet (kv_offload_memory, kv_offload_dir)": settings.kv_offload_memory
+        is not None
+        or settings.kv_offload_dir is not None,
+    }
+    for why in (why for why, is_so in refusals.items() if is_so):
+        raise BadValueError("enable_return_routed_experts", f"{why}; leave one of them out")
+    size = 1 if max(feed.count for feed in feeds) <= _BYTE else 2
+    return spec.num_layers, max(feed.top for feed in feeds), size
 
 
 def choose_kept(

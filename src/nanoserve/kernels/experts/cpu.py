@@ -16,7 +16,11 @@ ROWS = 16
 
 
 def choose(
-    logits: Tensor, routing: Routing, correction: Tensor | None = None, counts: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    correction: Tensor | None = None,
+    counts: Tensor | None = None,
+    record: Tensor | None = None,
 ) -> Chosen:
     """Choose each token's experts and their weights.
 
@@ -25,6 +29,7 @@ def choose(
         routing: how.
         correction: float32 [E], added to scores for the choice, though not for the weights.
         counts: int64 [E], to which the tokens of each expert are added.
+        record: int32, at least T * slots, into which the choice is written as a GPU leaves it: the first numbers of each token's slots.
     """
     count = routing.count(logits)
     scores = logits[:, :count]
@@ -49,6 +54,8 @@ def choose(
     weights = weights * routing.scale
     if counts is not None:
         counts += torch.bincount(experts.flatten(), minlength=count)
+    if record is not None:
+        record[: len(experts) * routing.slots].view(len(experts), -1)[:, : routing.top] = experts
     here = routing.here(logits)
     experts = torch.where((experts >= here.start) & (experts < here.stop), experts - here.start, -1)
     if routing.shared:

@@ -233,6 +233,20 @@ def test_what_keys_and_values_are_kept_in() -> None:
         choices.choose_kept(fp8, whole, lambda: "it is old")
 
 
+def test_experts_are_recorded_where_there_are_some_and_their_blocks_stay() -> None:
+    settings = EngineSettings(enable_return_routed_experts=True)
+    assert choices.choose_routed(settings, SHAPES["qwen3-30b-a3b"]) == (48, 8, 1)
+    assert choices.choose_routed(settings, SHAPES["qwen3-next-80b-a3b"]) == (48, 10, 2)
+    assert choices.choose_routed(EngineSettings(), SHAPES["qwen3-30b-a3b"]) == ()
+    for shape, more, why in (
+        ("llama-3.2-1b", {}, "llama has no experts"),
+        ("qwen3-30b-a3b", {"speculate": "ngram"}, "beside speculation"),
+        ("qwen3-30b-a3b", {"kv_offload_memory": 1 << 30}, "kv_offload_memory"),
+    ):
+        with pytest.raises(BadValueError, match=f"enable_return_routed_experts: .*{why}.*; leave"):
+            choices.choose_routed(attrs.evolve(settings, **more), SHAPES[shape])
+
+
 def test_what_is_rounded_is_not_verified() -> None:
     with pytest.raises(BadValueError, match=r"kv_cache_dtype: fp8 rounds keys and values, .* leave it out"):
         assemble_for_verification(EngineSettings(kv_cache_dtype="fp8"))

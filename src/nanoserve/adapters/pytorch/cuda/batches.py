@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.step_inputs import Span
 from nanoserve.ports.engine_facts import EngineSizes
 
 SMALL_BUCKETS = (1, 2, 4, 8)
@@ -89,6 +90,10 @@ class Batches:
     def length(self, row: int) -> int:
         """How long a row is of which no step is in flight."""
         return self._lengths[row] + (self._steps if row in self._batch.rows else 0)
+
+    def newest(self) -> list[Span]:
+        """The tokens that the newest step computed of the batch, in the order of its places."""
+        return [(row, self._lengths[row] + self._steps - 2, 1) for row in self._batch.places]
 
     def add_tokens(self, rows: Sequence[int]) -> None:
         """A mixed step gave these rows, which are not in the batch, one token each."""

@@ -42,6 +42,7 @@ from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE, PromptScoring
+from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
@@ -291,11 +292,13 @@ class _Site:
             device=device,
             whole_blocks=bool(sizes.host_slots),
             take=take,
+            routed_experts=sizes.routed_experts,
         )
+        records = ExpertRecords.for_sizes(self._model, kv, sizes, len(self._space.stream))
         space, arena, mixers = self._space, self._arena, self._mixers
         mixers.attach(arena, kv, make_rotaries(spec, device))
         how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
-        how["loras"] = self.loras
+        how |= {"loras": self.loras, "records": records}
         make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
         launcher, rehearsal = make_launcher(), make_launcher(brief=True)
         sampler = make_sampler(spec, sizes, device)

@@ -21,6 +21,7 @@ from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, W
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.encoder import Encoder
+from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.linear.launch import reads_one_row_straight
 from nanoserve.kernels.pointwise.launch import layer_norm_into
@@ -31,6 +32,7 @@ class ForwardLauncher:
 
     Attributes:
         mixers: of all layers of the model.
+        records: of the experts that tokens go through; None where they are not recorded.
         encoder: of a model that only computes whole texts.
     """
 
@@ -45,9 +47,10 @@ class ForwardLauncher:
         brief: bool = False,
         sums: Sums | None = None,
         loras: DeviceLoras | None = None,
+        records: ExpertRecords | None = None,
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
-        self.loras, self.encoder = loras, model.spec.encoder
+        self.loras, self.encoder, self.records = loras, model.spec.encoder, records
         self._layers = model.kinds() if brief else model.layers
         self.pooled_layers = model.pooled_layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
@@ -84,6 +87,8 @@ class ForwardLauncher:
         for parts in self._layers:
             for part in parts:
                 part.run(ops, step)
+        if self.records is not None:
+            self.records.keep_of(self._arena, self._arena.places[:0], places)
         return self._capped(ops.logits(self._norm, self._head))
 
     def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
@@ -152,6 +157,8 @@ class ForwardLauncher:
                     ops.narrow(arena.logits_indices[:num_chosen])
             for part in parts:
                 part.run(ops, step)
+        if self.records is not None:
+            self.records.keep_of(arena, rows, places)
         return ops.complete(self._norm)
 
     def _add_positions(self, encoder: Encoder, stream: Tensor) -> None:

@@ -93,7 +93,8 @@ class MixedSteps:
         """Queue a step of chunks and of a batch whose longest row has so many tokens."""
         loras = self._launcher.loras
         lora_groups = 0 if loras is None else loras.describe(chunks, batch)
-        if lora_groups or self._scoring.asks(chunks) or self._pooling.asked:
+        reads = self._scoring.asks(chunks) or self._pooling.asked or self._launcher.records
+        if lora_groups or reads:
             return self._run_and_read(chunks, batch, longest, lora_groups)
         shape = self._shape(chunks, len(batch.places), longest)
         if (

@@ -42,6 +42,7 @@ from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.offload import HostSlots, Offload
+from nanoserve.adapters.pytorch.routed_experts import reports
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks
@@ -152,6 +153,8 @@ class CudaRunner:
             self._batches.correct(drawn.rows, surplus, ticket.admissions)
         if ticket.pooled:
             result = ticket.with_vectors(result)
+        if ticket.routed:
+            result = attrs.evolve(result, routed_experts=reports(ticket.routed))
         if self._offload is None:
             return result
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
@@ -160,8 +163,15 @@ class CudaRunner:
         if self._launcher.loras is not None:
             self._launcher.loras.apply(plan)
         self._row_updates.apply(plan)
+        records = self._launcher.records
+        if records is not None:
+            records.apply(plan)
         if plan.num_tokens:
-            return self._mixed(plan) if plan.chunks else self._decode(plan)
+            ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
+            if records is not None and records.is_asked:
+                newest = self._batches.newest() if plan.decoding else []
+                ticket.routed = records.report_step(plan.chunks, newest, self._drawing.arrivals.fetch)
+            return ticket
         self._arena.flush()
         return CudaTicket(step=plan.step, is_empty=True)
 

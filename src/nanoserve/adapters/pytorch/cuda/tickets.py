@@ -9,6 +9,7 @@ import attrs
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.pooling import Pooled, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, read_scores
+from nanoserve.adapters.pytorch.routed_experts import Routed
 from nanoserve.adapters.pytorch.sampling.device_sampler import PackedScores
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
@@ -37,6 +38,7 @@ class CudaTicket:
     prompt_scores: tuple[PromptScores, ...] = ()
     late: CudaTicket | None = None
     pooled: tuple[tuple[Pooled, Download], ...] = ()
+    routed: tuple[Routed, ...] = ()
     width: int = 0
     asked: tuple[int, ...] = ()
     admissions: int = 0

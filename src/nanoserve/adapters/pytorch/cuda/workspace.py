@@ -98,7 +98,8 @@ class Mixing:
     def views(self, tokens: int, mixture: Mixture, slices: int = 1) -> tuple[Tensor, Chosen]:
         """Logits [slices, tokens, E], and what so many tokens choose."""
         width, slots = mixture.router.out_features, mixture.routing.slots
-        chosen = (each[: tokens * slots].view(tokens, slots) for each in (self.experts, self.weights))
+        experts = self.experts if mixture.record is None else mixture.record
+        chosen = (each[: tokens * slots].view(tokens, slots) for each in (experts, self.weights))
         return self.logits[: slices * tokens * width].view(slices, tokens, width), Chosen(*chosen)
 
 

@@ -68,6 +68,7 @@ class Experts(Part):
             self.shared_gate_up = Linear(hidden, 2 * feed.shared_size)
             self.shared_down = Linear(feed.shared_size, hidden)
         self.counts: Tensor | None = None
+        self.records: list[Tensor] = []  # one at the most, and no weight
         self.is_invariant = False
 
     def run(self, ops: LinearOps, _: object, /) -> None:
@@ -89,6 +90,7 @@ class Experts(Part):
             routing=self.routing,
             correction=self.correction,
             counts=self.counts,
+            record=self.records[0] if self.records else None,
             experts=stack,
             exact=self.spec.router.exact,
             invariant=self.is_invariant,

@@ -321,7 +321,7 @@ class TorchLinearOps:
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         x = norm(self.stream)
         logits = mixture.router(x.float() if mixture.exact else x).float()
-        chosen = choose(logits, mixture.routing, mixture.correction, mixture.counts)
+        chosen = choose(logits, mixture.routing, mixture.correction, mixture.counts, mixture.record)
         compute = invariant_feed if mixture.invariant else feed
         self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))
 

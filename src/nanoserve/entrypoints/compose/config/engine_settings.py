@@ -75,6 +75,11 @@ class EngineSettings:
         one_of("raw_logprobs", "processed_logprobs"),
         "Report log-probabilities of the model's own logits, or of what is drawn from, after temperature, penalties and filters.",
     )
+    enable_return_routed_experts: bool = setting(
+        False,
+        boolean(),
+        "Record which experts each token goes through, for /inference/v1/generate to report.",
+    )
     tensor_parallel_size: int = setting(
         1,
         integer(low=1, high=64),

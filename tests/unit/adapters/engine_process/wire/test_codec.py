@@ -41,6 +41,7 @@ from nanoserve.ports.events import (
     PromptScored,
     SequenceAdmitted,
     SequencePreempted,
+    SequenceRouted,
     SequenceTimes,
     TokensGenerated,
 )
@@ -81,6 +82,7 @@ FULL_REQUEST = Request(
     client="one",
     constraint=Constraint("regex", "[ab]+", reasoning=ReasoningLimit(9, (7, "so"), ("end",))),
     lora="an adapter",
+    routed_experts=True,
     pooling=Pooling(kind=PoolingKind.MEAN, token_ids=(4,)),
 )
 COMMANDS: list[Command] = [
@@ -131,6 +133,7 @@ REPORTS: list[Report] = [
             SequenceAdmitted("r", 0, 63, 16, resumed=True),
             SequencePreempted("r", 1),
             PromptScored("r", 0, (None, SCORE)),
+            SequenceRouted("r", 0, b"\0\1"),
             TokensGenerated("r", 0, (5,), "", (), None, None, 1, 0, None),
             LAST,
         ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Response, post
@@ -11,6 +13,7 @@ from litestar.di import NamedDependency
 
 from nanoserve.entrypoints.app.answer import Answer, Choice
 from nanoserve.entrypoints.app.generation import Piece
+from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http import fields
 from nanoserve.entrypoints.server.http.bodies import documented
 from nanoserve.entrypoints.server.http.field_support import harmless, only, refusing, sampling_body
@@ -19,8 +22,12 @@ from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.protocols.openai import wire
 from nanoserve.entrypoints.server.protocols.openai.chat import ChunkWriter
 from nanoserve.ports.checks import check_logprobs
-from nanoserve.ports.sampling import Api
+from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
+
+_MAGIC_BYTES: Final = 10
+_HEADER_ALIGNMENT: Final = 64
 
 
 @sampling_body(Api.OPENAI)
@@ -42,6 +49,7 @@ class TokensBody(wire.AnswerBody, kw_only=True):
     token_ids: list[int]
     sampling_params: TokenSampling
     return_tokens_as_token_ids: Annotated[bool | None, harmless("there are no others")] = None
+    return_routed_experts: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
     features: Annotated[Any, only()] = None
@@ -77,6 +85,7 @@ class TokensChoice(msgspec.Struct, kw_only=True):
     finish_reason: wire.FinishName | None = None
     stop_reason: str | int | msgspec.UnsetType = msgspec.UNSET
     weight_version: str | msgspec.UnsetType = msgspec.UNSET
+    routed_experts: str | msgspec.UnsetType = msgspec.UNSET
     timings: wire.Timings | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -104,6 +113,10 @@ async def generate_tokens(context: NamedDependency[RequestContext]) -> Response[
     given = {name: value for name, (_, value) in fields.given_sampling(asked, Api.OPENAI).items()}
     for name, count in ("logprobs", asked.logprobs), ("prompt_logprobs", given.get("prompt_logprobs")):
         check_logprobs(name, count, service.facts.max_logprobs)
+    routed = bool(service.facts.routed_experts)
+    if body.return_routed_experts and not routed:
+        message = "which experts tokens go through is not recorded; start the server with --enable-return-routed-experts"
+        raise BadValueError("return_routed_experts", message)
     detokenize = bool(given.get("stop"))
     sampling = fields.read_sampling(asked, Api.OPENAI, {}, logprobs=asked.logprobs, detokenize=detokenize)
     order = fields.make_order(
@@ -113,9 +126,10 @@ async def generate_tokens(context: NamedDependency[RequestContext]) -> Response[
         sampling=sampling,
         client=context.client,
         format=fields.body_format(asked),
+        routed_experts=routed and body.return_routed_experts is not False,
         max_tokens_name=given.get("max_tokens") and "max_tokens",
     )
-    writer = TokensWriter(body, service, sampling.logprobs, sampling.prompt_logprobs)
+    writer = TokensWriter(body, service, sampling)
     return await context.respond(writer, [order])
 
 
@@ -124,6 +138,10 @@ class TokensWriter(ChunkWriter):
 
     _prefix = "generate-tokens"
     _kind = "generate.tokens"
+
+    def __init__(self, body: TokensBody, service: TextService, sampling: SamplingParams) -> None:
+        super().__init__(body, service, sampling.logprobs, sampling.prompt_logprobs)
+        self._routed = service.facts.routed_experts
 
     async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
         """One chunk for each piece."""
@@ -145,7 +163,20 @@ class TokensWriter(ChunkWriter):
         told = self._end_fields(piece) | self._token_fields(piece)
         if self._num_logprobs is not None:
             told["logprobs"] = _chosen(piece.logprobs, self._num_logprobs)
+        routed = choice.generation.routed.get(piece.index)
+        if routed is not None and piece.finish_reason is not None:
+            told["routed_experts"] = as_array_file(routed, self._routed)
         return TokensChoice(index=choice.index, **told)
+
+
+def as_array_file(data: bytes, numbers: Sequence[int]) -> str:
+    """Experts of tokens, `RoutedExperts.data`, in Base64 as numpy's file of an array [tokens, layers, experts of one] (version 1.0 of the format)."""
+    layers, top, size = numbers
+    shape = (len(data) // (layers * top * size), layers, top)
+    described = {"descr": "|u1" if size == 1 else "<u2", "fortran_order": False, "shape": shape}
+    header = str(described).encode()
+    header += b" " * (-(len(header) + _MAGIC_BYTES + 1) % _HEADER_ALIGNMENT) + b"\n"
+    return base64.b64encode(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data).decode()
 
 
 def _chosen(scores: Sequence[TokenLogprobs], count: int) -> IdLogprobs:

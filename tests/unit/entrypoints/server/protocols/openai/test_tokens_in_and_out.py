@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+
+from nanoserve.entrypoints.server.protocols.openai.tokens import as_array_file
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -153,6 +158,17 @@ def test_tokens_end_at_a_stop_string_and_follow_a_grammar(raw_embedded: httpx.Cl
     (choice,) = ask(raw_embedded, GENERATE, token_ids=ids, sampling_params=kept)["choices"]
     text = raw_embedded.post("/detokenize", json={"tokens": choice["token_ids"], "skip_special_tokens": True})
     assert text.json()["prompt"] in {"yes", "no"}
+
+
+@pytest.mark.parametrize(("numbers", "dtype"), [((3, 2, 1), "uint8"), ((2, 4, 2), "uint16")])
+def test_experts_travel_as_a_file_of_numpy(numbers: tuple[int, int, int], dtype: str) -> None:
+    layers, top, _ = numbers
+    wanted = np.arange(5 * layers * top, dtype=dtype).reshape(5, layers, top) * (
+        1 if dtype == "uint8" else 999
+    )
+    text = as_array_file(wanted.tobytes(), numbers)
+    found = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    assert (found.dtype, found.tolist()) == (wanted.dtype, wanted.tolist())
 
 
 @pytest.mark.parametrize(
