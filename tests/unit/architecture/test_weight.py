@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8603,
-    "kernels": 13260,
-    "adapters/pytorch": 14360,
+    "kernels": 13275,
+    "adapters/pytorch": 14395,
     "adapters": 10875,
     "entrypoints/server": 10890,
     "entrypoints": 11595,
