@@ -272,7 +272,7 @@ class MemoryRunner:
             logprobs=admitted.sampling.logprobs is not None,
             pooling=admitted.pooling,
             max_length=admitted.max_length,
-            takes_drafts=admitted.sampling.takes_drafts,
+            takes_drafts=admitted.sampling.drafts,
         )
 
     def _update(self, update: TableUpdate) -> None:

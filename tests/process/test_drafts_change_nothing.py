@@ -32,7 +32,9 @@ PARAMS = [
     SamplingParams(temperature=1.0, frequency_penalty=0.5, presence_penalty=0.3, max_tokens=22, logprobs=0),
     SamplingParams(temperature=0.7, allowed_token_ids=range(40), max_tokens=25),
     SamplingParams(temperature=0.0, max_tokens=1),
-    SamplingParams(temperature=1.0, min_tokens=4, max_tokens=20, prompt_logprobs=1),
+    SamplingParams(
+        temperature=1.0, min_tokens=20, stop_token_ids=range(50), max_tokens=20, prompt_logprobs=1
+    ),
     SamplingParams(temperature=0.0, logprobs=1, max_tokens=24),
 ]
 
@@ -107,6 +109,20 @@ def test_answers_are_those_without_drafts(
         assert counters.accepted_tokens or isinstance(drafter, NGramDrafter)
         preempted |= engine.has_preempted
     assert preempted or windows_alone
+
+
+@pytest.mark.parametrize("tiny", ["llama"], indirect=True)
+def test_rows_whose_draws_depend_on_those_before_have_drafts(
+    model: DecoderModel, prompts: list[list[int]], without: list[Answer]
+) -> None:
+    for number in (4, 5, 8):
+        drafter = knowing(prompts[number : number + 1], without[number : number + 1], 1.0)
+        engine = PoisonedEngine(model, drafter=drafter, block_size=4, max_width=8)
+        (answer,) = engine.answers(
+            prompts[number : number + 1], PARAMS[number : number + 1], first_seed=number
+        )
+        same(answer, without[number])
+        assert engine.engine.scheduler.counters.accepted_tokens > len(without[number].tokens) // 2
 
 
 @pytest.mark.parametrize("tiny", ["llama", "mistral"], indirect=True)

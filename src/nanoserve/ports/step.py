@@ -19,8 +19,9 @@ A row never comes to be longer than its `max_length`: what is drawn beyond is no
 a wide step writes nothing at position `max_length` - 1 or behind it (such writes go to the sink). Up to there its blocks are reserved,
 for as far as all steps in flight can bring it. A narrow step never has a row at its end, and has no counts.
 
-A row whose draws depend on more than seed, position and logits has no drafts yet (`RowSampling.takes_drafts`), nor has one for which
-nothing was guessed: it computes and gains one token.
+A draw that depends on the tokens before it, by penalties, bad words or `min_tokens`, is made as if these were the drafts: where they are not,
+it is not kept. A row that wants no drafts (`RowSampling.drafts`) has none, nor has one for which nothing was guessed: it computes and
+gains one token.
 
 Drafts of masked rows come with the plan, since each position needs its own mask and only the host can make those. It must know the
 row's tokens for that, so a wide step with masked rows is planned when no step is in flight.
@@ -54,7 +55,7 @@ class RowSampling:
 
     `seed` and the output position alone determine each draw. `held_back_ids` (end-of-sequence and stop ids) are
     excluded until `min_tokens` tokens are generated. `logprobs`/`prompt_logprobs` count the likeliest tokens to
-    report; None reports nothing.
+    report; None reports nothing. `drafts`: whether they are wanted.
     """
 
     seed: int
@@ -73,12 +74,6 @@ class RowSampling:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     drafts: bool = True
-
-    @property
-    def takes_drafts(self) -> bool:
-        """True if drafts are wanted, and draws depend on seed, position and logits alone: not on tokens that are drawn in the same step."""
-        neutral = self.presence_penalty == self.frequency_penalty == 0.0 and self.repetition_penalty == 1.0
-        return self.drafts and neutral and not self.min_tokens and not self.bad_token_sequences
 
 
 @attrs.frozen(kw_only=True)

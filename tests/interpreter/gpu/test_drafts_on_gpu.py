@@ -36,8 +36,11 @@ PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=TOKENS),
     SamplingParams(temperature=1.0, max_tokens=TOKENS - 1),
     SamplingParams(temperature=0.9, top_p=0.7, max_tokens=TOKENS - 2, logprobs=2),
-    SamplingParams(temperature=0.9, repetition_penalty=1.2, logprobs=0, max_tokens=TOKENS - 2),
+    SamplingParams(
+        temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.4, logprobs=0, max_tokens=TOKENS - 2
+    ),
     SamplingParams(temperature=0.8, logit_bias={5: 3.0}, max_tokens=TOKENS - 1),
+    SamplingParams(temperature=1.0, min_tokens=TOKENS, stop_token_ids=range(50), max_tokens=TOKENS),
 ]
 PLAIN = PARAMS[:2]
 Drafting = Callable[[Arena], Callable[..., None]]
@@ -130,10 +133,11 @@ def test_answers_are_those_without_drafts(
 
 
 @pytest.mark.parametrize(("acceptance", "accepted"), [(0.0, 0), (1.0, 5)])
+@pytest.mark.parametrize("more", [{}, {"presence_penalty": 0.9, "min_tokens": 6, "stop_token_ids": (3,)}])
 def test_a_row_gains_what_is_right(
-    model: DecoderModel, prompts: list[list[int]], acceptance: float, accepted: int
+    model: DecoderModel, prompts: list[list[int]], acceptance: float, accepted: int, more: dict[str, Any]
 ) -> None:
-    params = [SamplingParams(temperature=1.0, max_tokens=8)]
+    params = [SamplingParams(temperature=1.0, max_tokens=8, **more)]
     without = serve(model).answers(prompts[:1], params)
     served = serve(model, by(knowing(prompts[:1], without, acceptance)), max_width=4)
     assert served.answers(prompts[:1], params) == without

@@ -56,6 +56,7 @@ def test_answers_are_those_without_drafts(text: str, width: int) -> None:
             world = bound_world(each, depth=1 + seed % 2, tokenizer=None)
             ask(world, "a", text, seed=seed, max_tokens=5 + 3 * seed, logprobs=0)
             ask(world, "b", text, seed=seed + 50, n=2)
+            ask(world, "long", text, seed=seed + 60, min_tokens=5, presence_penalty=0.5)
             world.add("free", range(seed, seed + 9), max_tokens=30)
             world.run()
             answers.append([(one.token_ids, one.reason, one.logprobs) for one in world.answers.values()])
@@ -148,8 +149,6 @@ def test_rows_whose_masks_are_late_gain_nothing_and_lose_nothing(depth: int) -> 
 def test_rows_that_may_have_no_drafts_have_none() -> None:
     world = bound_world(8)
     ask(world, "off", FORCED, drafts=False)
-    ask(world, "penalty", FORCED, presence_penalty=0.5)
-    ask(world, "long", FORCED, min_tokens=3)
     world.add("ends", range(5), constraint=Constraint(KIND, FORCED), eos=(1, 2), max_tokens=9)
     world.add(
         "after", range(3), constraint=Constraint(KIND, FORCED, after=(900, 901)), eos=(1,), max_tokens=6

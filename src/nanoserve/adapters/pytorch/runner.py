@@ -7,7 +7,7 @@ rows already hold the tokens that this one sampled.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -195,26 +195,34 @@ class TorchRunner:
         masks: Mapping[int, memoryview],
         missing: AbstractSet[int],
     ) -> None:
-        """Draw for rows, each with what was guessed of it, from logits of all these places."""
-        spans = [(row, ahead) for row, drafts in guesses.items() for ahead in range(1 + len(drafts))]
-        if missing:
-            drawn = [place for place, (row, _) in enumerate(spans) if row not in missing]
-            spans, logits = [spans[place] for place in drawn], logits[drawn]
-            guesses = {row: drafts for row, drafts in guesses.items() if row not in missing}
-        rows, ahead = [row for row, _ in spans], [ahead for _, ahead in spans]
-        scored = self._scored(rows)
-        untouched = logits[scored]
-        for place, (row, each) in enumerate(spans) if masks else ():
-            if row in masks:
-                logits[place].masked_fill_(_forbidden(masks[row], logits, each), -torch.inf)
-        kept: list[int] = []
-        if rows:
-            tokens = self._sampler.sample(logits, rows, torch.tensor(ahead, device=logits.device))
-            kept = self._accept(guesses, tokens.tolist())
-            ticket.rows, ticket.tokens = tuple(rows[place] for place in kept), tokens[kept]
-            self._note_draws(ticket, logits[kept], untouched[[place in kept for place in scored]])
-        gained = Counter(rows[place] for place in kept)
-        ticket.counts = tuple(gained[row] for row in asked)
+        """Draw for rows, each with what was guessed of it, from logits of all these places: the next one of each row while guesses are right."""
+        ends = itertools.accumulate([1 + len(drafts) for drafts in guesses.values()], initial=0)
+        starts = dict(zip(guesses, ends, strict=False))
+        gained: dict[int, list[int]] = {row: [] for row in guesses if row not in missing}
+        shaped: dict[int, Tensor] = {}
+        going, ahead = list(gained), 0
+        while going:
+            places = [starts[row] + ahead for row in going]
+            chosen = logits[places]
+            for place, row in enumerate(going) if masks else ():
+                if row in masks:
+                    chosen[place].masked_fill_(_forbidden(masks[row], logits, ahead), -torch.inf)
+            drawn = self._sampler.sample(chosen, going).tolist()
+            shaped.update(zip(places, chosen, strict=True))
+            for row, token in zip(going, drawn, strict=True):
+                gained[row].append(token)
+            going = [row for row in going if accepted_length(guesses[row], gained[row]) > len(gained[row])]
+            ahead += 1
+        ticket.counts = tuple(len(gained.get(row, ())) for row in asked)
+        if not gained:
+            return
+        for row, tokens in gained.items():
+            self._rows.extend(row, tokens)
+        kept = [starts[row] + each for row, tokens in gained.items() for each in range(len(tokens))]
+        ticket.rows = tuple(row for row, tokens in gained.items() for _ in tokens)
+        ticket.tokens = torch.tensor([*itertools.chain(*gained.values())], device=logits.device)
+        untouched = logits[[kept[place] for place in self._scored(ticket.rows)]]
+        self._note_draws(ticket, torch.stack([shaped[place] for place in kept]), untouched)
 
     def _draft(self, plan: StepPlan) -> dict[int, Sequence[int]]:
         """The drafts of each decoding row that is not at its end."""
@@ -232,19 +240,6 @@ class TorchRunner:
             for row, count in free.items():
                 drafts[row] = self._drafter.propose(self._rows.token_ids(row), count)
         return drafts
-
-    def _accept(self, drafts: Mapping[int, Sequence[int]], drawn: list[int]) -> list[int]:
-        """Extend rows by the draws that count, whose places are returned."""
-        kept: list[int] = []
-        place = 0
-        for row, guesses in drafts.items():
-            after = place + 1 + len(guesses)
-            count = accepted_length(guesses, drawn[place:after])
-            self._rows.extend(row, drawn[place : place + count])
-            self._sampler.take_back(row, 1 + len(guesses) - count)
-            kept += range(place, place + count)
-            place = after
-        return kept
 
     def _read_prompts(self, chunks: tuple[Chunk, ...], hidden: Tensor, ticket: TorchTicket) -> None:
         if self._prompt_scoring.asked:
@@ -342,7 +337,7 @@ class TorchRunner:
         self._release(admitted.row)
         self._rows.admit(admitted)
         self._longest[admitted.row] = admitted.max_length
-        if not admitted.sampling.takes_drafts:
+        if not admitted.sampling.drafts:
             self._undrafted.add(admitted.row)
         self._sampler.admit(admitted)
         if admitted.sampling.prompt_logprobs is not None:

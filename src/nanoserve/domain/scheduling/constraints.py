@@ -177,7 +177,7 @@ class Constraints:
         """Up to so many drafts of a sequence that has a constraint, all of which its masks allow."""
         matcher = self.matchers[sequence]
         # Masks that the engine changes itself, it changes for the newest token alone.
-        if sequence in self._free or sequence in self._unsure or not sequence.sampling.takes_drafts:
+        if sequence in self._free or sequence in self._unsure or not sequence.sampling.drafts:
             return ()
         assert self._grammars is not None
         ngrams, known = self._ngrams, sequence.token_ids

@@ -88,14 +88,12 @@ class Speculation:
             self._rows = rows
             self._best = widest = self._widest(rows)
             if self._costs:
-                most = [widest if each.sampling.takes_drafts else 1 for each in rows.sequences]
+                most = [widest if each.sampling.drafts else 1 for each in rows.sequences]
                 self._best = self._most_tokens_per_second(rows, most)
         if self._best > 1:
             return self._best
         self._narrow_steps += 1
-        if self._narrow_steps <= PROBE_AFTER or not any(
-            each.sampling.takes_drafts for each in rows.sequences
-        ):
+        if self._narrow_steps <= PROBE_AFTER or not any(each.sampling.drafts for each in rows.sequences):
             return 1
         return self._widest(rows)
 
@@ -112,7 +110,7 @@ class Speculation:
             return 0
         self.drafts = {each: constraints.draft(each, widest - 1) for each in bound}
         most = [
-            1 + len(self.drafts[each]) if each in self.drafts else widest if each.sampling.takes_drafts else 1
+            1 + len(self.drafts[each]) if each in self.drafts else widest if each.sampling.drafts else 1
             for each in rows.sequences
         ]
         width = self._most_tokens_per_second(rows, most)

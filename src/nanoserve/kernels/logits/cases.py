@@ -26,34 +26,41 @@ def occurrences(inputs: Inputs, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def check_apply_penalties(inputs: Inputs, vocab_size: int) -> Iterator[Comparison]:
-    """Logits that are columns of a wider matrix, of which the rest stays, and so does a place without penalties."""
+    """Logits that are columns of a wider matrix, of which the rest stays, and so does a place without penalties; with further tokens and without."""
     counts, in_prompt = occurrences(inputs, vocab_size)
     places, strengths = [row % NUM_ROWS for row in ROWS], inputs.these(STRENGTHS, torch.float32)
     before = inputs.poisoned(len(ROWS), vocab_size + MARGIN, dtype=torch.float32)
     logits = before[:, :vocab_size]
     logits.copy_(3 * inputs.normal(*logits.shape, dtype=torch.float32))
-    occurred = {"output_counts": counts[places], "in_prompt": in_prompt[places]}
-    wanted = before.clone()
-    wanted[:, :vocab_size] = reference.penalized(logits, **occurred, strengths=strengths)
-    wanted[1] = before[1]
-    return inputs.compare(
-        apply_penalties,
-        logits=expect(wanted, before, columns=slice(vocab_size)),
-        batch_rows=inputs.these(ROWS),
-        output_counts=counts,
-        in_prompt=in_prompt,
-        strengths=strengths,
-    )
+    drafted, tokens = counts[places], [[5, 5, place] for place in range(len(ROWS) - 1)]
+    tokens.append([7, -1, -1])
+    for place, each in enumerate(tokens):
+        for token in each:
+            drafted[place, token] += token >= 0
+    for also, seen in ((None, counts[places]), (inputs.these(tokens), drafted)):
+        wanted, rest = before.clone(), {"in_prompt": in_prompt[places], "strengths": strengths}
+        wanted[:, :vocab_size] = reference.penalized(logits, output_counts=seen, **rest)
+        wanted[1] = before[1]
+        yield from inputs.compare(
+            apply_penalties,
+            logits=expect(wanted, before, columns=slice(vocab_size)),
+            batch_rows=inputs.these(ROWS),
+            output_counts=counts,
+            in_prompt=in_prompt,
+            strengths=strengths,
+            before=also,
+        )
 
 
 def check_count_tokens(
     inputs: Inputs, vocab_size: int, dtype: torch.dtype = torch.int32
 ) -> Iterator[Comparison]:
-    """Tokens of the places that have penalties, one of them reported as broken."""
+    """Tokens of the places that have penalties, one of them reported as broken; some are of one row, and one has none."""
     before, _ = occurrences(inputs, vocab_size)
-    tokens, wanted = (vocab_size - 1, 1, 0, 5, vocab_size // 2), before.clone()
-    for row, token in zip(ROWS, tokens, strict=True):
-        if row < NUM_ROWS:
+    rows, wanted = (*ROWS, 3, 3, 0), before.clone()
+    tokens = (vocab_size - 1, 1, 0, 5, vocab_size // 2, vocab_size // 2, 1, vocab_size)
+    for row, token in zip(rows, tokens, strict=True):
+        if row < NUM_ROWS and token < vocab_size:
             wanted[row, token] += 1
     reported = inputs.these(
         [-1 - token if place == 3 else token for place, token in enumerate(tokens)], dtype
@@ -61,9 +68,9 @@ def check_count_tokens(
     return inputs.compare(
         count_tokens,
         tokens=reported,
-        batch_rows=inputs.these(ROWS),
+        batch_rows=inputs.these(rows),
         output_counts=expect(wanted, before),
-        strengths=inputs.these(STRENGTHS, torch.float32),
+        strengths=inputs.these((*STRENGTHS, *STRENGTHS[2:]), torch.float32),
     )
 
 

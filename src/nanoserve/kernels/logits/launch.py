@@ -18,6 +18,7 @@ def apply_penalties(
     output_counts: Tensor,
     in_prompt: Tensor,
     strengths: Tensor,
+    before: Tensor | None = None,
 ) -> None:
     """Penalise logits in place.
 
@@ -28,11 +29,13 @@ def apply_penalties(
         in_prompt: bool [R, vocab] contiguous, whether it occurs in the row's prompt.
         strengths: float32 [S, 3] contiguous: repetition, frequency, presence. A place with (1, 0, 0) is
             left alone, and its row, which may lie beyond R, is not looked at.
+        before: int32 [S, d] contiguous, tokens that count for a place as its row's output does, -1 for none.
     """
     places, vocab_size = logits.shape
     apply_kernel[(triton.cdiv(vocab_size, BLOCK), places)](
         logits_ptr=logits, batch_rows_ptr=batch_rows, output_counts_ptr=output_counts,
         in_prompt_ptr=in_prompt, strengths_ptr=strengths, row_stride=logits.stride(0),
+        before_ptr=batch_rows if before is None else before, AHEAD=0 if before is None else before.shape[1],
         VOCAB=vocab_size, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
@@ -41,8 +44,8 @@ def count_tokens(tokens: Tensor, *, batch_rows: Tensor, output_counts: Tensor, s
     """Add one to the count of each place's token, where the place has a penalty.
 
     Args:
-        tokens: int32 or int64 [S] contiguous, the step's tokens; a negative number stands for token `-1 - number`.
-        batch_rows: as in `apply_penalties`; places with a penalty name different rows.
+        tokens: int32 or int64 [S] contiguous, the step's tokens; a negative number stands for token `-1 - number`, vocab for none.
+        batch_rows: as in `apply_penalties`.
         output_counts: as in `apply_penalties`.
         strengths: as in `apply_penalties`.
     """

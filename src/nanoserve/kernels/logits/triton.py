@@ -6,10 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def apply_kernel(
-    logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr, before_ptr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, place): BLOCK of a place's VOCAB logits, in place, by the strengths [places, 3] (see `logits`)."""
+    """Program (block, place): BLOCK of a place's VOCAB logits, in place, by the strengths [places, 3] (see `logits`) and AHEAD further tokens."""
     block, place = tl.program_id(0), tl.program_id(1)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
@@ -20,6 +20,8 @@ def apply_kernel(
         value_ptrs = logits_ptr + place.to(tl.int64) * row_stride + tokens
         values = tl.load(value_ptrs, mask=inside)
         counts = tl.load(output_counts_ptr + occurrences, mask=inside, other=0)
+        for each in tl.static_range(AHEAD):
+            counts += (tokens == tl.load(before_ptr + place * AHEAD + each)).to(tl.int32)
         flags = tl.load(in_prompt_ptr + occurrences, mask=inside, other=0).to(tl.int32)
         # `div_rn` rounds as the CPU's division does; the plain one of a GPU may be off in the last digit.
         repeated = tl.where(
@@ -32,7 +34,7 @@ def apply_kernel(
 
 @triton.jit
 def count_kernel(batch_rows_ptr, output_counts_ptr, strengths_ptr, tokens_ptr, VOCAB: tl.constexpr):
-    """Program s: output_counts[batch_rows[s], tokens[s]] += 1."""
+    """Program s: output_counts[batch_rows[s], tokens[s]] += 1, unless the token lies beyond the VOCAB ones."""
     place = tl.program_id(0)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
@@ -40,7 +42,7 @@ def count_kernel(batch_rows_ptr, output_counts_ptr, strengths_ptr, tokens_ptr, V
         token = tl.load(tokens_ptr + place).to(tl.int64)
         token = tl.where(token < 0, -1 - token, token)
         count_ptr = output_counts_ptr + tl.load(batch_rows_ptr + place).to(tl.int64) * VOCAB + token
-        tl.store(count_ptr, tl.load(count_ptr) + 1)
+        tl.atomic_add(count_ptr, 1, mask=token < VOCAB)
 
 
 @triton.jit

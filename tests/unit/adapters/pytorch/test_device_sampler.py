@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -69,6 +70,33 @@ def test_logits_are_shaped_as_on_the_cpu_while_the_output_grows() -> None:
         tokens = cpu.sample(logits, ROWS)
         torch.testing.assert_close(shaped.cpu(), logits, rtol=1e-6, atol=1e-6)
         device.observe(ROWS, as_drawn(tokens))
+
+
+def test_places_behind_drafts_are_shaped_as_if_these_were_drawn() -> None:
+    """Rows gain some of what they draw, whichever; a sampler that is given their tokens anew shapes each place alike."""
+    dice, width = random.Random(2), 4
+    device, texts = make_device_sampler(), {each.row: [*each.token_ids] for each in crowd()}
+    for each in crowd():
+        device.admit(each)
+    owners = tuple(row for row in ROWS for _ in range(width))
+    for step in range(6):
+        logits = logits_at(step, len(owners)).to(DEVICE)
+        drafts = [[dice.choice((3, 4, 11, 2, 9)) for _ in range(dice.randrange(width))] for _ in ROWS]
+        padded = [[*ahead, *[-1] * (width - 1 - len(ahead))] for ahead in drafts]
+        before = [[*ahead[:count], *[-1] * (width - 1 - count)] for ahead in padded for count in range(width)]
+        shaped = device.process(logits, owners, torch.tensor(before, dtype=torch.int32, device=DEVICE))
+        for place, row in enumerate(ROWS):
+            for ahead in range(len(drafts[place]) + 1):
+                alone = make_device_sampler()
+                tokens = [*texts[row], *drafts[place][:ahead]]
+                alone.admit(admitted(row, tokens=tokens, num_prompt=4, **SETTINGS[row]))
+                at = place * width + ahead
+                torch.testing.assert_close(shaped[at : at + 1], alone.process(logits[at : at + 1], (row,)))
+        gained = [ahead[: dice.randint(1, width)] or [7] for ahead in drafts]
+        given = [[*tokens, *[VOCAB] * (width - len(tokens))] for tokens in gained]
+        device.observe(owners, as_drawn(torch.tensor(given).flatten()))
+        for row, tokens in zip(ROWS, gained, strict=True):
+            texts[row] += tokens
 
 
 def test_rows_draw_as_on_the_cpu() -> None:

@@ -82,7 +82,7 @@ class RowUpdates:
         arena.write("num_prompt_tokens", (admitted.num_prompt_tokens,), row=row)
         if arena.sizes.max_width > 1:
             arena.write("limits", (admitted.max_length,), row=row)
-            arena.write("takes_drafts", (int(admitted.sampling.takes_drafts),), row=row)
+            arena.write("takes_drafts", (int(admitted.sampling.drafts),), row=row)
         arena.write_settings(device_settings(admitted.sampling, self._sampler.vocab_size), row)
         for group, block_ids in enumerate(admitted.block_tables):
             if block_ids:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.arena import NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
@@ -78,15 +78,15 @@ class SpecialDraws:
     ) -> CudaTicket:
         """Draw for a ticket's rows, with what they ask for before and after it; `places` begins with them, `missing` get nothing.
 
-        With a width, logits [S * width, vocab] are of as many positions of each row. Rows whose draws depend on earlier ones have no
-        drafts: what is shaped of their later positions is not looked at.
+        With a width, logits [S * width, vocab] are of as many positions of each row, each of which is shaped as behind the row's drafts.
         """
         # Scores are of the logits as the model made them; `process` returns a copy.
         rows, width, given = ticket.drawn_rows, ticket.width, ticket.order
         special, places = self._sampler.special(rows), places[: len(rows)]
         owners = tuple([row for row in rows for _ in range(width)]) if width > 1 else rows
-        shaped = self._sampler.process(logits, owners) if special else logits
-        ends = self._arena.lengths.index_select(0, places) if special and width > 1 else None
+        ends = self._arena.lengths.index_select(0, places).long() if special and width > 1 else None
+        before = None if ends is None else self._before(places, ends, width)
+        shaped = self._sampler.process(logits, owners, before) if special else logits
         if masks:
             self.blocks.exclude(shaped, self.blocks.send(masks, rows, max(width, 1)))
         if missing:
@@ -108,16 +108,25 @@ class SpecialDraws:
         if not special:
             return ticket
         lengths = self._arena.lengths.index_select(0, places).long()
-        tokens = self._arena.tokens[places.long(), lengths - 1].long()  # which the rows were just given, [S]
-        self._sampler.observe(rows, tokens)
-        if ends is not None:  # as drafted, from where a draw was none
-            ahead = ends.long()[:, None] + torch.arange(width, device=ends.device)
-            tokens = self._arena.tokens[places.long()[:, None], ahead].long().clamp(min=0).flatten()
+        if ends is None:
+            gained = tokens = self._arena.tokens[places.long(), lengths - 1].long()  # [S]
+        else:  # behind what was drawn stands what was drafted
+            ahead = torch.arange(width, device=ends.device)
+            tokens = self._arena.tokens[places.long()[:, None], ends[:, None] + ahead].long().clamp(min=0)
+            gained = tokens.where(ahead < (lengths - ends)[:, None], self._sampler.vocab_size).flatten()
+            tokens, rows = tokens.flatten(), owners
+        self._sampler.observe(rows, gained)
         scored = shaped if self._sampler.processed_logprobs else logits
-        ticket.scores = self._sampler.score(scored, tokens, owners if width > 1 else rows)
+        ticket.scores = self._sampler.score(scored, tokens, rows)
         if ticket.scores is not None:
             ticket.scores_download = self._drawing.arrivals.fetch(ticket.scores.packed)
         return ticket
+
+    def _before(self, places: Tensor, ends: Tensor, width: int) -> Tensor:
+        """The drafts before each of `width` positions from the ends [S] of these rows on, int32 [S * width, width - 1], -1 where there are no more."""
+        ahead = torch.arange(width, device=ends.device)
+        drafts = self._arena.tokens[places.long()[:, None], ends[:, None] + ahead[:-1]]
+        return drafts[:, None].where(ahead[:-1] < ahead[:, None], NO_DRAFT).flatten(0, 1).contiguous()
 
 
 def _of_rows(logits: Tensor, index: Tensor, width: int) -> Tensor:

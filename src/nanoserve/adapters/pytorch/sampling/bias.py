@@ -33,6 +33,7 @@ class LogitBias(SamplerPart[tuple[tuple[int, float], ...], BiasedTokens]):
         places, tokens, biases = zip(*found, strict=True)
         return BiasedTokens(self.integers(places), self.integers(tokens), self.floats(biases))
 
-    def apply(self, logits: Tensor, chosen: BiasedTokens) -> None:
+    def apply(self, logits: Tensor, chosen: BiasedTokens, before: Tensor | None = None) -> None:
         """Add the bias in place; an id that a row names twice gets both."""
+        del before
         logits.index_put_((chosen.places, chosen.token_ids), chosen.bias, accumulate=True)

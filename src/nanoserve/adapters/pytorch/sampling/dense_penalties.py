@@ -27,7 +27,7 @@ class DensePenalties(Occurrences[PenalizedPlaces]):
         strengths = [self.asked.get(row, NO_PENALTY) for row in rows]
         return PenalizedPlaces(upload(rows, torch.int32, self._device), self.floats(strengths))
 
-    def apply(self, logits: Tensor, chosen: PenalizedPlaces) -> None:
+    def apply(self, logits: Tensor, chosen: PenalizedPlaces, before: Tensor | None = None) -> None:
         """Penalise float32 logits [S, vocab] in place."""
         apply_penalties(
             logits,
@@ -35,6 +35,7 @@ class DensePenalties(Occurrences[PenalizedPlaces]):
             output_counts=self.output_counts,
             in_prompt=self.in_prompt,
             strengths=chosen.strengths,
+            before=before,
         )
 
     def observe(self, chosen: PenalizedPlaces, tokens: Tensor) -> bool:

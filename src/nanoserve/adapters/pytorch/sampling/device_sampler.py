@@ -122,7 +122,7 @@ class DeviceSampler:
         self._parts = SamplerParts(
             DensePenalties(vocab_size=vocab_size, max_rows=max_rows, device=device),
             LogitBias(device),
-            Exclusions(vocab_size, device),
+            Exclusions(vocab_size, max_rows, device),
             ScoredRows(device, vocab_size),
             vocab_size=vocab_size,
         )
@@ -148,14 +148,14 @@ class DeviceSampler:
             self._judged = (rows, not self._special.isdisjoint(rows))
         return self._judged[1]
 
-    def process(self, logits: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Logits [S, vocab] of S rows, any float dtype, to the logits to draw from: float32, a copy."""
+    def process(self, logits: Tensor, rows: tuple[int, ...], before: Tensor | None = None) -> Tensor:
+        """Logits [S, vocab] of S rows, any float dtype, to the logits to draw from: float32, a copy; `before` as in `SamplerPart.apply`."""
         shaped = logits.to(torch.float32, copy=True)
-        self._parts.apply(shaped, rows)
+        self._parts.apply(shaped, rows, before)
         return shaped
 
     def observe(self, rows: tuple[int, ...], tokens: Tensor) -> None:
-        """Take note of the tokens, integers [S], that the step's rows have just been given, as they were drawn."""
+        """Take note of the tokens, integers [S], that the step's rows have just been given, as `SamplerPart.observe` does."""
         if self._parts.observe(rows, tokens):
             for row in rows:
                 self._judge(row)

@@ -48,13 +48,17 @@ class SamplerPart(Generic[AskedT, ChosenT]):
         """The data that a step with these rows needs, of which at least one asks."""
         raise NotImplementedError
 
-    def apply(self, logits: Tensor, chosen: ChosenT) -> None:
-        """Shape the step's logits [S, vocab] in place."""
+    def apply(self, logits: Tensor, chosen: ChosenT, before: Tensor | None = None) -> None:
+        """Shape the step's logits [S, vocab] in place.
+
+        Of a wide step `before`, int32 [S, d], has the drafts that a place lies behind, and -1 where there are no more.
+        """
 
     def observe(self, chosen: ChosenT, tokens: Tensor) -> bool:
         """Take note of the step's tokens [S], as they were drawn; True if rows now ask for something else.
 
-        A negative number stands for the token `-1 - number`, whose logit is not finite.
+        A negative number stands for the token `-1 - number`, whose logit is not finite. Where a row has several places, those behind
+        its last token have the vocabulary's size.
         """
         del chosen, tokens
         return False
@@ -109,11 +113,11 @@ class SamplerParts:
             self._selected = rows, tuple([part.chosen(rows) for part in self._parts])
         return self._selected[1]
 
-    def apply(self, logits: Tensor, rows: tuple[int, ...]) -> None:
-        """Shape the logits [S, vocab] of a step with these rows in place."""
+    def apply(self, logits: Tensor, rows: tuple[int, ...], before: Tensor | None = None) -> None:
+        """Shape the logits [S, vocab] of a step with these rows in place; `before` as in `SamplerPart.apply`."""
         for part, chosen in zip(self._parts, self.select(rows), strict=True):
             if chosen is not None:
-                part.apply(logits, chosen)
+                part.apply(logits, chosen, before)
 
     def observe(self, rows: tuple[int, ...], tokens: Tensor) -> bool:
         """Take note of the tokens [S] that the rows were given; True if some now ask for something else."""

@@ -96,8 +96,9 @@ class Penalties(Occurrences[PenalizedRows]):
             token_ids=token_ids,
         )
 
-    def apply(self, logits: Tensor, chosen: PenalizedRows) -> None:
+    def apply(self, logits: Tensor, chosen: PenalizedRows, before: Tensor | None = None) -> None:
         """Penalise in place: repetition first, then frequency and presence. Repeated tokens write the same value."""
+        assert before is None, "a CPU draws place after place"
         cells = (chosen.places[chosen.owners], chosen.token_ids)
         repetition, frequency, presence = chosen.strengths[chosen.owners].unbind(1)
         values = logits[cells]

@@ -60,19 +60,13 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
             settings=dict(self._settings(chosen)),
         )
 
-    def sample(self, logits: Tensor, chosen: DrawingRows, ahead: Tensor | None) -> Tensor:
-        """One token per row of the step: drawn for the chosen rows, the likeliest for the others; `ahead` as in `Sampler.sample`."""
+    def sample(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
+        """One token per row of the step: drawn for the chosen rows, the likeliest for the others."""
         if chosen.places is None:
-            return self._draw(logits, chosen, ahead)
+            return self._draw(logits, chosen)
         tokens = argmax(logits)
-        ahead = None if ahead is None else ahead.index_select(0, chosen.places)
-        drawn = self._draw(logits.index_select(0, chosen.places), chosen, ahead)
+        drawn = self._draw(logits.index_select(0, chosen.places), chosen)
         return tokens.index_copy_(0, chosen.places, drawn)
-
-    def take_back(self, row: int, count: int) -> None:
-        """So many of the row's newest draws do not count."""
-        if row in self.asked:
-            self._positions[row] -= count
 
     def observe(self, chosen: DrawingRows, tokens: Tensor) -> bool:
         """Move the rows that drew on by one position."""
@@ -86,10 +80,8 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
             if name == "temperature" or any(value != off for value in values):
                 yield name, self.integers(values) if kind is int else self.floats(values)
 
-    def _draw(self, logits: Tensor, chosen: DrawingRows, ahead: Tensor | None) -> Tensor:
+    def _draw(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
         positions = self._positions.index_select(0, chosen.rows)
-        if ahead is not None:
-            positions += ahead
         return draw(logits, seeds=chosen.seeds, positions=positions, **chosen.settings)
 
 
@@ -104,7 +96,7 @@ class Sampler:
         self._parts = SamplerParts(
             Penalties(vocab_size=vocab_size, max_rows=max_rows, device=device),
             LogitBias(device),
-            Exclusions(vocab_size, device),
+            Exclusions(vocab_size, max_rows, device),
             self._draws,
             vocab_size=vocab_size,
         )
@@ -117,20 +109,15 @@ class Sampler:
         """Forget a row; a row that is not held is fine."""
         self._parts.release(row)
 
-    def take_back(self, row: int, count: int) -> None:
-        """The row moves back by so many positions; it is one that may have drafts."""
-        self._draws.take_back(row, count)
+    def sample(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
+        """[n, vocab] float32 for n rows to [n] int64 on the same device; each row moves on one position.
 
-    def sample(self, logits: Tensor, rows: Sequence[int], ahead: Tensor | None = None) -> Tensor:
-        """[n, vocab] float32 for n rows to [n] int64 on the same device; each row moves on one position each time that it is named.
-
-        A row that may have drafts can be named several times; `ahead`, [n], then says by how much each is ahead of the row's position.
         Consumes `logits`: they are overwritten where rows have penalties, bias or exclusions. A row whose
         logits are not finite yields the id of the offending logit.
         """
         rows = tuple(rows)
         *_, drawing = self._parts.select(rows)
         self._parts.apply(logits, rows)
-        tokens = argmax(logits) if drawing is None else self._draws.sample(logits, drawing, ahead)
+        tokens = argmax(logits) if drawing is None else self._draws.sample(logits, drawing)
         self._parts.observe(rows, tokens)
         return tokens
