@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3935,
     "domain": 8603,
     "kernels": 13275,
-    "adapters/pytorch": 14395,
+    "adapters/pytorch": 14440,
     "adapters": 10875,
     "entrypoints/server": 10890,
     "entrypoints": 11595,
