@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.decoding import Key
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
@@ -78,3 +79,26 @@ def test_replayed_steps_with_chunks_give_the_tokens_of_transformers(tiny: TinyMo
     mixed = [key for key in graphs.replayed if isinstance(key, Shape)]
     assert len(mixed) > len(set(mixed))
     assert any(shape.places for shape in mixed)
+
+
+def test_rows_of_a_size_that_comes_for_a_moment_replay_the_graph_of_a_larger_one(tiny: TinyModel) -> None:
+    graphs = KeptLaunches()
+
+    def make_runner(limits: Limits) -> CudaRunner:
+        return build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
+
+    sizes: dict[str, Any] = {
+        "num_blocks": 24,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 64,
+    }
+    served = Served(tiny.build(device=DEVICE), make_runner, depth=2, **sizes)
+    lengths, counts = (20, 23, 21), (7, 4, 2)
+    prompts = [make_prompt(each, vocab_size=tiny.spec.vocab_size, seed=each) for each in lengths]
+    sampling = [SamplingParams(temperature=0.0, max_tokens=each) for each in counts]
+    for prompt, answer in zip(prompts, served.texts(prompts, sampling), strict=True):
+        assert is_greedy(tiny.reference, prompt, answer)
+    decoded = [key for key in graphs.replayed if isinstance(key, Key)]
+    assert {key.places for key in decoded} == {4}
+    assert len(decoded) >= max(counts) - 2

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import bucket_of, widths_of
+from nanoserve.adapters.pytorch.cuda.batches import bucket_of, buckets, widths_of
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs, StandIns
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.ports.grammar import Masks
@@ -31,6 +31,8 @@ TYPICAL_LENGTH = 512
 """Tokens of the rows whose graphs are captured before serving."""
 LENGTH_STEP = 64
 """Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
+PATIENCE = 64
+"""So many steps of a size replay the graph of a size at most 8 places, or an eighth, larger, before they have their own."""
 
 
 class Key(NamedTuple):
@@ -83,7 +85,8 @@ class Decoding:
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(launcher.mixers.choose_splits)
-        self._graphs = graphs
+        self._graphs, self._stand_ins = graphs, StandIns[Key](graphs, PATIENCE)
+        self._buckets = buckets(self._most)
 
     def key(self, count: int, longest: int, *, special: bool, adapted: bool = False, width: int = 1) -> Key:
         """The key of a step of `count` rows, the longest of so many tokens; `special` rows are drawn outside of it.
@@ -112,6 +115,7 @@ class Decoding:
         if self._graphs is None:
             self._launch(key)
             return "eager"
+        key = self._stand_ins.choose(key, self._nearly(key))
         if key not in self._graphs:
             self._capture(self._graphs, key)
         self._graphs.replay(key)
@@ -127,6 +131,15 @@ class Decoding:
         self.special.blocks.send(masks, rows, width)
         self.run(self.draw_key(len(rows), ticket.width))
         return self._drawing.issue(ticket, masked=True)
+
+    def _nearly(self, key: Key) -> Iterator[Key]:
+        """Keys of plain steps that compute what this one's does: any number of splits is right, and places beyond the batch are padded."""
+        if key.splits == DRAW_ALONE or key.adapted or key.width:
+            return
+        most = max(key.places + 8, key.places * 9 // 8)
+        for places in [each for each in self._buckets if key.places <= each <= most]:
+            for splits in (key.splits, max(key.splits // 2, 1), key.splits * 2):
+                yield key._replace(places=places, splits=splits)
 
     def rehearse(self, key: Key) -> None:
         """Launch a step over padded places: every kernel runs, over few layers, and no row changes."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 import torch
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Graphs:
@@ -50,6 +53,25 @@ class Graphs:
             graph.reset()
         self._graphs.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old pool ends with its last graph
+
+
+class StandIns(Generic[KeyT]):
+    """Steps whose graphs are not captured replay those of slightly larger ones, until they have come `patience` times.
+
+    A capture keeps the device waiting for as long as a few hundred such steps take longer than they would by graphs of their own, and many
+    sizes occur only for a moment, as while a crowd comes or goes.
+    """
+
+    def __init__(self, graphs: Graphs | None, patience: int) -> None:
+        self._graphs, self._patience = graphs, patience
+        self._asked = Counter[KeyT]()
+
+    def choose(self, key: KeyT, others: Iterable[KeyT]) -> KeyT:
+        """The first of `others` that is captured, if the key is not and has not come so often; else the key."""
+        if self._graphs is None or key in self._graphs or self._asked[key] >= self._patience:
+            return key
+        self._asked[key] += 1
+        return next((each for each in others if each in self._graphs), key)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ by one. In long ones the host is ahead, and they are launched as they are, as ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.cuda.batches import Batch, bucket_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs, StandIns
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.mixers.gpu_step import MOST_PADDED_CHUNKS
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling
@@ -31,6 +31,8 @@ LAUNCH: Final = 1.3e11
 """Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
 MOST_GRAPHS: Final = 96
+PATIENCE: Final = 16
+"""So many steps of a shape replay the graph of one that is at most a quarter larger, before they have their own."""
 
 
 class Shape(NamedTuple):
@@ -88,6 +90,7 @@ class MixedSteps:
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.multiplications
         self._seen = set[Shape]()
+        self._stand_ins = StandIns[Shape](self._graphs, PATIENCE)
 
     def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
         """Queue a step of chunks and of a batch whose longest row has so many tokens."""
@@ -97,6 +100,8 @@ class MixedSteps:
         if lora_groups or reads:
             return self._run_and_read(chunks, batch, longest, lora_groups)
         shape = self._shape(chunks, len(batch.places), longest)
+        if shape is not None:
+            shape = self._stand_ins.choose(shape, self._larger(shape))
         if (
             self._graphs is None
             or shape is None
@@ -180,6 +185,14 @@ class MixedSteps:
     def _launch(self, shape: Shape, step: ChunkStep) -> None:
         hidden = self._launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=shape.chosen)
         self._launcher.chosen_logits(hidden)
+
+    def _larger(self, shape: Shape) -> Iterator[Shape]:
+        """Shapes that were seen and hold this one, the smallest first; any number of splits is right."""
+        size = shape.tokens + shape.places
+        for each in sorted(self._seen, key=lambda each: each.tokens + each.places):
+            holds = each.tokens >= shape.tokens and each.places >= shape.places
+            if holds and each.tokens + each.places <= 1.25 * size:
+                yield each
 
     def _shape(self, chunks: Sequence[Chunk], num_decoding: int, longest: int) -> Shape | None:
         """The smallest that holds a step; None where it is not worth it."""
