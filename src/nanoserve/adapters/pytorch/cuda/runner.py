@@ -180,7 +180,6 @@ class CudaRunner:
         loras, special = self._launcher.loras, self._sampler.special(batch.places)
         if plan.masked and plan.width > 1:
             self._row_updates.give_drafts(plan)
-        self._arena.flush()
         key = self._decoding.key(
             len(batch.places),
             longest,
@@ -188,6 +187,7 @@ class CudaRunner:
             adapted=loras is not None and loras.adapts(batch),
             width=plan.width,
         )
+        self._arena.flush()
         self.graph_steps[self._decoding.run(key)] += 1
         tokens = max(key.width, 1)
         self._batches.advance(tokens)
