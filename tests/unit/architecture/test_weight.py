@@ -19,7 +19,7 @@ ROOMS = {
     "adapters/pytorch": 14440,
     "adapters": 10875,
     "entrypoints/server": 10890,
-    "entrypoints": 11595,
+    "entrypoints": 11630,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
