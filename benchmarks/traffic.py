@@ -243,13 +243,13 @@ async def measure(
     servers: Sequence[TrafficServer], given: argparse.Namespace, rows: list[TrafficRow]
 ) -> None:
     """Add a row for each class and server; raises where a server answers none of a class's requests."""
+    traced = [] if given.trace is None else read_requests(given.trace)
     try:
         for server in servers:
             with doing(f"warming up {server.label}"):
                 await server.warm_up(given.scale)
         if given.trace is not None:
-            traced = [each for each in read_requests(given.trace) if each.at < given.seconds]
-            sessions = traced_sessions(traced, given.scale)
+            sessions = traced_sessions([each for each in traced if each.at < given.seconds], given.scale)
             rows += [await _measure_class(each, "trace", sessions, OfferedLoad(), given) for each in servers]
             return
         capacity = given.capacity

@@ -100,6 +100,9 @@ class EventReader:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of every event that this piece completes; raises `ProtocolError` for an event without end."""
+        is_usual = piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.count(b"\n") == 2
+        if is_usual and not (self._unfinished or self._lines or b"\r" in piece):
+            return [piece[6:-2]]
         *lines, self._unfinished = (self._unfinished + piece).split(b"\n")
         events = []
         for each in lines:

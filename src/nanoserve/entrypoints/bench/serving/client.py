@@ -27,7 +27,6 @@ from nanoserve.entrypoints.bench.measurement import without_old_garbage
 from nanoserve.entrypoints.client import server
 
 CONNECT_SECONDS: Final = 30.0
-READ_BYTES: Final = 65_536
 MOST_OF_AN_ERROR: Final = 65_536
 OK: Final = "ok"
 
@@ -115,38 +114,68 @@ class Outcome:
         }
 
 
-class Connection:
-    """One connection, which carries one exchange at a time; also what its parser calls back. `heard`: some of the exchange's answer has come."""
+class Connection(asyncio.Protocol):
+    """One connection, which carries one exchange at a time; also what its parser calls back. `heard`: some of the exchange's answer has come.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    What comes is read where it comes: to wake a task for each piece would cost as much again as reading it.
+    """
+
+    def __init__(self) -> None:
         self.heard = False
-        self._reader, self._writer = reader, writer
+        self._transport: Any = None
+        self._over: asyncio.Future[None] | None = None
 
     @property
     def is_open(self) -> bool:
         """True if another exchange can begin."""
-        return not (self._reader.at_eof() or self._writer.is_closing())
+        return self._over is None and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, answer: Outcome) -> None:
         """Send a request and feed the answer, to its end; raises `OSError` where the connection breaks."""
         self._parser, self._answer = httptools.HttpResponseParser(self), answer
-        self.heard = self._is_complete = self._is_kept = self._has_length = False
+        self.heard = self._is_kept = self._has_length = False
+        if not self.is_open:
+            raise ConnectionError("the server closed the connection")
+        self._over = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(request)
-            while not self._is_complete and (data := await self._reader.read(READ_BYTES)):
-                self._now, self.heard = time.perf_counter(), True
-                self._parser.feed_data(data)
-            if not self._is_complete and (self._has_length or not self.heard):
-                raise ConnectionError("the server closed the connection")
-        except httptools.HttpParserError as error:
-            raise ConnectionError(f"no HTTP answer: {error}") from None
+            self._transport.write(request)
+            await self._over
         finally:
+            self._over = None
             if not self._is_kept:
                 self.close()
 
     def close(self) -> None:
         """Hang up."""
-        self._writer.transport.abort()
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio; data outside of an exchange ends the connection."""
+        if self._over is None:
+            self.close()
+            return
+        self._now, self.heard = time.perf_counter(), True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(ConnectionError(f"no HTTP answer: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio; a body without a length ends so."""
+        if exc is None and (self._has_length or not self.heard):
+            exc = ConnectionError("the server closed the connection")
+        self._end(exc)
+
+    def _end(self, error: Exception | None = None) -> None:
+        if self._over is not None and not self._over.done():
+            if error is None:
+                self._over.set_result(None)
+            else:
+                self._over.set_exception(error)
 
     def on_header(self, name: bytes, _value: bytes) -> None:
         """Without either of these, a body ends with the connection."""
@@ -163,7 +192,8 @@ class Connection:
 
     def on_message_complete(self) -> None:
         """The end of the answer."""
-        self._is_complete, self._is_kept = True, self._parser.should_keep_alive()
+        self._is_kept = self._parser.should_keep_alive()
+        self._end()
 
 
 class Connections:
@@ -215,11 +245,14 @@ class Connections:
         """A new connection, to the very address where the first one was answered: names are looked up once."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                reader, writer = await asyncio.open_connection(self._host, self._port, **self._tls)
+                loop = asyncio.get_running_loop()
+                transport, connection = await loop.create_connection(
+                    Connection, self._host, self._port, **self._tls
+                )
         except TimeoutError:
             raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from None
-        self._host = writer.get_extra_info("peername")[0]
-        return Connection(reader, writer)
+        self._host = transport.get_extra_info("peername")[0]
+        return connection
 
 
 HEAD_START: Final = 0.02
