@@ -14,12 +14,12 @@ SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
     "ports": 3935,
-    "domain": 8603,
+    "domain": 8640,
     "kernels": 13275,
-    "adapters/pytorch": 14440,
-    "adapters": 10875,
+    "adapters/pytorch": 14480,
+    "adapters": 10886,
     "entrypoints/server": 10890,
-    "entrypoints": 11630,
+    "entrypoints": 11636,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
