@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import pytest
+import torch
 
+from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.decoding import Key
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.sampling import SamplingParams
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU
+from tests.process.encoder_models import make_encoder
 from tests.served import Served, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import GEMMA3, TinyModel, make_prompt, make_tiny_model
 
+pytestmark = [  # what fills steps up is computed of memory that nobody has written
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+]
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {**GEMMA3, "head_dim": 24}),
     ("qwen3_moe", {}),
@@ -102,3 +111,38 @@ def test_rows_of_a_size_that_comes_for_a_moment_replay_the_graph_of_a_larger_one
     decoded = [key for key in graphs.replayed if isinstance(key, Key)]
     assert {key.places for key in decoded} == {4}
     assert len(decoded) >= max(counts) - 2
+
+
+@pytest.mark.parametrize("kind", [PoolingKind.FIRST, PoolingKind.MEAN])
+def test_replayed_steps_that_pool_give_the_vectors_of_transformers(
+    tmp_path: pathlib.Path, kind: PoolingKind
+) -> None:
+    _, reference = make_encoder(tmp_path, "bert", num_hidden_layers=1)
+    graphs = KeptLaunches()
+    model = build_model(read_spec(str(tmp_path)), str(tmp_path), dtype=torch.float32, device=DEVICE)
+
+    def make_runner(limits: Limits) -> CudaRunner:
+        return build_runner(model, limits, graphs=graphs)[0]
+
+    sizes: dict[str, Any] = {
+        "max_num_seqs": 40,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 40,
+        "num_blocks": 1,
+    }
+    served = Served(model, make_runner, depth=2, **sizes)
+    # Each time 55 tokens in few texts, then in more than a step with decoding rows may have: both are filled up to 64.
+    for seed in range(3):
+        for lengths in ((30, 24, 1), (1, 2) * 18):
+            prompts = [make_prompt(each, vocab_size=30, seed=seed) for each in lengths]
+            found = served.pooled(prompts, [Pooling(kind=kind)] * len(prompts))
+            for prompt, vector in zip(prompts, found, strict=True):
+                with torch.inference_mode():
+                    states = reference(input_ids=torch.tensor([prompt])).last_hidden_state[0]
+                expected = states[0] if kind is PoolingKind.FIRST else states.mean(0)
+                assert vector == pytest.approx(expected.tolist(), abs=1e-4)
+    chosen = (32, 40) if kind is PoolingKind.FIRST else (0, 0)
+    shapes = [
+        Shape(64, 0, count, most, splits=1, pools=True) for count, most in zip(chosen, (32, 40), strict=True)
+    ]
+    assert graphs.replayed == shapes * 2

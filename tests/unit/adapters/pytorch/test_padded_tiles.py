@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.cuda.mixed_steps import TOKENS
+from nanoserve.adapters.pytorch.cuda.mixed_steps import CHUNKS, TOKENS
 from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import MOST_PADDED_CHUNKS
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import AttentionSpec
 from tests.tiny_spec import TINY
@@ -29,8 +28,9 @@ class Sections:
         assert len(values) <= math.prod(self.sections[section].shape)
 
 
-@pytest.mark.parametrize("rows", [1, 8, MOST_PADDED_CHUNKS, 256])
-def test_tiles_of_padded_steps_fit(rows: int) -> None:
+@pytest.mark.parametrize("most", CHUNKS)
+@pytest.mark.parametrize("rows", [1, 8, CHUNKS[0], 256])
+def test_tiles_of_padded_steps_fit(rows: int, most: int) -> None:
     mixer = TINY.layers[0].mixer
     assert isinstance(mixer, AttentionSpec)
     for padded in TOKENS:
@@ -47,8 +47,8 @@ def test_tiles_of_padded_steps_fit(rows: int) -> None:
         arena: Any = Sections(attention.sections)
         pages: Any = {0: [torch.zeros(8, 2, 1, 16, 8)]}
         attention.attach(arena, pages, {})
-        count = min(rows, MOST_PADDED_CHUNKS)
+        count = min(rows, most)
         lengths = [padded // count] * count
         spans = [(row, 0, length, sum(lengths[:row])) for row, length in enumerate(lengths)]
-        tiles = attention.prepare(spans, None, padded)
+        tiles = attention.prepare(spans, None, (padded, count))
         assert len(tiles) >= sum(-(-length // attention.tile) for length in lengths)

@@ -48,13 +48,13 @@ def describe(
     batch: Batch,
     way: int | None = None,
     *,
-    padded: tuple[int, int, int] | None = None,
+    padded: tuple[int, int, int, int] | None = None,
     pooled: Sequence[int] = (),
 ) -> ChunkStep:
     """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals.
 
-    `pooled` are tokens of chunks that are computed to the end beside those that get logits, which they follow. With `padded`, tokens of chunks, places that decode and tokens that get logits are filled up to these numbers: with tokens of the
-    sink row, with places of it, which are there already, and with the step's first token.
+    `pooled` are tokens of chunks that are computed to the end beside those that get logits, which they follow. With `padded`, tokens of chunks, places that decode and chosen tokens are filled up to these numbers: with tokens of the
+    sink row, with places of it, which are there already, and with the step's first token; there are at most so many chunks as the last says.
     """
     rows, positions = array("i"), array("i")
     spans: list[ChunkSpan] = []
@@ -71,7 +71,7 @@ def describe(
         last_tiles += [rows[token], token, 1, positions[token]]
     finished = tuple(chunk.row for chunk in chunks if chunk.samples)
     sampling = finished + batch.places
-    tokens, places, chosen = padded or (len(rows), len(batch.places), len(sampling))
+    tokens, places, chosen, _ = padded or (len(rows), len(batch.places), len(sampling), 0)
     rows.extend(array("i", (arena.sink_row,)) * (tokens - len(rows)))
     positions.extend(array("i", (0,)) * (tokens - len(positions)))
     # An empty tile computes nothing.
@@ -88,5 +88,5 @@ def describe(
         arena.write("sampling_places", sampling)
     if indices:
         arena.write("logits_indices", indices + [0] * (chosen - len(indices)))
-    plans = mixers.prepare(spans, way, None if padded is None else tokens)
+    plans = mixers.prepare(spans, way, None if padded is None else (tokens, padded[3]))
     return ChunkStep(tokens, plans, batch, finished, sampling)

@@ -14,19 +14,21 @@ import attrs
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.batches import Batch, bucket_of
+from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch, bucket_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs, StandIns
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
-from nanoserve.adapters.pytorch.mixers.gpu_step import MOST_PADDED_CHUNKS
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
 from nanoserve.ports.step import Chunk
 
 TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096)
-"""Tokens of the chunks in a padded step."""
+"""Tokens of the chunks in a padded step; more are a multiple of `POOLED_STEP`, where none of them yields a token."""
+POOLED_STEP: Final = 512
+CHUNKS: Final = (32, 64)
+"""Chunks in a padded step at the most; the second, where none of them yields a token."""
 LAUNCH: Final = 1.3e11
 """Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
@@ -42,13 +44,17 @@ class Shape(NamedTuple):
         tokens: of the chunks.
         places: of rows that decode.
         chosen: tokens whose logits are computed.
+        chunks: how many there may be.
         splits: of decode attention.
+        pools: whether nothing is drawn, and hidden states are wanted, of all tokens where none are chosen.
     """
 
     tokens: int
     places: int
     chosen: int
+    chunks: int
     splits: int
+    pools: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -91,60 +97,73 @@ class MixedSteps:
         self._most_tokens = LAUNCH / launcher.multiplications
         self._seen = set[Shape]()
         self._stand_ins = StandIns[Shape](self._graphs, PATIENCE)
+        self._states: dict[Shape, Tensor] = {}
 
     def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
         """Queue a step of chunks and of a batch whose longest row has so many tokens."""
         loras = self._launcher.loras
         lora_groups = 0 if loras is None else loras.describe(chunks, batch)
-        reads = self._scoring.asks(chunks) or self._pooling.asked or self._launcher.records
-        if lora_groups or reads:
+        reads = bool(lora_groups or self._scoring.asks(chunks) or self._launcher.records)
+        if self._pooling.asked and not (reads or batch.places or any(each.samples for each in chunks)):
+            return self._pool(chunks)
+        if reads or self._pooling.asked:
             return self._run_and_read(chunks, batch, longest, lora_groups)
         shape = self._shape(chunks, len(batch.places), longest)
-        if shape is not None:
-            shape = self._stand_ins.choose(shape, self._larger(shape))
-        if (
-            self._graphs is None
-            or shape is None
-            or (shape not in self._seen and len(self._seen) == MOST_GRAPHS)
-        ):
+        if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
             if step.sampling:
                 self._launcher.chosen_logits(hidden)
             return MixedRun(step, self._logits[: len(step.sampling)], "eager")
-        step = self._describe(chunks, batch, padded=shape[:3])
-        self._arena.flush()
-        launch = functools.partial(self._launch, shape, step)
-        how = "graph"
-        if shape in self._graphs:
-            self._graphs.replay(shape)
-        elif shape in self._seen:
-            self._graphs.capture(shape, launch)
-            self._graphs.replay(shape)
-        else:  # which loads its kernels, for the case that it comes again
-            launch()
-            how = "eager"
-            self._seen.add(shape)
+        step, how = self._padded(shape, chunks, batch)
         return MixedRun(step, self._logits[: len(step.sampling)], how)
+
+    def _padded(
+        self, shape: Shape, chunks: tuple[Chunk, ...], batch: Batch, pooled: Sequence[int] = ()
+    ) -> tuple[ChunkStep, str]:
+        """Queue a step as a graph of this shape, which the second such step captures."""
+        assert self._graphs is not None
+        step = self._describe(chunks, batch, padded=shape[:4], pooled=pooled)
+        self._arena.flush()
+        if shape not in self._graphs:
+            launch = functools.partial(self._launch, shape, step)
+            if shape not in self._seen:  # which loads its kernels, for the case that it comes again
+                launch()
+                self._seen.add(shape)
+                return step, "eager"
+            self._graphs.capture(shape, launch)
+        self._graphs.replay(shape)
+        return step, "graph"
+
+    def _pool(self, chunks: tuple[Chunk, ...]) -> MixedRun:
+        """Queue a step that yields vectors alone."""
+        single = self._pooling.single(chunks)
+        shape = self._pooled_shape(chunks, chooses=single is not None)
+        if shape is None:
+            how, (step, states) = "eager", self._whole(chunks, EMPTY, 1, choose=single)
+        else:
+            step, how = self._padded(shape, chunks, EMPTY, single or ())
+            states = self._states[shape]
+        if single is None:
+            vectors = self._pooling.pool(chunks, states)
+        else:
+            vectors = self._pooling.pool_single(chunks, states[: len(single)])
+        return MixedRun(step, self._logits[:0], how, pooled=self._fetched(vectors))
+
+    def _fetched(self, vectors: Sequence[Pooled]) -> tuple[tuple[Pooled, Download], ...]:
+        return tuple([(each, self._arrivals.fetch(each.vectors)) for each in vectors])
 
     def _run_and_read(
         self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, lora_groups: int
     ) -> MixedRun:
         """Queue a step with adapters, or one whose hidden states are read beyond the next token."""
         scored, pooled = self._scoring.asks(chunks), bool(self._pooling.asked)
-        alone = pooled and not (scored or lora_groups)
-        single = self._pooling.single(chunks) if alone else None
-        step, hidden = self._whole(chunks, batch, longest, choose=single, lora_groups=lora_groups)
-        count, vectors, scores = len(step.sampling), list[Pooled](), list[PromptScores]()
-        if single is not None:
-            vectors = self._pooling.pool_single(chunks, hidden[count:])
-        elif pooled:
-            vectors = self._pooling.pool(chunks, hidden)
-        fetched = tuple([(each, self._arrivals.fetch(each.vectors)) for each in vectors])
+        step, hidden = self._whole(chunks, batch, longest, lora_groups=lora_groups)
+        count, scores = len(step.sampling), list[PromptScores]()
+        fetched = self._fetched(self._pooling.pool(chunks, hidden) if pooled else ())
         if scored:
             scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits)
         if count:
-            chosen = hidden[:count] if single is not None else self._launcher.choose(hidden, count)
-            self._launcher.chosen_logits(chosen)
+            self._launcher.chosen_logits(self._launcher.choose(hidden, count))
         return MixedRun(step, self._logits[:count], "eager", tuple(scores), fetched)
 
     def _whole(
@@ -183,14 +202,35 @@ class MixedSteps:
         return step
 
     def _launch(self, shape: Shape, step: ChunkStep) -> None:
-        hidden = self._launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=shape.chosen)
-        self._launcher.chosen_logits(hidden)
+        chosen = shape.chosen or None
+        hidden = self._launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=chosen)
+        if shape.pools:
+            self._states[shape] = hidden
+        else:
+            self._launcher.chosen_logits(hidden)
+
+    def _pooled_shape(self, chunks: Sequence[Chunk], *, chooses: bool) -> Shape | None:
+        """As `_shape`, of a step that yields vectors alone."""
+        sizes, count = self._arena.sizes, sum(each.length for each in chunks)
+        rounded = -(-count // POOLED_STEP) * POOLED_STEP
+        tokens = min(next((each for each in TOKENS if count <= each), rounded), sizes.max_num_batched_tokens)
+        most = next((min(each, sizes.max_num_seqs) for each in CHUNKS if len(chunks) <= each), None)
+        if most is None or tokens > self._most_tokens:
+            return None
+        return self._worthwhile(Shape(tokens, 0, most if chooses else 0, most, splits=1, pools=True))
+
+    def _worthwhile(self, shape: Shape) -> Shape | None:
+        """The shape or one that stands in for it, unless nothing is captured, or too much is already."""
+        shape = self._stand_ins.choose(shape, self._larger(shape))
+        is_new = shape not in self._seen
+        return None if self._graphs is None or (is_new and len(self._seen) == MOST_GRAPHS) else shape
 
     def _larger(self, shape: Shape) -> Iterator[Shape]:
         """Shapes that were seen and hold this one, the smallest first; any number of splits is right."""
         size = shape.tokens + shape.places
         for each in sorted(self._seen, key=lambda each: each.tokens + each.places):
-            holds = each.tokens >= shape.tokens and each.places >= shape.places
+            holds = each.pools is shape.pools and bool(each.chosen) is bool(shape.chosen)
+            holds = holds and all(its >= least for its, least in zip(each[:4], shape[:4], strict=True))
             if holds and each.tokens + each.places <= 1.25 * size:
                 yield each
 
@@ -200,12 +240,12 @@ class MixedSteps:
         count, ends = sum(each.length for each in chunks), sum(each.samples for each in chunks)
         tokens = next((each for each in TOKENS if count <= each), None)
         places = next((min(each, sizes.max_num_seqs) for each in PLACES if num_decoding <= each), None)
-        if tokens is None or tokens > self._most_tokens or places is None or len(chunks) > MOST_PADDED_CHUNKS:
+        if tokens is None or tokens > self._most_tokens or places is None or len(chunks) > CHUNKS[0]:
             return None
-        chosen = min(places + MOST_PADDED_CHUNKS, sizes.max_num_seqs)
+        most = min(CHUNKS[0], sizes.max_num_seqs)
+        chosen = min(places + most, sizes.max_num_seqs)
         if tokens + places > sizes.max_num_batched_tokens or places + ends > chosen:
             return None
         # Rounded up, so that rows that grow seldom ask for another graph.
-        return Shape(
-            tokens, places, chosen, self._decoding.splits(max(places, 1), 1 << (longest - 1).bit_length())
-        )
+        splits = self._decoding.splits(max(places, 1), 1 << (longest - 1).bit_length())
+        return self._worthwhile(Shape(tokens, places, chosen, most, splits))

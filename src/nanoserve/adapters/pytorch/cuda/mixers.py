@@ -11,7 +11,7 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuMixer, Padded
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Mixer, Rotation
 from nanoserve.ports.model_spec import ModelSpec
@@ -68,7 +68,7 @@ class GpuMixers:
             each.attach(arena, kv.layers, rotations)
 
     def prepare(
-        self, spans: Sequence[ChunkSpan], way: int | None = None, padded: int | None = None
+        self, spans: Sequence[ChunkSpan], way: int | None = None, padded: Padded | None = None
     ) -> dict[GpuMixer, Any]:
         """Let each mixer describe a step's chunks in the arena; a `way` is for rehearsals, `padded` for captured steps."""
         return {each: each.prepare(spans, way, padded) for each in self._mixers}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 from torch import Tensor
@@ -16,8 +16,8 @@ from nanoserve.ports.layer_spec import Rotation
 
 ChunkSpan = tuple[int, int, int, int]
 """A chunk: its row, its first position, its number of tokens, and the index of the first one in the step."""
-MOST_PADDED_CHUNKS: Final = 32
-"""Chunks of a step that is padded so that it can be captured."""
+Padded = tuple[int, int]
+"""The tokens that the chunks of a step are filled up to so that it can be captured, and the most chunks that it can have."""
 
 
 class StepArena(Protocol):
@@ -35,12 +35,10 @@ class StepArena(Protocol):
         """Write integers from the start of a section on, before the step is launched."""
 
 
-def write_tiles(
-    arena: StepArena, spans: Sequence[ChunkSpan], tile: int, padded: int | None, most_rows: int
-) -> Tensor:
+def write_tiles(arena: StepArena, spans: Sequence[ChunkSpan], tile: int, padded: Padded | None) -> Tensor:
     """The tiles of a step's chunks, int32 [tiles, 4] in the arena; with `padded`, empty ones behind them, which compute nothing."""
     tiles = make_tiles(spans, tile)
-    room = len(tiles) if padded is None else padded // tile + min(MOST_PADDED_CHUNKS, most_rows)
+    room = len(tiles) if padded is None else padded[0] // tile + padded[1]
     numbers = [number for each in tiles for number in each]
     arena.write("tiles", numbers + [0] * (4 * room - len(numbers)))
     return arena.sections["tiles"][:room]
@@ -53,7 +51,7 @@ class GpuMixer(Protocol):
         checks: of its kernels.
         tile: tokens of a chunk that are computed together at most.
         ways: in how many ways chunks can be computed, all of which a rehearsal must meet.
-        pads: whether what `prepare` returns can depend on the `padded` number of tokens alone.
+        pads: whether what `prepare` returns can depend on `padded` alone.
         widens: whether places can have several tokens.
         sections: int32 of the arena that `prepare` writes, name and shape.
     """
@@ -76,10 +74,10 @@ class GpuMixer(Protocol):
     def attach(self, arena: StepArena, pages: Pages, rotations: Mapping[Rotation, Tensor], /) -> None:
         """Compute from now on over what layers keep, with cosines and sines of every position."""
 
-    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, padded: int | None, /) -> Any:
+    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, padded: Padded | None, /) -> Any:
         """Describe a step's chunks in the arena, to be computed in one of the ways or the best; returns what `mix` must know.
 
-        With `padded`, these are at most `MOST_PADDED_CHUNKS` chunks, filled up to so many tokens, which are in none of the spans.
+        With `padded`, the tokens that fill them up are in none of the spans.
         """
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.mixers.attention.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena, write_tiles
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena, write_tiles
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch
 from nanoserve.kernels.kept import FLOAT8
@@ -62,9 +62,9 @@ class GpuAttention:
             keys, values = pages[layer][0].unbind(1)
             self._caches[layer] = PagedCache(keys, values, arena.block_tables[layer], spec.window)
 
-    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
+    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: Padded | None, /) -> Tensor:
         """See `GpuMixer`: the chunks' tiles, and empty ones, which compute nothing."""
-        return write_tiles(self._arena, spans, self.tile, padded, self._facts.sizes.max_num_seqs)
+        return write_tiles(self._arena, spans, self.tile, padded)
 
     def mix(self, part: Attention, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
         tokens, (qkv, gates) = step.num_tokens, part.split(projected)

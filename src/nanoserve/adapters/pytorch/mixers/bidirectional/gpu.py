@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.mixers.bidirectional.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAttention
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena, write_tiles
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena, write_tiles
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention import tuning
@@ -66,14 +66,14 @@ class GpuBidirectional:
             for layer, spec in self._layers.items()
         }
 
-    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: int | None, /) -> Tensor:
+    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, padded: Padded | None, /) -> Tensor:
         """See `GpuMixer`: the texts' tiles, and empty ones, which compute nothing; and where the texts begin."""
         sink, first_tokens = self._facts.sizes.max_num_seqs, [0] * (self._facts.sizes.max_num_seqs + 1)
         for row, _, _, token in spans:
             first_tokens[row] = token
         first_tokens[sink] = 0 if padded is None else self._facts.max_tokens
         self._arena.write("first_tokens", first_tokens)
-        return write_tiles(self._arena, spans, self.tile, padded, sink)
+        return write_tiles(self._arena, spans, self.tile, padded)
 
     def mix(self, part: BidirectionalAttention, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
         tokens, arena, cache = step.num_tokens, self._arena, self._caches[part.layer]

@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.mixers.delta.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet, heads_of
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.delta_rule import launch
 from nanoserve.kernels.delta_rule.tuning import TILE
@@ -43,7 +43,7 @@ class GpuDelta:
         self._arena = arena
         self._states = {layer: DeltaStates(*pages[layer]) for layer in self._layers}
 
-    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, _padded: int | None, /) -> Tensor:
+    def prepare(self, spans: Sequence[ChunkSpan], _way: int | None, _padded: Padded | None, /) -> Tensor:
         """See `GpuMixer`: the chunks, which the arena has."""
         return self._arena.spans[: len(spans)]
 

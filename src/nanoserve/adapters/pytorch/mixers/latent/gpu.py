@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena
 from nanoserve.adapters.pytorch.mixers.latent.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import Pages
@@ -101,7 +101,7 @@ class GpuLatents:
             for layer in self._layers
         }
 
-    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, _padded: int | None, /) -> LatentPlan:
+    def prepare(self, spans: Sequence[ChunkSpan], way: int | None, _padded: Padded | None, /) -> LatentPlan:
         """See `GpuMixer`; the ways are to absorb and to expand."""
         rounds = self._rounds(spans, way) if self.ways > 1 and way != ABSORB else []
         numbered = [(number, *span[1:]) for number, span in enumerate(spans)]
