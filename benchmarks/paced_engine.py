@@ -3,7 +3,8 @@
     python -m benchmarks.paced_engine PERIOD FILE_DESCRIPTOR
     python -m benchmarks.paced_engine PERIOD serve ...
 
-Every running sequence gets one token in each period of so many seconds. All tokens have a text of their own.
+Every running sequence gets one token in each period of so many seconds. All tokens have a text of their own. Of a model that makes
+vectors all texts that were admitted get one then.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ from nanoserve.ports.step import StepPlan, StepResult
 
 
 class PacedRunner:
-    """Goes through the tokens that are plain words."""
+    """Goes through the tokens that are plain words; vectors have so many numbers."""
 
-    def __init__(self, tokenizer: Tokenizer, period: float) -> None:
+    def __init__(self, tokenizer: Tokenizer, period: float, width: int = 0) -> None:
         texts = [(token, tokenizer.decode([token])) for token in range(tokenizer.vocab_size)]
         self._words = [token for token, text in texts if text.strip().isalpha() and text.isascii()]
-        self._period = period
+        self._period, self._vector = period, tuple([1.0 / (place + 1) for place in range(width)])
         self._due = time.monotonic()
 
-    def submit(self, plan: StepPlan, /) -> tuple[int, int]:
-        """The ticket is the step's number and the number of tokens to yield."""
-        return plan.step, len(plan.sampling_rows)
+    def submit(self, plan: StepPlan, /) -> tuple[int, int, tuple[int, ...]]:
+        """The ticket is the step's number, the number of tokens to yield, and the rows that yield vectors."""
+        return plan.step, len(plan.sampling_rows), plan.pooling_rows
 
-    def collect(self, ticket: tuple[int, int], /) -> StepResult:
+    def collect(self, ticket: tuple[int, int, tuple[int, ...]], /) -> StepResult:
         """Not before it is time."""
         time.sleep(max(0.0, self._due - time.monotonic()))
         self._due = max(self._due, time.monotonic() - self._period) + self._period
-        step, rows = ticket
+        step, rows, pooling = ticket
         return StepResult(
-            token_ids=[self._words[(step * 31 + row * 7) % len(self._words)] for row in range(rows)]
+            token_ids=[self._words[(step * 31 + row * 7) % len(self._words)] for row in range(rows)],
+            pooled=dict.fromkeys(pooling, self._vector),
         )
 
     def counts(self) -> RunnerCounts:
@@ -60,7 +62,7 @@ class PacedRunner:
 def build(settings: EngineSettings, watch: Stopwatch, *, period: float) -> Assembly:
     """The embedded model's engine with another runner."""
     assembly = assemble(settings, watch)
-    runner = PacedRunner(assembly.tokenizer, period)
+    runner = PacedRunner(assembly.tokenizer, period, assembly.spec.hidden_size)
     engine = Engine(
         limits=make_limits(settings, assembly.facts),
         cache_groups=assembly.spec.cache_groups,

@@ -16,6 +16,12 @@ import httpx
 NANOSERVE = (sys.executable, "-m", "nanoserve")
 
 
+def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A benchmark's own options, and those behind `--`, which are the server's."""
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*arguments[:place]], [*arguments[place + 1 :]]
+
+
 @contextlib.contextmanager
 def serving(model: str | None, options: Sequence[str], command: Sequence[str] = NANOSERVE) -> Iterator[str]:
     """A server's URL, for as long as the context lasts."""

@@ -132,7 +132,7 @@ class HFTokenizer:
         check_unicode(text + (other or ""))
         texts = [text] if other is None else [text, other]
         with self._turns:
-            main, *pair = self._backend.encode_batch(texts, add_special_tokens=False)
+            main, *pair = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         if at_most is not None:
             special = self._backend.num_special_tokens_to_add(other is not None) if add_special_tokens else 0
             if at_most <= special:
