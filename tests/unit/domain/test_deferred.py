@@ -7,6 +7,7 @@ import random
 import pytest
 
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
+from nanoserve.domain.scheduling.scheduler import DEFERRED_CHUNK
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import DEFERRED_CLASS
 from tests.unit.domain.world import World, oracle
@@ -95,12 +96,54 @@ def test_nothing_deferred_is_admitted_while_another_waits_for_blocks() -> None:
     world.run()
 
 
+def test_beside_answers_of_others_there_are_few_until_these_have_ended() -> None:
+    world = World(classes=CLASSES, max_num_seqs=4, deferred_rows=1)
+    for number in range(3):
+        world.add(f"line{number}", range(number, number + 4), max_tokens=20, request_class=DEFERRED_CLASS)
+    for _ in range(5):
+        world.turn()
+    world.add("chat", range(50, 54), max_tokens=6)
+    world.turn()
+    assert running(world) == ["line0", "chat"]
+    while "chat" in running(world):
+        assert running(world) == ["line0", "chat"]
+        world.turn()
+    world.turn()
+    assert sorted(running(world)) == ["line0", "line1", "line2"]
+    world.run()
+    for number in range(3):
+        assert world.answer(f"line{number}").token_ids == oracle(range(number, number + 4), 20)
+    assert world.answer("chat").token_ids == oracle(range(50, 54), 6)
+
+
+def test_beside_answers_of_others_prompts_go_on_slowly() -> None:
+    longer = 2 * DEFERRED_CHUNK
+    most = 4 * DEFERRED_CHUNK
+    world = World(
+        classes=CLASSES, deferred_rows=2, max_model_len=most, max_num_batched_tokens=most, num_blocks=400
+    )
+    world.add("line", range(longer), max_tokens=2, request_class=DEFERRED_CLASS)
+    world.add("chat", range(900, 908), max_tokens=4)
+    world.run()
+    chunks = [[each.length for each in plan.chunks] for plan in world.runner.plans if plan.chunks]
+    assert chunks == [[8], [DEFERRED_CHUNK], [DEFERRED_CHUNK]]
+    world.add("line2", range(500, 500 + longer), max_tokens=2, request_class=DEFERRED_CLASS)
+    plans = len(world.runner.plans)
+    world.run()
+    assert [each.length for each in world.runner.plans[plans].chunks] == [longer]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_deferred_sequence_is_admitted_while_another_one_stands_in_line(seed: int) -> None:
     """Random traffic; in each plan, too, the chunks of others come first."""
     dice = random.Random(seed)
     world = World(
-        classes=CLASSES, max_num_seqs=4, num_blocks=24, max_num_batched_tokens=12, depth=1 + seed % 2
+        classes=CLASSES,
+        max_num_seqs=4,
+        num_blocks=24,
+        max_num_batched_tokens=12,
+        depth=1 + seed % 2,
+        deferred_rows=None if seed % 3 else 1,
     )
     waiting = world.scheduler.table.waiting
     for number in range(60):

@@ -47,7 +47,7 @@ ENGINE_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "kv_role": "who reads them",
     "task": "what prompts are made into",
     "enable_prefix_caching": "without it there are no tiers",
-    **dict.fromkeys(("policy", "request_classes", "watermark", "max_itl_ms"), _ORDER),
+    **dict.fromkeys(("policy", "request_classes", "deferred_rows", "watermark", "max_itl_ms"), _ORDER),
     **dict.fromkeys(("paranoid", "park_spare"), "checks counts; keeps another process"),
     **dict.fromkeys(("max_logprobs", "logprobs_mode", "enable_return_routed_experts"), "what is reported"),
     **dict.fromkeys(("lora", "max_loras", "max_lora_rank"), "adapters count by their digests"),

@@ -52,6 +52,7 @@ class Limits(EngineSizes):
         min_offload_tokens: a shorter stretch of a prefix is computed again rather than brought in from host memory.
         max_itl: seconds between two tokens of a decoding sequence that prefill chunks are sized to keep; None
             lets every step use its whole token budget.
+        deferred_rows: the most deferred sequences on rows while others are being answered; None is unbounded.
         hands_over: report the end of an answer when the blocks of its prompt are in the directory, where another engine reads them.
         step_seconds: what steps of some numbers of tokens take, by which the width of steps is chosen; none takes the widest.
     """
@@ -62,6 +63,7 @@ class Limits(EngineSizes):
     max_itl: float | None = None
     min_offload_tokens: int = 256
     classes: tuple[RequestClass, ...] = (RequestClass(),)
+    deferred_rows: int | None = None
     hands_over: bool = False
     step_seconds: tuple[tuple[int, float], ...] = ()
 
@@ -82,6 +84,8 @@ class Limits(EngineSizes):
         check_number("watermark", self.watermark, 0.0, 0.99)
         if self.max_itl is not None:
             check_number("max_itl", self.max_itl, 0.0, 1e9, open_low=True)
+        if self.deferred_rows is not None:
+            check_integer("deferred_rows", self.deferred_rows, low=1)
         if not self.classes:
             raise BadValueError("classes", "must name at least one class")
         if len({each.name for each in self.classes}) != len(self.classes):

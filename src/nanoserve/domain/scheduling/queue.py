@@ -140,6 +140,7 @@ class RowPool:
     Attributes:
         running: the sequences that hold a row, in the order in which they took it.
         free: the rows that no sequence holds, as a heap.
+        has_answers: whether sequences are being answered that are not deferred, beside which those may have fewer rows.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -147,13 +148,22 @@ class RowPool:
         self._num_rows = limits.max_num_seqs
         self._bounds = {each.name: each.max_running for each in limits.classes}
         self._taken_by_class = dict.fromkeys(self._bounds, 0)
+        self._most_beside = limits.deferred_rows
+        self.has_answers = False
         self.free = list(range(limits.max_num_seqs))
         self._released: list[int] = []
 
     def open_to(self, class_name: str) -> bool:
         """True if the class may have one more row."""
-        bound = self._bounds[class_name]
-        return bound is None or self._taken_by_class[class_name] < bound
+        bound, taken = self._bounds[class_name], self._taken_by_class[class_name]
+        if class_name == DEFERRED_CLASS and self.has_answers and taken >= (self._most_beside or taken + 1):
+            return False
+        return bound is None or taken < bound
+
+    def has_too_many_deferred(self) -> bool:
+        """True if deferred sequences, which then are the last in order, have more rows than they may have now."""
+        most = self._most_beside if self.has_answers else None
+        return most is not None and self._taken_by_class.get(DEFERRED_CLASS, 0) > most
 
     @property
     def has_deferred(self) -> bool:

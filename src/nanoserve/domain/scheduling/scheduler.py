@@ -9,7 +9,7 @@ tokens that are known for every step in flight. `plan` makes a step from four so
 1. Rows in the decode set compute one token each; only those at the first position of a block are looked at (`DecodeSet`).
 2. Prefills that have begun go on with the tokens that are left of the step's budget, the oldest first.
 3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
-   Deferred sequences do 2 and 3 behind all others.
+   Deferred sequences do 2 and 3 behind all others, and beside answers of others with fewer rows and tokens.
 4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
 
 Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since, and no
@@ -30,6 +30,7 @@ recurrent states (`kv`), chunks under a bound of time (`chunk_budget.py`), and w
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
@@ -46,6 +47,14 @@ from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import Chunk, StepPlan, StepResult
+
+DEFERRED_CHUNK: Final = 128
+"""The most tokens of deferred prompts in a step that others wait for, and only where it has no prompts of theirs."""
+
+
+def _is_answered(sequence: Sequence) -> bool:
+    """True if somebody waits for each of its tokens."""
+    return not sequence.is_deferred and sequence.request.pooling is None
 
 
 class Scheduler:
@@ -111,11 +120,15 @@ class Scheduler:
             return None
         drafts = self._speculation.drafts if self._speculation else {}
         draft = Draft(table.step + 1, width, drafts)
+        if table.has_deferred:
+            self._make_way(draft)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - width * len(table.decoding)
         if self._chunk_budget is not None:
             left = self._chunk_budget.allowance(left, len(table.decoding))
         for deferred in (False, True) if table.has_deferred else (False,):
+            if deferred and self.limits.deferred_rows and table.rows.has_answers:
+                left = 0 if draft.chunks else min(left, DEFERRED_CHUNK)
             left = self._continue_prefills(draft, left, deferred=deferred)
             left = self._admit(draft, left, now, deferred=deferred)
         tiers = self.cache.tiers
@@ -136,6 +149,13 @@ class Scheduler:
         if self.cache.tiers is not None:
             for sequence in self.cache.tiers.poll():
                 self.table.let_go(sequence)
+
+    def _make_way(self, draft: Draft) -> None:
+        """Take rows of deferred sequences back that are too many beside those that are being answered, or are about to be."""
+        rows, first = self.table.rows, self.table.next_in_line()
+        rows.has_answers = any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first))
+        while rows.has_too_many_deferred():
+            self.table.preempt(rows.youngest(), draft)
 
     def _repeat(self, width: int, now: float) -> StepPlan:
         """The step before, one token further."""

@@ -319,5 +319,6 @@ def make_limits(
         min_offload_tokens=settings.kv_offload_min_tokens,
         hands_over=settings.kv_role == "prefill",
         classes=make_classes(settings.request_classes),
+        deferred_rows=settings.deferred_rows,
         max_itl=None if settings.max_itl_ms is None else settings.max_itl_ms / 1000,
     )

@@ -140,6 +140,11 @@ class EngineSettings:
         "Classes of requests with a priority and bounds of their own, which API keys can name.",
         word="none",
     )
+    deferred_rows: int = setting(
+        8,
+        integer(low=1),
+        "Lines of batches, and others of the class deferred, that share steps with answers that somebody waits for.",
+    )
     watermark: float = setting(
         0.01, number(0.0, 0.99), "The fraction of blocks left free for running sequences to grow into."
     )
