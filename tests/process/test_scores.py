@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nanoserve.entrypoints.app.vectors import INSTRUCTION
 from nanoserve.entrypoints.offline import LLM
@@ -51,6 +53,37 @@ def test_classes_are_those_of_transformers(tmp_path: pathlib.Path, config: dict[
         if len(logits[0]) > 1:
             with pytest.raises(BadValueError, match="pairs are scored by a model with one"):
                 llm.score("One", "two")
+
+
+@pytest.mark.parametrize(("kind", "count"), [("ForRewardModel", 1), ("ForProcessRewardModel", 2)])
+def test_rewards_are_what_two_layers_make_of_states(tmp_path: pathlib.Path, kind: str, count: int) -> None:
+    """As in Qwen's own code: of the last state, or of each token's as probabilities that a step is wrong or right."""
+    tokenizer, model = make_classifier(tmp_path, num_labels=1)
+    hidden = model.config.hidden_size
+    score = torch.nn.Sequential(
+        torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, count)
+    )
+    tensors = {name: each for name, each in model.state_dict().items() if not name.startswith("score.")}
+    tensors |= {f"score.{name}": each.detach() for name, each in score.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": [f"Qwen3{kind}"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": None}))
+    with torch.inference_mode():
+        states = [
+            model.model(torch.tensor([tokenizer(each)["input_ids"]])).last_hidden_state[0] for each in TEXTS
+        ]
+        rewards = [score(each) for each in states]
+    with LLM(tmp_path, **SETTINGS) as llm:
+        if count == 1:
+            for output, expected in zip(llm.classify(TEXTS, use_tqdm=False), rewards, strict=True):
+                assert output.scores["LABEL_0"] == pytest.approx(float(expected[-1, 0]), abs=1e-4)
+            return
+        for found, expected in zip(llm.classify_tokens(TEXTS, use_tqdm=False), rewards, strict=True):
+            wanted = expected.softmax(-1)
+            assert [list(each.values()) for each in found.scores] == [
+                pytest.approx(each, abs=1e-4) for each in wanted.tolist()
+            ]
 
 
 def test_a_reranker_is_asked_in_its_template(tmp_path: pathlib.Path) -> None:

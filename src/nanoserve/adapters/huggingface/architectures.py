@@ -76,23 +76,23 @@ class Architecture:
         return found
 
 
+CLASSIFIERS: Final = ("ForSequenceClassification", "ForTokenClassification")
+REWARDS: Final = ("ForRewardModel", "ForProcessRewardModel")
+"""Ends of names, of a text as a whole and of each token."""
+
+
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
     """The architecture that config.json names. Raises `ModelLoadError` where it is not a known one.
 
-    Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head, with a classifier, or,
-    of an encoder, with a head that fills masks, which is not computed.
+    Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head, with a classifier, or
+    with rewards, or, of an encoder, with a head that fills masks, which is not computed.
     """
     names, key = raw.get("architectures"), raw.get("model_type")
     named = names if isinstance(names, list) else []
     for each in ARCHITECTURES:
         stem = each.name.removesuffix("ForCausalLM").removesuffix("Model")
-        names = {
-            each.name,
-            f"{stem}Model",
-            f"{stem}ForSequenceClassification",
-            f"{stem}ForTokenClassification",
-        }
-        names |= {f"{stem}ForMaskedLM"} if each.is_encoder else set()
+        heads = ("ForMaskedLM",) if each.is_encoder else REWARDS
+        names = {each.name, f"{stem}Model", *(f"{stem}{head}" for head in (*CLASSIFIERS, *heads))}
         if each.key == key and (not named or any(name in named for name in names)):
             return each
     wanted = f"architecture {named[0] if named else None!r} (model_type {key!r})"

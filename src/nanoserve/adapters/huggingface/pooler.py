@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, DEFAULTS
+from nanoserve.adapters.huggingface.architectures import ARCHITECTURES, CLASSIFIERS, DEFAULTS, REWARDS
 from nanoserve.adapters.huggingface.json_files import read_json, read_json_object
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.checks import shown
@@ -34,10 +34,6 @@ _BARE: Final = PoolerSpec(task=Task.EMBED, normalized=True)
 _BARE_ENCODER: Final = PoolerSpec(task=Task.EMBED, pooling=Pooling(kind=PoolingKind.MEAN), normalized=True)
 """The poolers of models about which nothing is said."""
 _ENCODERS: Final = frozenset(each.key for each in ARCHITECTURES if each.is_encoder)
-_CLASSIFIERS: Final = {
-    "ForSequenceClassification": Task.CLASSIFY,
-    "ForTokenClassification": Task.TOKEN_CLASSIFY,
-}
 _ACTIVATIONS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("Identity", "NoneType"), "none"),
     **{each.capitalize(): each for each in ("tanh", "sigmoid")},
@@ -78,9 +74,10 @@ def read_pooler(folder: str) -> PoolerSpec | None:
     config = read_json_object(root / "config.json")
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    for ending, task in _CLASSIFIERS.items():
-        if name.endswith(ending):
-            return _classifier(root, config, task)
+    for endings in (CLASSIFIERS, REWARDS):
+        for ending, task in zip(endings, (Task.CLASSIFY, Task.TOKEN_CLASSIFY), strict=True):
+            if name.endswith(ending):
+                return _classifier(root, config, task) if endings is CLASSIFIERS else _reward(config, task)
     is_encoder = config.get("model_type") in _ENCODERS
     shorter = _shorter(root, config, is_encoder=is_encoder)
     if not (root / MODULES).exists():
@@ -175,6 +172,19 @@ def _classifier(root: pathlib.Path, config: Mapping[str, Any], task: Task) -> Po
         labels=tuple(map(str, labels.values())),
         activation=activation,
         layers=layers,
+    )
+
+
+def _reward(config: Mapping[str, Any], task: Task) -> PoolerSpec:
+    """As in the code that comes with Qwen's models: one number of a text, or whether each step is wrong or right, by two layers."""
+    size = 1 if task is Task.CLASSIFY else 2
+    hidden = PooledLayer(name="score.0", size=config["hidden_size"], activation="relu")
+    return PoolerSpec(
+        task=task,
+        pooling=Pooling(kind=PoolingKind.LAST if task is Task.CLASSIFY else PoolingKind.ALL),
+        labels=tuple(f"LABEL_{place}" for place in range(size)),
+        activation=Activation.NONE if task is Task.CLASSIFY else Activation.SOFTMAX,
+        layers=(hidden, PooledLayer(name="score.2", size=size)),
     )
 
 
