@@ -26,15 +26,17 @@ def softplus(x):
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) up."""
+    """activation(gate) up. Returns once: what follows a return within a branch is compiled, too."""
     if ACTIVATION == "gelu":
-        return gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
-    if ACTIVATION == "gelu_tanh":
-        steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+        activated = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
-        tl.static_assert(ACTIVATION == "silu")
-        steepness = gate
-    return gate / (1.0 + tl.exp(-steepness)) * up
+        if ACTIVATION == "gelu_tanh":
+            steepness = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+        else:
+            tl.static_assert(ACTIVATION == "silu")
+            steepness = gate
+        activated = gate / (1.0 + tl.exp(-steepness))
+    return activated * up
 
 
 @triton.jit
