@@ -4,7 +4,7 @@
                                            [--input-len 256] [--output-len 128] [--rounds 2] [--patience 600] [-- OPTIONS OF THE SERVER]
 
 The chat is `nanoserve bench serve` with so many clients. Rounds alone and beside take turns where there are several: a round beside creates
-a batch of all lines once its predecessor has ended or was cancelled. Every line must be answered once within `--patience` seconds after
+a batch of all lines once its predecessor has ended or was cancelled, and begins with a few requests that do not count. Every line must be answered once within `--patience` seconds after
 the last round; with 0 the batch is cancelled then.
 """
 
@@ -97,11 +97,11 @@ class Batch:
 
 
 def show_chats(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """The medians of the rounds, and their ratio."""
+    """The medians of the rounds, of an even number the lower ones, and their ratio."""
 
     def middle(name: str, latency: str, quantile: str) -> float:
         values = sorted(each[latency][quantile] for each in found[name])
-        return float(values[len(values) // 2])
+        return float(values[(len(values) - 1) // 2])
 
     rows = []
     for latency, label in LATENCIES.items():
@@ -134,6 +134,7 @@ def main() -> None:
             for number in range(given.rounds):
                 found["alone"].append(chat(url, given, given.requests))
                 batch = Batch(client, file.raise_for_status().json()["id"])
+                chat(url, given, 2 * given.chats)
                 before, began = batch.answered, time.monotonic()
                 found["beside"].append(chat(url, given, given.requests))
                 done, seconds = batch.answered - before, time.monotonic() - began
