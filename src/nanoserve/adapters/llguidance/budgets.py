@@ -80,7 +80,6 @@ class BudgetedMatcher(GrammarMatcher):
     may_move = False
 
     def copy(self) -> BudgetedMatcher:
-        """As in `Matcher`."""
         copied = BudgetedMatcher(super().copy(), self._marks, self._left)
         copied._stage, copied._read, copied.pending_tokens = (
             self._stage,
@@ -90,7 +89,6 @@ class BudgetedMatcher(GrammarMatcher):
         return copied
 
     def went_on(self, token: int) -> None:
-        """As in `GrammarMatcher`."""
         if self._stage is _Stage.ENDING:
             if self.inner.is_accepting():
                 self._go_behind()

@@ -80,7 +80,6 @@ class Job:
         return self._has_ended or (self._is_given_up and not self._is_begun)
 
     def result(self) -> None:
-        """As in `Pending`."""
         if self._error is not None:
             raise self._error
 
@@ -188,7 +187,6 @@ class MaskFiller:
         self.steps, self.seconds = 0, 0.0
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> Mapping[int, str]:
-        """As in `Grammars`."""
         now = list[tuple[int, GrammarMatcher, int]]()
         for place, (matcher, token) in enumerate(cast("Sequence[tuple[GrammarMatcher, int]]", tokens)):
             matcher.note(token)
@@ -218,7 +216,6 @@ class MaskFiller:
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = ()
     ) -> Callable[[], Filled]:
-        """As in `Grammars`."""
         started = time.perf_counter()
         self._intervals.append(started - self._started)
         self._interval = sorted(self._intervals)[len(self._intervals) // 4]

@@ -255,30 +255,25 @@ class LLGrammars:
             full = self.living.total() >= LIVING_BYTES
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
-        """As in `Grammars`."""
         return self._filler.consume(tokens)
 
     def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
-        """As in `Grammars`."""
         assert isinstance(matcher, GrammarMatcher)
         return matcher.draft(count, more, self._vocabulary.tokenize_bytes)
 
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
     ) -> Callable[[], Filled]:
-        """As in `Grammars`."""
         if self._growing:
             self.moves += sum(each.spread() for each in self._growing)
             self._growing = weakref.WeakSet(each for each in self._growing if each.is_growing)
         return self._filler.fill(matchers, block, drafts)
 
     def is_ready(self, matcher: Matcher, /) -> bool:
-        """As in `Grammars`."""
         assert isinstance(matcher, GrammarMatcher)
         return not matcher.lexer.is_in_use
 
     def rest(self) -> None:
-        """As in `Grammars`."""
         self._compiling = {each for each in self._compiling if not each.done()}
         if self._compiling and self.living.total() >= LIVING_BYTES:
             self._make_room(0)  # nothing runs: what nobody uses would keep everybody waiting
@@ -288,7 +283,6 @@ class LLGrammars:
             self._filler.rest(REST_SECONDS)
 
     def counts(self) -> GrammarCounts:
-        """As in `Grammars`."""
         return GrammarCounts(self._compiles, self._compile_seconds, self._filler.steps, self._filler.seconds)
 
     def _begin(self, constraint: Constraint, client: str, lexers: Lexers) -> Future[CompiledGrammar]:

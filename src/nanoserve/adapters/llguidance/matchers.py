@@ -109,11 +109,9 @@ class GrammarMatcher:
         """The library's matcher has gone on by a token."""
 
     def may_end(self) -> bool:
-        """As in `Matcher`."""
         return self.inner.is_accepting()
 
     def copy(self) -> GrammarMatcher:
-        """As in `Matcher`."""
         copied = GrammarMatcher(self.inner.deep_copy(), self.ends, names_ids=self.names_ids, lexer=self.lexer)
         copied.pending_tokens = self.pending_tokens.copy()
         copied.said = None if self.said is None else self.said.copy()

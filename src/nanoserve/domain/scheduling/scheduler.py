@@ -36,7 +36,6 @@ from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.counters import Counters
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
@@ -72,7 +71,7 @@ class Scheduler:
         self.limits, self.cache, self._clock = limits, cache, clock
         self.constraints = constraints or Constraints()
         self.table = SequenceTable(limits, cache, clock, self.constraints)
-        self.suspects = self.table.suspects
+        self.suspects, self.counters = self.table.suspects, self.table.counters
         self.flights: list[InFlightStep] = []
         self.committed_step = 0
         self.last_commit = 0.0
@@ -80,11 +79,6 @@ class Scheduler:
         self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
         self._speculation = Speculation(limits, cache, self.table) if limits.max_width > 1 else None
-
-    @property
-    def counters(self) -> Counters:
-        """The table's."""
-        return self.table.counters
 
     @property
     def step(self) -> int:
@@ -99,7 +93,7 @@ class Scheduler:
         check_request(request, self.limits, self.cache)
         table.waiting.check_room(request)
         lora = table.loras.digest_of(request) if request.lora else b""
-        arrival, now = self.table.counters.accepted, self._clock.now()
+        arrival, now = self.counters.accepted, self._clock.now()
         sequences = expand_request(request, self.limits, arrival, now=now, lora=lora, weights=table.weights)
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
         table.add(sequences, may_start=may_start)
@@ -165,7 +159,7 @@ class Scheduler:
         plan = StepPlan(step=step, decoding=decoding.rows, width=width)
         members.advance(width)
         self.flights.append(InFlightStep(plan, (), decoding, [], [], now, is_exact=members.is_exact))
-        self.table.counters.steps += 1
+        self.counters.steps += 1
         return plan
 
     def _dispatch(self, draft: Draft, now: float) -> StepPlan:
@@ -191,7 +185,7 @@ class Scheduler:
         for sequence, chunk in chunks:
             if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
                 members.join(sequence)
-        self.table.counters.steps += 1
+        self.counters.steps += 1
         moves = table.waiting or table.prefilling or self.suspects or bound or tiers is not None
         table.is_settled = bool(members) and not moves
         return plan
@@ -324,7 +318,7 @@ class Scheduler:
 
     def _gain(self, progress: list[Progress], stopped: list[Stopped]) -> list[Progress]:
         """Count what sequences have gained, and end those that have stopped."""
-        self.table.counters.generated_tokens += len(progress)
+        self.counters.generated_tokens += len(progress)
         for sequence, token, reason in stopped:
             if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:
                 sequence.stop = token
@@ -349,7 +343,7 @@ class Scheduler:
         self.last_commit = now
         num_tokens, num_decoding = flight.plan.num_tokens, len(flight.plan.decoding)
         prefill = num_tokens - num_decoding * flight.plan.width
-        self.table.counters.computed_prompt_tokens += prefill
+        self.counters.computed_prompt_tokens += prefill
         if self._chunk_budget is not None and num_tokens:
             self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 

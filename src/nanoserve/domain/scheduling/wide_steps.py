@@ -39,12 +39,10 @@ class WideDecodeSet(DecodeSet):
         return self.reach - self.landed - self.in_flight
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
-        """See `DecodeSet`."""
         self._late.pop(sequence, None)
         super().leave(sequence, last_step)
 
     def advance(self, width: int) -> None:
-        """See `DecodeSet`."""
         super().advance(width)
         self.in_flight += 1
         if width > 1:
@@ -89,7 +87,6 @@ class WideDecodeSet(DecodeSet):
         return newest - self.slack - width + 1, min(newest + 1, sequence.max_total_tokens - 1)
 
     def ends(self, width: int) -> tuple[list[Sequence], list[Sequence]]:
-        """See `DecodeSet`."""
         reached = range(self.reach - width + 1, self.reach + 1)
         due = {each: None for last in reached for each in self._by_last.get(last, ())}
         if self.is_exact:

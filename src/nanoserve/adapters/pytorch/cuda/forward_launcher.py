@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda import linear_ops as linear
@@ -24,7 +23,6 @@ from nanoserve.adapters.pytorch.models.encoder import Encoder
 from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.linear.launch import reads_one_row_straight
-from nanoserve.kernels.pointwise.launch import layer_norm_into
 
 
 class ForwardLauncher:
@@ -34,6 +32,7 @@ class ForwardLauncher:
         mixers: of all layers of the model.
         records: of the experts that tokens go through; None where they are not recorded.
         encoder: of a model that only computes whole texts.
+        multiplications: see `DecoderModel`.
     """
 
     def __init__(
@@ -52,6 +51,7 @@ class ForwardLauncher:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
         self.loras, self.encoder, self.records = loras, model.spec.encoder, records
         self._layers = model.kinds() if brief else model.layers
+        self.multiplications = model.multiplications
         self.pooled_layers = model.pooled_layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._encoder = model if isinstance(model, Encoder) else None
@@ -61,14 +61,6 @@ class ForwardLauncher:
         products = () if model.mixtures() else model.products()
         packed = any(reads_one_row_straight(each.linear.matrix) for each in products)
         self._one: linear.Row | linear.Skinny = linear.Skinny() if packed else linear.Row()
-
-    @property
-    def multiplications(self) -> float:
-        """Multiplications for a token in a layer, those of experts left out, on average."""
-        parts = [part for each in self._layers for part in each]
-        return sum(each.linear.weight.numel() for part in parts for each in part.products()) / len(
-            self._layers
-        )
 
     def decode(
         self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False, width: int = 0
@@ -136,7 +128,7 @@ class ForwardLauncher:
         if num_decoding:
             self._embed_newest(places, stream[num_tokens:], pdl=False)
         if self._encoder is not None:
-            self._add_positions(self._encoder, stream)
+            self._encoder.add_positions(stream, arena.sections["added_rows"], self._space.normed)
         low_rank = self.loras.of_chunks(lora_groups) if self.loras and lora_groups else None
         ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False, low_rank=low_rank)
         step = last = GpuStep(
@@ -160,14 +152,6 @@ class ForwardLauncher:
         if self.records is not None:
             self.records.keep_of(arena, rows, places)
         return ops.complete(self._norm)
-
-    def _add_positions(self, encoder: Encoder, stream: Tensor) -> None:
-        """Add what the arena's `added_rows` choose to the vectors of an encoder's tokens, and norm the sums."""
-        if encoder.added is not None:
-            rows, added = self._arena.sections["added_rows"][: len(stream)], self._space.normed[: len(stream)]
-            stream.add_(torch.index_select(encoder.added, 0, rows, out=added))
-        norm = encoder.embedding_norm
-        layer_norm_into(stream, norm.weight, norm.bias, stream, eps=norm.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.rope_and_cache import rotation
 from nanoserve.ports.layer_spec import (
     LinearRopeScaling,
@@ -127,3 +130,27 @@ def yarn_scaled(frequencies: Tensor, scaling: YarnRopeScaling, theta: float) -> 
     low, high = max(low, 0), min(high, size - 1)
     stretched = ((torch.arange(size // 2, device="cpu").float() - low) / max(high - low, 0.001)).clamp(0, 1)
     return stretched * frequencies / scaling.factor + (1 - stretched) * frequencies
+
+
+def turn_heads(
+    linear: Linear, norms: Iterable[RMSNorm], heads: int, head_dim: int, rotation: Rotation
+) -> None:
+    """Put the elements of each of a layer's first `heads` heads, and of their norms, into the order in which kernels turn them."""
+    order = kernel_order(*rotation)
+    if order == sorted(order):
+        return
+    for tensor in linear.by_rows():
+        turned = tensor[: heads * head_dim].view(-1, head_dim, *tensor.shape[1:])
+        turned.copy_(turned[:, order])
+    for norm in norms:
+        weights = norm.weight.view(-1, head_dim)
+        weights.copy_(weights[:, order])
+
+
+def gates_last(linear: Linear, num_heads: int, head_dim: int) -> None:
+    """Put the gate of each head, which checkpoints have behind its query, behind everything."""
+    queries = num_heads * head_dim
+    for tensor in linear.by_rows():
+        heads = tensor[: 2 * queries].view(num_heads, 2, head_dim, *tensor.shape[1:])
+        query, gate = (each.flatten(0, 1) for each in heads.unbind(1))
+        tensor.copy_(torch.cat((query, tensor[2 * queries :], gate)))

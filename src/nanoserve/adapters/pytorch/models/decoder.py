@@ -180,6 +180,12 @@ class DecoderModel(nn.Module):
             found.setdefault((each.name, each.linear.out_features, each.linear.in_features), each)
         return *found.values(), Product("head", self.head, self.norm)
 
+    @property
+    def multiplications(self) -> float:
+        """Multiplications for a token in a layer, those of experts left out, on average."""
+        products = (each for parts in self.layers for part in parts for each in part.products())
+        return sum(each.linear.weight.numel() for each in products) / len(self.layers)
+
     def mixtures(self) -> tuple[Mixture, ...]:
         """The layers' mixtures of experts, each shape once."""
         found: dict[object, Mixture] = {}

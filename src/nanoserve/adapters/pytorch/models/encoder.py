@@ -65,6 +65,16 @@ class Encoder(DecoderModel):
         normed: Tensor = self.embedding_norm(vectors)
         return normed
 
+    def add_positions(self, stream: Tensor, rows: Tensor, scratch: Tensor) -> None:
+        """Add the rows of `added` that each token has to the tokens' vectors [T, hidden] on a GPU, and norm the sums."""
+        from nanoserve.kernels.pointwise.launch import layer_norm_into  # noqa: PLC0415 - Triton, for a GPU alone
+
+        if self.added is not None:
+            count = len(stream)
+            stream.add_(torch.index_select(self.added, 0, rows[:count], out=scratch[:count]))
+        norm = self.embedding_norm
+        layer_norm_into(stream, norm.weight, norm.bias, stream, eps=norm.eps)
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must hold, by its name there, beside a classifier."""
         tensors = prefixed(self.embedding_name, self.embedding.checkpoint_tensors())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
-from nanoserve.adapters.pytorch.layers.rotary import kernel_order
+from nanoserve.adapters.pytorch.layers.rotary import gates_last, turn_heads
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import ModelSpec
@@ -105,23 +105,6 @@ class Attention(Part):
     def arrange(self) -> None:
         """Put gates behind q, k and v, and the elements of each head of q and k into the order in which kernels turn them."""
         if self.is_gated:
-            self._move_gates()
-        order = kernel_order(*self.rotation)
-        if order == sorted(order):
-            return
-        rotated = (self.num_heads + self.num_kv_heads) * self.head_dim
-        for tensor in self.qkv.by_rows():
-            heads = tensor[:rotated].view(-1, self.head_dim, *tensor.shape[1:])
-            heads.copy_(heads[:, order])
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                weights = norm.weight.view(-1, self.head_dim)
-                weights.copy_(weights[:, order])
-
-    def _move_gates(self) -> None:
-        """Checkpoints have the gate of each head behind its query."""
-        queries = self.num_heads * self.head_dim
-        for tensor in self.qkv.by_rows():
-            heads = tensor[: 2 * queries].view(self.num_heads, 2, self.head_dim, *tensor.shape[1:])
-            query, gate = (each.flatten(0, 1) for each in heads.unbind(1))
-            tensor.copy_(torch.cat((query, tensor[2 * queries :], gate)))
+            gates_last(self.qkv, self.num_heads, self.head_dim)
+        norms = [each for each in (self.q_norm, self.k_norm) if each is not None]
+        turn_heads(self.qkv, norms, self.num_heads + self.num_kv_heads, self.head_dim, self.rotation)
