@@ -269,7 +269,9 @@ class Engine(Generic[TicketT]):
         assert not self.scheduler.table.requests
         self.forget_prefixes(with_directory=False)
         leaked = self.scheduler.counters.leaked_blocks
-        self.scheduler.table.counters = Counters(since=self._clock.now(), leaked_blocks=leaked)
+        self.scheduler.counters = self.scheduler.table.counters = Counters(
+            since=self._clock.now(), leaked_blocks=leaked
+        )
         self.scheduler.cache.statistics = PrefixStatistics()
 
     def read_lora(self, folder: str) -> LoraFacts:
