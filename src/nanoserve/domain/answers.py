@@ -45,7 +45,7 @@ class Answers:
                 self._report(sequence, token, score, events)
             except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises must not cost its neighbours theirs
                 self._streams.pop(sequence, None)
-                self._table.conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+                self._conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def report_ends(self, events: list[EngineEvent], waits: Callable[[Sequence], bool] | None = None) -> None:
         """Append the last event of every sequence that has ended and need not wait, and count the requests that have."""
@@ -77,11 +77,20 @@ class Answers:
             events.append(_tokens_generated(sequence, (token,), "", () if score is None else (score,)))
         elif stop := stream.push(token, score):
             sequence.stop = stop
-            self._table.conclude(sequence, FinishReason.STOP)
+            self._conclude(sequence, FinishReason.STOP)
         elif sequence.request.stream:
             token_ids, text, scores = stream.take()
             if token_ids or text:
                 events.append(_tokens_generated(sequence, token_ids, text, scores))
+
+    def _conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
+        finished = self._table.counters.finished
+        if sequence.finish_reason is not None:
+            finished[sequence.finish_reason] -= 1
+            finished[reason] += 1
+            sequence.finish_reason, sequence.error = reason, error
+        self._table.finish(sequence, reason, error)
 
     def _open(self, sequence: Sequence, events: list[EngineEvent]) -> OutputStream:
         stream: OutputStream
@@ -105,7 +114,7 @@ class Answers:
             stream.push_unseen(token, score)
         elif stop := stream.push(token, score):
             sequence.stop = stop
-            self._table.conclude(sequence, FinishReason.STOP)
+            self._conclude(sequence, FinishReason.STOP)
 
 
 def _prompt_scored(sequence: Sequence) -> PromptScored:

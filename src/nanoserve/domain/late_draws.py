@@ -38,7 +38,19 @@ class LateDraws:
         wide = flight.decoding.sequences if flight.plan.width > 1 else ()
         for sequence in again:
             if sequence not in wide or sequence in missed_before:
-                table.repeat(sequence, sits_out=sequence in missed_before)
+                self._repeat(sequence, sits_out=sequence in missed_before)
         for sequence in [each for each in late if each not in again]:
             table.preempt(sequence)
         return [each for each in again if each not in wide]
+
+    def _repeat(self, sequence: Sequence, *, sits_out: bool) -> None:
+        """Have a row compute its newest token again, in the step behind the newest planned one, or once it is let go."""
+        table, decoding = self._scheduler.table, self._scheduler.table.decoding
+        if sequence in decoding and not sits_out:
+            decoding.repeat(sequence)
+            return
+        if sequence in decoding:
+            decoding.leave(sequence, table.step)
+        sequence.num_scheduled_tokens = len(sequence.token_ids) - 1
+        if not sits_out:
+            decoding.join(sequence)

@@ -123,17 +123,6 @@ class SequenceTable:
         )
         return row
 
-    def repeat(self, sequence: Sequence, *, sits_out: bool) -> None:
-        """Have a row compute its newest token again, in the step behind the newest planned one, or once it is let go."""
-        if sequence in self.decoding and not sits_out:
-            self.decoding.repeat(sequence)
-            return
-        if sequence in self.decoding:
-            self.decoding.leave(sequence, self.step)
-        sequence.num_scheduled_tokens = len(sequence.token_ids) - 1
-        if not sits_out:
-            self.decoding.join(sequence)
-
     def preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
         """Send a running sequence back to wait at its old place; what is in `draft` for its row is taken out of it."""
         if draft is not None:
@@ -174,14 +163,6 @@ class SequenceTable:
         sequence.finish_reason, sequence.error, sequence.finished = reason, error, self._clock.now()
         self.ended.append(sequence)
         self.counters.finished[reason] += 1
-
-    def conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
-        if sequence.finish_reason is not None:
-            self.counters.finished[sequence.finish_reason] -= 1
-            self.counters.finished[reason] += 1
-            sequence.finish_reason, sequence.error = reason, error
-        self.finish(sequence, reason, error)
 
     def abort(self, request_id: str) -> None:
         """End every sequence of a request; unknown and finished requests are none."""

@@ -8,7 +8,6 @@ graph and the draw another, because their masks come between the two.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -117,7 +116,7 @@ class Decoding:
             return "eager"
         key = self._stand_ins.choose(key, self._nearly(key))
         if key not in self._graphs:
-            self._capture(self._graphs, key)
+            self.capture(key)
         self._graphs.replay(key)
         return "graph"
 
@@ -147,18 +146,11 @@ class Decoding:
         if key.samples:
             self._drawing.note_draw()
 
-    def capture_first(self) -> None:
-        """Capture the first graphs. The largest comes first: later ones fit into the memory that it took."""
+    def capture(self, key: Key) -> None:
+        """Rehearse a step, and keep its graph if there are graphs."""
         if self._graphs is not None:
-            ways = (False,) if self._launcher.loras is None else (False, True)
-            for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
-                for adapted, width in itertools.product(ways, {1, self._arena.sizes.max_width}):
-                    key = self.key(bucket, TYPICAL_LENGTH, special=False, adapted=adapted, width=width)
-                    self._capture(self._graphs, key)
-
-    def _capture(self, graphs: Graphs, key: Key) -> None:
-        self.rehearse(key)
-        graphs.capture(key, functools.partial(self._launch, key))
+            self.rehearse(key)
+            self._graphs.capture(key, functools.partial(self._launch, key))
 
     def _launch(self, key: Key) -> None:
         self._step(self._launcher, self._arena.places, key)

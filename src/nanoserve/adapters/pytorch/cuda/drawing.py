@@ -1,4 +1,4 @@
-"""Draws a step's tokens into their rows, and brings them to the host: the end of every step that samples.
+"""Draws a step's tokens into their rows, and sends them to the host: the end of every step that samples.
 
 The kernel that draws appends each token to its row and writes it to a slot of a ring in host memory. Device and host each
 count the draws, so both know the slot without asking; `find_ring` makes them agree again after a failure. Draws of rows that ask for
@@ -13,9 +13,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import most_tokens
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals
-from nanoserve.adapters.pytorch.prompt_scoring import read_scores
 from nanoserve.kernels.sampling.launch import DrawScratch, sample_and_append
-from nanoserve.ports.step import StepResult
 
 RING_SLOTS = 16
 """Steps whose tokens are kept for the host to fetch: more than can be in flight, captures included."""
@@ -76,21 +74,3 @@ class Drawing:
             self.masked_slot = slot
         self.num_tickets += 1
         return ticket
-
-    def collect(self, ticket: CudaTicket) -> StepResult:
-        """Wait for a step's tokens."""
-        ticket = ticket.late or ticket
-        if ticket.slot is None:
-            return ticket.without_draw()
-        if ticket.width:
-            return ticket.gained(self.arrivals)
-        drawn = self.arrivals.wait(ticket.slot, len(ticket.drawn_rows))
-        broken: tuple[int, ...] = ()
-        if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token
-            broken = tuple(row for row, token in zip(ticket.drawn_rows, drawn, strict=True) if token < 0)
-        return StepResult(
-            token_ids=drawn if ticket.order is None else [drawn[place] for place in ticket.order],
-            logprobs=ticket.logprobs(),
-            prompt_logprobs=read_scores(ticket.prompt_scores),
-            broken=broken,
-        )

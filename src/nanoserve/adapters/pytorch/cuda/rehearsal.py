@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +52,14 @@ class Rehearsal:
                 self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
         self._chunks()
         self._beside_a_chunk()
+
+    def capture_first(self) -> None:
+        """Capture the first graphs. The largest comes first: later ones fit into the memory that it took."""
+        ways = (False,) if self._launcher.loras is None else (False, True)
+        for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
+            for adapted, width in itertools.product(ways, {1, self._arena.sizes.max_width}):
+                how: dict[str, Any] = {"special": False, "adapted": adapted, "width": width}
+                self._decoding.capture(self._decoding.key(bucket, TYPICAL_LENGTH, **how))
 
     def step_seconds(self) -> tuple[tuple[int, float], ...]:
         """Seconds of steps over padded places, by their number of tokens; empty on a CPU, where kernels are interpreted.

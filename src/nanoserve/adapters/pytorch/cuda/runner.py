@@ -42,7 +42,6 @@ from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.offload import HostSlots, Offload
-from nanoserve.adapters.pytorch.routed_experts import reports
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks
@@ -108,7 +107,7 @@ class CudaRunner:
         self._recovery.recover()
         if self._launcher.encoder is not None:
             return
-        self._decoding.capture_first()
+        self._rehearsal.capture_first()
         if self._arena.sizes.max_width > 1:
             self.step_seconds = self._rehearsal.step_seconds()
 
@@ -147,14 +146,10 @@ class CudaRunner:
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
         """Wait for a step's tokens."""
-        result, drawn = self._drawing.collect(ticket), ticket.late or ticket
+        result, drawn = ticket.result(self._drawing.arrivals), ticket.late or ticket
         if drawn.width:
             surplus = [drawn.width - count for count in result.counts]
             self._batches.correct(drawn.rows, surplus, ticket.admissions)
-        if ticket.pooled:
-            result = ticket.with_vectors(result)
-        if ticket.routed:
-            result = attrs.evolve(result, routed_experts=reports(ticket.routed))
         if self._offload is None:
             return result
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))

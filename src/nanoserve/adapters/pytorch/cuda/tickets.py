@@ -9,7 +9,7 @@ import attrs
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.pooling import Pooled, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, read_scores
-from nanoserve.adapters.pytorch.routed_experts import Routed
+from nanoserve.adapters.pytorch.routed_experts import Routed, reports
 from nanoserve.adapters.pytorch.sampling.device_sampler import PackedScores
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
@@ -52,31 +52,41 @@ class CudaTicket:
             return self.asked
         return drawn if self.order is None else [drawn[place] for place in self.order]
 
-    def logprobs(self) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Those of the rows that asked, of each position, once they are on the host."""
-        if self.scores is None or self.scores_download is None:
-            return {}
-        return self.scores.read(self.scores_download.wait())
+    def result(self, arrivals: Arrivals) -> StepResult:
+        """Wait for what the step has yielded."""
+        drawn = self.late or self
+        result = drawn.drawn(arrivals)
+        if drawn.prompt_scores:
+            result = attrs.evolve(result, prompt_logprobs=read_scores(drawn.prompt_scores))
+        if self.pooled:
+            arrived = [attrs.evolve(each, vectors=vectors.wait()) for each, vectors in self.pooled]
+            result = add_pooled(result, arrived)
+        return attrs.evolve(result, routed_experts=reports(self.routed)) if self.routed else result
 
-    def with_vectors(self, result: StepResult) -> StepResult:
-        """The step's result with the vectors of its rows that were pooled, once they are on the host."""
-        arrived = [attrs.evolve(each, vectors=vectors.wait()) for each, vectors in self.pooled]
-        return add_pooled(result, arrived)
+    def drawn(self, arrivals: Arrivals) -> StepResult:
+        """The tokens of a ticket of a draw, and what is said of them."""
+        if self.slot is None and self.asked:
+            return StepResult(token_ids=[], counts=(0,) * len(self.asked))
+        if self.slot is None:
+            return StepResult(token_ids=[0] * len(self.order or ()))
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if self.scores is not None and self.scores_download is not None:
+            logprobs = self.scores.read(self.scores_download.wait())
+        if self.width:
+            return self._gained(arrivals, self.slot, logprobs)
+        drawn = arrivals.wait(self.slot, len(self.drawn_rows))
+        broken: tuple[int, ...] = ()
+        if min(drawn) < 0:  # the draw reports a logit that is not finite as -1 - token
+            broken = tuple(row for row, token in zip(self.drawn_rows, drawn, strict=True) if token < 0)
+        tokens = drawn if self.order is None else [drawn[place] for place in self.order]
+        return StepResult(token_ids=tokens, logprobs=logprobs, broken=broken)
 
-    def without_draw(self) -> StepResult:
-        """The result of a step in which no row has drawn."""
-        if self.asked:
-            counts = (0,) * len(self.asked)
-            return StepResult(token_ids=[], counts=counts, prompt_logprobs=read_scores(self.prompt_scores))
-        return StepResult(
-            token_ids=[0] * len(self.order or ()), prompt_logprobs=read_scores(self.prompt_scores)
-        )
-
-    def gained(self, arrivals: Arrivals) -> StepResult:
+    def _gained(
+        self, arrivals: Arrivals, slot: int, logprobs: dict[int, tuple[TokenLogprobs, ...]]
+    ) -> StepResult:
         """The result of a wide step: of each row the number of its tokens, that of its drafts, and its tokens, see `sample_and_append`."""
-        assert self.slot is not None
         columns, rows = self.width + 2, self.rows
-        arrived = arrivals.wait(self.slot, len(self.drawn_rows) * columns)
+        arrived = arrivals.wait(slot, len(self.drawn_rows) * columns)
         places = {row: columns * place for place, row in enumerate(self.drawn_rows)}
         counts = tuple([arrived[places[row]] if row in places else 0 for row in rows])
         starts = [places.get(row, 0) + 2 for row in rows]
@@ -87,7 +97,6 @@ class CudaTicket:
             counts=counts,
             num_drafts=sum(arrived[1::columns]),
             drafted_rows=sum(map(bool, arrived[1::columns])),
-            logprobs={row: scores[: count_of[row]] for row, scores in self.logprobs().items()},
-            prompt_logprobs=read_scores(self.prompt_scores),
+            logprobs={row: scores[: count_of[row]] for row, scores in logprobs.items()},
             broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),
         )
