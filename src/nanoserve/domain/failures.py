@@ -10,7 +10,7 @@ from collections.abc import Callable
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.errors import RunnerLostError, StepFailedError
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.step import StepPlan
 
 FailureNote = Callable[[int, Exception, list[str]], None]
 """Takes the number of a step that failed, why, and the ids of the requests that end for it."""
@@ -54,14 +54,3 @@ class Failures:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def check_result(plan: StepPlan, result: StepResult) -> None:
-    """Raise `StepFailedError` unless each row has yielded what it was to yield."""
-    asked, yielded, counts = len(plan.sampling_rows), len(result.token_ids), result.counts
-    if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > plan.width):
-        raise StepFailedError(f"{asked} rows were to yield up to {plan.width} tokens and {counts} came")
-    if not counts and asked != yielded:
-        raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
-    if {*plan.pooling_rows} != {*result.pooled}:
-        raise StepFailedError(f"rows {plan.pooling_rows} were to yield vectors and {[*result.pooled]} did")

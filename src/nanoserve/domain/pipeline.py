@@ -10,13 +10,14 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
-from nanoserve.domain.failures import FailureNote, Failures, check_result
+from nanoserve.domain.failures import FailureNote, Failures
 from nanoserve.domain.late_draws import LateDraws
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import ModelRunner
+from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.step import StepPlan
+from nanoserve.ports.step import StepPlan, StepResult
 
 TicketT = TypeVar("TicketT")
 
@@ -90,7 +91,7 @@ class Pipeline(Generic[TicketT]):
         plan, ticket = self._in_flight.popleft()
         try:
             result = self._runner.collect(ticket)
-            check_result(plan, result)
+            _check(plan, result)
             if result.broken:
                 self._failures.end_broken(plan, result.broken)
         except Exception as error:  # noqa: BLE001 - as above
@@ -134,3 +135,14 @@ class Pipeline(Generic[TicketT]):
     def _forget_flights(self) -> None:
         self._in_flight.clear()
         self._late_draws.is_undrawn = False
+
+
+def _check(plan: StepPlan, result: StepResult) -> None:
+    """Raise `StepFailedError` unless each row has yielded what it was to yield."""
+    asked, yielded, counts = len(plan.sampling_rows), len(result.token_ids), result.counts
+    if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > plan.width):
+        raise StepFailedError(f"{asked} rows were to yield up to {plan.width} tokens and {counts} came")
+    if not counts and asked != yielded:
+        raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
+    if {*plan.pooling_rows} != {*result.pooled}:
+        raise StepFailedError(f"rows {plan.pooling_rows} were to yield vectors and {[*result.pooled]} did")
