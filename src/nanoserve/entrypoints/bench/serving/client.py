@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self.heard = False
+        self.heard = self._has_length = False
         self._transport: Any = None
         self._over: asyncio.Future[None] | None = None
 
