@@ -173,7 +173,10 @@ def unknown_fields(raw: bytes | msgspec.Raw, decoded: Any, path: str = "") -> li
         for name in filter(names.__contains__, members):
             found += unknown_fields(members[name], getattr(decoded, names[name]), f"{path}{name}.")
         return found
-    if isinstance(decoded, list) and any(isinstance(each, msgspec.Struct) for each in decoded):
+    # Prompts of ids have thousands of members: none is looked at by itself.
+    if isinstance(decoded, list) and any(
+        issubclass(kind, msgspec.Struct) for kind in set(map(type, decoded))
+    ):
         stem = path.removesuffix(".")
         pairs = enumerate(zip(_ITEMS.decode(raw), decoded, strict=True))
         return [

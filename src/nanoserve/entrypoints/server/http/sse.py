@@ -23,6 +23,7 @@ from nanoserve.entrypoints.app.orders import Client, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.bodies import read_body
 from nanoserve.entrypoints.server.http.errors import ErrorBody, RequestError, classify
+from nanoserve.entrypoints.server.http.security import client_of
 
 PING: Final = b": ping\n\n"
 """A comment with its own blank line: glued to the next event it would make clients lose that event."""
@@ -144,11 +145,9 @@ class RequestContext:
         return stream
 
 
-def context_of(
-    request: Request[Any, Any, Any], service: NamedDependency[TextService], client: NamedDependency[Client]
-) -> RequestContext:
-    """The context of a request, for injection into handlers."""
-    return RequestContext(request, service, client)
+def context_of(request: Request[Any, Any, Any], service: NamedDependency[TextService]) -> RequestContext:
+    """The context of a request, for injection into handlers. Litestar makes a group of tasks for dependencies that stand side by side."""
+    return RequestContext(request, service, client_of(request))
 
 
 class EventStream(Response[bytes]):

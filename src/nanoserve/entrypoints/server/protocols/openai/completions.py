@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 import msgspec
@@ -109,8 +109,8 @@ def read_prompts(
         return [prompt]
     if not prompt:
         raise BadValueError(name, "is empty; give a text or token ids")
-    if all(isinstance(each, int) for each in prompt):
-        return [tuple(each for each in prompt if isinstance(each, int))]
+    if set(map(type, prompt)) == {int}:
+        return [tuple(cast("Sequence[int]", prompt))]
     return [_read_one(each, place, name) for place, each in enumerate(prompt)]
 
 
