@@ -83,7 +83,7 @@ class Speculation:
         return 0 if is_short or members.may_overrun() else 1
 
     def _best_width(self, rows: DecodingRows) -> int:
-        """What pays best; what was found last stands while nothing is learnt and the same rows decode."""
+        """The width that pays best; the last answer stands while nothing is learnt and the same rows decode."""
         if rows is not self._rows:
             self._rows = rows
             self._best = widest = self._widest(rows)
@@ -153,7 +153,7 @@ class Speculation:
         return best if speeds[best] > CLEARLY_BETTER * speeds[1] else 1
 
     def _seconds(self, num_tokens: int) -> float:
-        """What a step of so many tokens takes, on the line through the two measured ones that are nearest."""
+        """Seconds of a step of so many tokens, on the line through the two measured ones that are nearest."""
         if len(self._costs) == 1:
             return self._costs[0][1]
         right = bisect.bisect_left(self._costs, (num_tokens, 0.0))

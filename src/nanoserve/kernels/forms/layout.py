@@ -1,4 +1,4 @@
-"""What the host knows of a form: how it lays out a weight, and what kernels have to be told of it."""
+"""Forms as the host knows them: how each lays out a weight, and what kernels have to be told of it."""
 
 from __future__ import annotations
 

@@ -161,5 +161,5 @@ def in_fragment_order(x, FORM: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def factors(scales, FORM: tl.constexpr):
-    """What products with `fragments` are multiplied by."""
+    """The factors of products with `fragments`."""
     return integers.scale_of(scales) if FORM == "int4" else scales

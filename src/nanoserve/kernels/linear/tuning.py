@@ -34,7 +34,7 @@ WIDE = 32_768
 BUSY = 128
 """How many programs keep a device reading; H100 and H200 have 132 multiprocessors, A100 has 108."""
 MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
+"""Multiprocessors of an H100 or H200."""
 ROOM = 225 * 1024
 """Bytes of shared memory of one of them."""
 READ, LATENCY = 4.0e6, 2.4
@@ -103,7 +103,7 @@ class SkinnyTile(NamedTuple):
     warps: int = 4
     """One instruction of Hopper's tensor cores takes four; fewer use instructions that wait for no other warp."""
     straight: bool = False
-    """Whether words of a stored weight go straight into registers (`straight.py`)."""
+    """True if words of a stored weight go straight into registers (`straight.py`)."""
 
 
 def padded(m: int) -> int:

@@ -120,7 +120,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_patterns(field: str, patterns: object) -> None:
-    """They are regular expressions: what could match for ever is refused."""
+    """Refuse patterns, which are regular expressions, that could match for ever."""
     if not isinstance(patterns, dict):
         raise _RefusedError(f"{field} must be an object of names and numbers")
     for key in patterns:

@@ -115,7 +115,7 @@ class Layout:
         return weights
 
     def _cut(self, name: str, factor: Factors, part: int) -> Factors:
-        """Of a layer that is split by its outputs some rows of B, of one that is split by its inputs some columns of A."""
+        """The rank's part: some rows of B of a layer that is split by its outputs, some columns of A of one that is split by its inputs."""
         if self.slices is None:
             return factor
         shape, slices = (len(factor.b), factor.a.shape[1]), attrs.evolve(self.slices, rank=part)

@@ -73,7 +73,7 @@ class HostLoras:
                 del self._reads[digest], self._weights[digest], self._parts[digest]
 
     def parts(self, rank: int) -> dict[bytes, LoraPart]:
-        """What another rank needs of each adapter that is there, for its `take_parts`."""
+        """The parts of each adapter that another rank needs, for its `take_parts`."""
         with self._lock:
             return {
                 digest: LoraPart(weights.rank, self._parts[digest][rank - 1].path)

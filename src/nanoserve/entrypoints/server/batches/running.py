@@ -112,7 +112,7 @@ class Batches:
         return Counter(each.status for _, each in self.folder.living)
 
     def shown(self, batch: store.Batch) -> store.Batch:
-        """What clients see of it: while it waits for its folder, its errors say so."""
+        """The batch as clients see it: while it waits for its folder, its errors say so."""
         run = self._runs.get(batch.id)
         return batch if run is None or run.waits is None else replace(batch, errors=run.waits)
 

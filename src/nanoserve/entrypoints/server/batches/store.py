@@ -41,7 +41,7 @@ _ADVICE: Final = {
     errno.EACCES: "The server may not write to the folder of --batch-dir; ask whoever runs it",
     errno.EROFS: "The folder of --batch-dir is read-only; ask whoever runs the server",
 }
-"""What helps, by the reason."""
+"""Advice, by the reason."""
 
 
 class FileObject(Struct, kw_only=True, tag_field="object", tag="file"):
