@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8640,
-    "kernels": 13275,
+    "kernels": 13420,
     "adapters/pytorch": 14480,
     "adapters": 10886,
     "entrypoints/server": 10890,
