@@ -1,8 +1,8 @@
 """How fast products of a few rows read their weights, by the form of these: microseconds, and the share of what the device can read.
 
 `python -m benchmarks.gpu_products --forms plain fp8 int4 --rows 1 8 64`. The weights are those of an 8B model, each in so many copies that none is in
-the L2 cache, in one graph whose kernels overlap as in a decode step. A product of one row has its norm fused in, unless its words go straight into registers; what is added to the residual stream
-leaves partial sums. `--tiles` tries others for each product.
+the L2 cache, in one graph whose kernels overlap as in a decode step. A product of one row has its norm fused in; what is added to the residual stream
+by more leaves partial sums. `--tiles` tries others for each product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear import launch
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
-    reads_one_row_straight,
     row_linear,
     skinny_linear,
     slice_count,
@@ -119,7 +118,7 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
     out = torch.empty(rows, n // 2 if gate else n, device="cuda", dtype=BF16)
 
     def launch_one(weight: Tensor | StoredWeight) -> None:
-        if rows == 1 and not reads_one_row_straight(weight):
+        if rows == 1:
             added = name in ADDED
             row_linear(
                 *(x, weight, out), norm_weight=None if added else norm, eps=1e-5,
@@ -130,7 +129,7 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
         else:
             skinny_linear(x, weight, out, workspace=space, gate=gate, pdl=True)
 
-    if rows > 1 or reads_one_row_straight(weights[0]):
+    if rows > 1:
         partials = torch.empty(slice_count(rows, weights[0]), rows, n, device="cuda")
         space = LinearWorkspace.create(
             [(n, k)], stored=[(n, k)], max_m=128, dtype=BF16, device=torch.device("cuda")

@@ -30,12 +30,13 @@ def _load_row(
     if scale_ptr is None:
         scales = 1.0
     else:
+        # Units come first, so that neighbouring threads have neighbouring ones, as they have of the words.
         units = START // UNIT + tl.arange(0, CHUNK // UNIT)
-        scale_ptrs = scale_ptr + rows[:, None] * SCALES + (units * UNIT // GROUP)[None, :]
+        scale_ptrs = scale_ptr + rows[None, :] * SCALES + (units * UNIT // GROUP)[:, None]
         if WITHIN:
-            scales = tl.load(scale_ptrs)
+            scales = tl.trans(tl.load(scale_ptrs))
         else:
-            scales = tl.load(scale_ptrs, mask=units[None, :] * UNIT < K, other=0)
+            scales = tl.trans(tl.load(scale_ptrs, mask=units[:, None] * UNIT < K, other=0))
     return weight, scales
 
 

@@ -169,11 +169,6 @@ def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
     return split_count(m, *weight.shape, stored=isinstance(weight, StoredWeight), chunk=_chunk(weight))
 
 
-def reads_one_row_straight(weight: Tensor | StoredWeight) -> bool:
-    """True if even one row of x multiplies fastest on the tensor cores: numbers of 4 bits are too many for others to widen."""
-    return _chunk(weight) == Int4.chunk
-
-
 def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, pdl: bool = False) -> None:
     """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, which their reader adds up.
 

@@ -61,6 +61,8 @@ class RowTile(NamedTuple):
 def row_tile(n: int, k: int, bits: int, *, gate: bool) -> RowTile:
     """The tile of a product of one row of x with weight [n, k], of so many bits each."""
     chunk = _chunk(k)
+    if bits == 4:
+        return RowTile(16 if chunk == k and n > 32 * BUSY else 8, 4, chunk)
     if bits <= 8:
         return RowTile(4 if chunk < k or (bits == 8 and n <= 8192 and not gate) else 8, 4, chunk)
     many_chunks = chunk == 512 and k > 2048

@@ -22,7 +22,6 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.encoder import Encoder
 from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.kernels.copies.launch import embed_tokens
-from nanoserve.kernels.linear.launch import reads_one_row_straight
 
 
 class ForwardLauncher:
@@ -58,9 +57,6 @@ class ForwardLauncher:
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self.mixers = arena, space, mixers
         self._sums, self._many = sums or Sums(), linear.Invariant() if invariant else linear.Wide()
-        products = () if model.mixtures() else model.products()
-        packed = any(reads_one_row_straight(each.linear.matrix) for each in products)
-        self._one: linear.Row | linear.Skinny = linear.Skinny() if packed else linear.Row()
 
     def decode(
         self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False, width: int = 0
@@ -101,7 +97,7 @@ class ForwardLauncher:
         if self._many.invariant:
             pdl = False
         elif len(stream) <= MOST_SKINNY_ROWS:
-            policy = self._one if len(stream) == 1 and not adapted else linear.Skinny()
+            policy = linear.Row() if len(stream) == 1 and not adapted else linear.Skinny()
         low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
         return linear.LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
 

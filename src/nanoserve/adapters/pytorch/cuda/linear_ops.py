@@ -2,7 +2,7 @@
 
 The *policy* says what is fused around a product; the number of rows decides (`docs/performance.md` has the crossovers):
 
-- `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in; where layers are packed to 4 bits, `Skinny` is faster.
+- `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in.
 - `Skinny`, up to 64 rows: tensor-core products; what is added to the residual stream stays behind as partial sums, which the
   next norm adds up, so that no kernel exists for the addition alone.
 - `Wide`, more rows and prompt chunks: the products of `many_rows` with small kernels between them.
@@ -29,7 +29,6 @@ from nanoserve.adapters.pytorch.layers.part import LowRank
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
-from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.launch import (
     invariant_linear,
     row_linear,
@@ -244,7 +243,7 @@ class Skinny:
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
         how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "pdl": ops.pdl}
-        if len(x) == 1 and not isinstance(linear.matrix, StoredWeight):  # such as the head of packed layers
+        if len(x) == 1:
             row_linear(x, linear.matrix, out, **how)
         else:
             skinny_linear(x, linear.matrix, out, workspace=ops.space.linear, **how)

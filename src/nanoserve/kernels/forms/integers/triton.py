@@ -74,10 +74,42 @@ def unit_sums(
 ):
     """See `forms.triton.unit_sums`."""
     UNITS: tl.constexpr = CHUNK // UNIT
-    wide, base = _widened(words, ROWS, CHUNK, FORM)
-    wide = tl.reshape(wide, [ROWS, UNITS, UNIT]) - ((scales & 255).to(tl.float32) + base)[:, :, None]
-    products = tl.reshape(wide, [ROWS, CHUNK]) * x[None, :]
-    return tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2) * scale_of(scales)
+    if FORM == "int4":
+        wide = _in_order(
+            *(_tiny_pair(words, 0), _tiny_pair(words, 1)), *(_tiny_pair(words, 2), _tiny_pair(words, 3)),
+            ROWS, CHUNK // 8,
+        )  # fmt: skip
+        products = wide * (x * _up(CHUNK))[None, :]
+        zeros = _tiny(scales & 255) * (tl.sum(tl.reshape(x, [UNITS, UNIT]), 1) * 2.0**64)[None, :]
+        sums = (tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2) - zeros) * 2.0**85
+    else:
+        zeros = (scales & 255).to(tl.float32) + 8388608.0
+        wide = tl.reshape(_bytes(words), [ROWS, UNITS, UNIT]) - zeros[:, :, None]
+        products = tl.reshape(wide, [ROWS, CHUNK]) * x[None, :]
+        sums = tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2)
+    return sums * scale_of(scales)
+
+
+@triton.jit
+def _tiny(integers):
+    """Integers below 2 ** 24 times 2 ** -149, which is what their bits are as float32: a subnormal one, which is multiplied as fast as others."""
+    return integers.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _tiny_pair(words, FIRST: tl.constexpr):
+    """Numbers FIRST and FIRST + 4 of each word where they lie in its lower 24 bits, or eight places lower, in a further dimension."""
+    groups = tl.reshape(words, [words.shape[0], words.shape[1] // 4, 4])
+    second = groups >> 8 if FIRST > 1 else groups
+    return tl.join(_tiny(groups & (15 << 4 * FIRST)), _tiny(second & (15 << 16 + FIRST % 2 * 4)))
+
+
+@triton.jit
+def _up(CHUNK: tl.constexpr):
+    """2 ** 64 divided by what the place of each number of a chunk makes of it in `_tiny_pair`."""
+    i = tl.arange(0, CHUNK)  # see `layout.gathered`
+    places = i // 8 % 2 * 4 + tl.where(i % 2 == 0, i // 16 % 2 * 8, 16)
+    return ((127 + 64 - places) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -85,9 +117,10 @@ def load_step_scales(ptrs, k, K: tl.constexpr, BK: tl.constexpr, GROUP: tl.const
     """The words of each row from number k on, [ROWS, groups of a step]."""
     if BK > GROUP:
         words = tl.minimum(tl.arange(0, BK // GROUP) + k // GROUP, SCALES - 1)
+        scales = tl.load(ptrs[:, None] + words[None, :])
     else:
-        words = tl.minimum(k, K - 1) // GROUP + tl.arange(0, 1)
-    return tl.load(ptrs[:, None] + words[None, :])
+        scales = tl.load(ptrs + tl.minimum(k, K - 1) // GROUP)[:, None]
+    return scales
 
 
 @triton.jit

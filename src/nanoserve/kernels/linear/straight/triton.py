@@ -36,13 +36,12 @@ def _load_x(xs, ptrs, present, BK: tl.constexpr, CHUNK: tl.constexpr, FORM: tl.c
 
 @triton.jit
 def _add_step(
-    sums, x_ptrs, present, words, scales, loaded_scales,
+    sums, xs, words, scales, loaded_scales,
     BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Sums [ROWS, BM] plus the product of BK numbers of each row: all of x is on its way before the first is multiplied."""
+    """Sums [ROWS, BM] plus the product of BK numbers of each row."""
     CHUNK: tl.constexpr = 16 * PACK
     WIDE: tl.constexpr = sums.shape[1] > 8
-    xs = _load_x((), x_ptrs, present, BK, CHUNK, FORM, WIDE)
     for group in tl.static_range((BK + GROUP - 1) // GROUP):
         part = tl.zeros(sums.shape, tl.float32)
         for c in tl.static_range(group * GROUP // CHUNK, min(BK, (group + 1) * GROUP) // CHUNK):
@@ -60,7 +59,8 @@ def multiply_straight(
 ):  # fmt: skip
     """Sums [ROWS, BM] of rows of a weight times M rows of x, over SLICE columns from `start` on, BK at a time.
 
-    `loaded_rows` are the rows in the order of `fragment_rows`. The words of a step are asked for before the step before it is multiplied, the first before the wait.
+    `loaded_rows` are the rows in the order of `fragment_rows`. The words of a step are asked for before the step before it is multiplied, the first before the wait;
+    all of x of a step comes first, since what is asked for later arrives later.
     """
     word_ptrs = weight_ptr + loaded_rows.to(tl.int64)[:, None] * (K // PACK) + start // PACK
     word_ptrs += tl.arange(0, 16)[None, :]
@@ -73,11 +73,15 @@ def multiply_straight(
     present = ms[:, None] < M
     x_ptrs = x_ptr + tl.minimum(ms, M - 1)[:, None] * K + start + tl.arange(0, 16 * PACK)[None, :]
     sums = tl.zeros([rows.shape[0], BM], tl.float32)
-    for step in range(BK, SLICE, BK):
-        following = _load_words((), word_ptrs + step // PACK, BK, PACK)
-        sums = _add_step(sums, x_ptrs, present, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
-        words, x_ptrs = following, x_ptrs + BK
+    for _ in range(BK, SLICE, BK):
+        xs = _load_x((), x_ptrs, present, BK, 16 * PACK, FORM, BM > 8)
+        word_ptrs, x_ptrs = word_ptrs + BK // PACK, x_ptrs + BK
+        following = _load_words((), word_ptrs, BK, PACK)
+        sums = _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
+        words = following
         if GROUP <= BK:
-            scales = _load_scales((), scale_ptrs + step // GROUP, BK, GROUP)
-            loaded = _load_scales((), loaded_ptrs + step // GROUP, BK, GROUP)
-    return _add_step(sums, x_ptrs, present, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
+            scale_ptrs, loaded_ptrs = scale_ptrs + BK // GROUP, loaded_ptrs + BK // GROUP
+            scales = _load_scales((), scale_ptrs, BK, GROUP)
+            loaded = _load_scales((), loaded_ptrs, BK, GROUP)
+    xs = _load_x((), x_ptrs, present, BK, 16 * PACK, FORM, BM > 8)
+    return _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
