@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.ports.driven import Drafter
 from nanoserve.ports.sampling import SamplingParams
+from tests.drafted_draws import SIZES, check_frequencies, make_indifferent_model
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.poisoned import PoisonedEngine, same
@@ -175,3 +177,9 @@ def tardy(vocab: int, ends: frozenset[int], texts: Sequence[str]) -> TardyGramma
     grammars = TardyGrammars(vocab, texts)
     grammars.ends = ends
     return grammars
+
+
+@pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_tokens_are_as_frequent_as_without_drafts(count: int) -> None:
+    model = make_indifferent_model(torch.device("cpu"))
+    check_frequencies(TorchRunner(model, SIZES, NGramDrafter()), count)

@@ -22,6 +22,7 @@ from nanoserve.ports.driven import Drafter
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
+from tests.drafted_draws import SIZES, check_frequencies, make_indifferent_model
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU
@@ -211,3 +212,8 @@ def test_the_device_and_the_host_search_alike() -> None:
     for _ in range(300):
         tokens = [dice.randrange(3) for _ in range(dice.randint(1, 30))]
         assert reference.propose(tokens, 5) == list(host.propose(tokens, 5))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="a million draws by interpreted kernels take a day")
+def test_tokens_are_as_frequent_as_without_drafts() -> None:
+    check_frequencies(build_runner(make_indifferent_model(DEVICE), SIZES)[0], 1_000_000)
