@@ -16,8 +16,8 @@ ROOMS = {
     "ports": 3935,
     "domain": 8640,
     "kernels": 13420,
-    "adapters/pytorch": 14480,
-    "adapters": 10886,
+    "adapters/pytorch": 14580,
+    "adapters": 10926,
     "entrypoints/server": 10890,
     "entrypoints": 11636,
 }
