@@ -69,10 +69,13 @@ class Factors:
 
 @attrs.frozen(eq=False)
 class PeftAdapter:
-    """The factors by the names of their linear layers in the base's checkpoint, and the digest of all of them."""
+    """The factors by the names of their linear layers in the base's checkpoint."""
 
     factors: Mapping[str, Factors]
-    digest: bytes
+
+    def digest(self) -> bytes:
+        """32 bytes, of all of them; other threads run meanwhile."""
+        return _digest(self.factors)
 
 
 def read_folder(folder: str, shapes: Mapping[str, tuple[int, int]], *, most_rank: int) -> PeftAdapter:
@@ -86,7 +89,7 @@ def read_folder(folder: str, shapes: Mapping[str, tuple[int, int]], *, most_rank
         factors = _read_factors(path, config, shapes, most_rank)
     except (ModelLoadError, _RefusedError) as error:
         raise BadValueError("lora", f"{folder}: {str(error).removeprefix(f'{folder}/')}") from error
-    return PeftAdapter(factors, _digest(factors))
+    return PeftAdapter(factors)
 
 
 class _RefusedError(Exception):
@@ -212,7 +215,7 @@ def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str
 
 
 def _digest(factors: Mapping[str, Factors]) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
+    digest = hashlib.sha256()
     for name, each in factors.items():
         digest.update(
             repr((name, each.scale, *((tuple(half.shape), half.dtype) for half in (each.a, each.b)))).encode()

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -54,17 +55,20 @@ class HostLoras:
     @torch.inference_mode()
     def read(self, folder: str, /) -> LoraFacts:
         adapter = read_folder(folder, self.layout.shapes, most_rank=self._most_rank)
-        weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
+        with ThreadPoolExecutor(1) as beside:
+            coming = beside.submit(adapter.digest)
+            weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
+            digest = coming.result()
         ranks = 1 if self.layout.slices is None else self.layout.slices.size
         parts = [
-            _Shared(self.layout.pack(adapter.factors, self._dtype, part=rank).numbers, adapter.digest)
+            _Shared(self.layout.pack(adapter.factors, self._dtype, part=rank).numbers, digest)
             for rank in range(1, ranks)
         ]
         with self._lock:
-            self._reads[adapter.digest] = self._reads.get(adapter.digest, 0) + 1
-            weights = self._weights.setdefault(adapter.digest, weights)
-            self._parts.setdefault(adapter.digest, parts)
-        return LoraFacts(digest=adapter.digest, rank=weights.rank, num_bytes=weights.numbers.nbytes)
+            self._reads[digest] = self._reads.get(digest, 0) + 1
+            weights = self._weights.setdefault(digest, weights)
+            self._parts.setdefault(digest, parts)
+        return LoraFacts(digest=digest, rank=weights.rank, num_bytes=weights.numbers.nbytes)
 
     def drop(self, digest: bytes, /) -> None:
         with self._lock:
