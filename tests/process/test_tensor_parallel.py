@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from nanoserve.adapters.engine_process.client.requests import PendingReply
 from nanoserve.adapters.engine_process.ranks.leader import Rank, Ranks
@@ -16,9 +19,11 @@ from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 from nanoserve.ports.driving import EngineHandle
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceRouted, TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.steering import WeightsFacts
 from tests.patience import wait_until
 from tests.routed import FAMILIES, check
 from tests.served import Answer, is_greedy
@@ -32,7 +37,7 @@ from tests.unit.adapters.engine_process.client.engines import (
     until,
     until_restarted,
 )
-from tests.unit.adapters.pytorch.tiny_models import HYBRID, LATENT, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import HYBRID, LATENT, TinyModel, make_prompt, make_tiny_model
 
 ODD = {"vocab_size": 131, "tie_word_embeddings": True}
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -133,6 +138,58 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
     assert [len(each) for each in run(engine, prompts, *[drawn] * 3)] == [8] * 3
     del engine, parts
     wait_until(lambda: all(each.process.poll() is not None for each in launched))
+
+
+@pytest.mark.parametrize("name", ["tied-odd-vocabulary", "experts", "whole-experts"])
+def test_weights_are_updated_on_all_ranks_or_on_none(name: str, tmp_path: Path) -> None:
+    family, config, size = (MODELS | SPREAD)[name]
+    old, new = (make_tiny_model(tmp_path / str(seed), family, seed=seed, **config) for seed in range(2))
+    settings = EngineSettings(
+        model=str(old.folder),
+        tensor_parallel_size=size,
+        expert_parallel=name in SPREAD,
+        device="cpu",
+        threads=1,
+        max_model_len=64,
+        max_num_seqs=4,
+        num_kv_blocks=40,
+    )
+    engine = assemble_bench(settings).engine
+    prompts = [make_prompt(length, vocab_size=128, seed=length) for length in (5, 17)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+    def answers_as(tiny: TinyModel) -> bool:
+        texts = run(engine, prompts, greedy, greedy)
+        return all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+
+    def update(folder: Path, *, partial: bool = False) -> None:
+        store = engine.weight_store
+        store.read(str(folder), anew=True, partial=partial)
+        engine.write_weights(WeightsFacts(digest=store.complete()))
+
+    assert answers_as(old)
+    update(new.folder)
+    assert answers_as(new)
+    weights = new.folder / "model.safetensors"
+    tensors = load_file(weights)
+    half = next(each for each in tensors if each.endswith("q_proj.weight"))
+    damaged = tmp_path / "damaged"
+    shutil.copytree(new.folder, damaged)
+    save_file(
+        {**tensors, half: tensors[half].index_fill(0, torch.tensor([-1]), torch.nan)}, damaged / weights.name
+    )
+    with pytest.raises(BadValueError, match=f"rank 1: weights: tensor .*{half}.* not finite"):
+        update(damaged)
+    assert answers_as(new), "one rank refuses, and none changes"
+    part = tmp_path / "part"
+    part.mkdir()
+    original = load_file(old.folder / weights.name)
+    save_file({half: original[half]}, part / weights.name)
+    update(part, partial=True)
+    new.reference.load_state_dict({half: original[half]}, strict=False)
+    assert answers_as(new)
+    with pytest.raises(BadValueError, match="from folders alone"):
+        engine.weight_store.read(iter(tensors.items()), anew=True, partial=False)
 
 
 def others_of(engine: RemoteEngine) -> list[int]:

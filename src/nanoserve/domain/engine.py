@@ -217,7 +217,7 @@ class Engine(Generic[TicketT]):
 
         Raises `ConflictError` or `BadValueError`, and changes nothing.
         """
-        if self._asleep or self._pipeline:
+        if self._pipeline or len(self._asleep) == len(PARTS):
             raise ConflictError("the engine sleeps already, or computes still: wake it up, or pause it first")
         self.weight_store.sleep(level)
         self._asleep = PARTS

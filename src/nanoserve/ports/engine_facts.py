@@ -87,7 +87,6 @@ class EngineFacts(EngineSizes):
         kv_bytes: what all KV blocks take together.
         memory: bytes of the device by what they are for; empty on a CPU.
         start_phases: seconds that each part of the start took, by name.
-        fixed_weights: why the weights cannot be updated; empty where they can.
     """
 
     pid: int
@@ -101,7 +100,6 @@ class EngineFacts(EngineSizes):
     kv_bytes: int = 0
     memory: Mapping[str, int] = attrs.field(factory=dict)
     start_phases: Mapping[str, float] = attrs.field(factory=dict)
-    fixed_weights: str = ""
 
     @property
     def budget(self) -> dict[str, str | int]:

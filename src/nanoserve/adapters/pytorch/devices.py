@@ -88,7 +88,7 @@ def host_pages(wanted: Wanted) -> list[Tensor]:
     """Tensors in one run of the host's memory, each with a storage of its own, in large pages where there are some: faults for every 4 KiB of a model take seconds."""
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in wanted]
     starts = [0, *itertools.accumulate(-(-size // _LINE) * _LINE for size in sizes)]
-    memory = mmap.mmap(-1, max(starts[-1], _LINE))
+    memory = mmap.mmap(-1, max(starts[-1], _LINE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)
 

@@ -7,25 +7,24 @@ nothing is written before all is known to be right. It costs host memory for the
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
-from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, finish_like
+from nanoserve.adapters.pytorch.devices import CPU
+from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, fill_whole, finish_like
+from nanoserve.adapters.pytorch.sleeping import Memory, held_tensors, tensors_of
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_own_head, overlay
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
-from nanoserve.adapters.pytorch.weights.keeping import scale_targets
+from nanoserve.adapters.pytorch.weights.keeping import forms_of, scale_targets, stored_forms
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import (
@@ -45,61 +44,14 @@ _LEVELS: Final = (1, 2)
 DIGEST_BYTES: Final = 32
 
 
-class Memory(Protocol):
-    """Memory under the tensors of a part of an engine, which keep their places while it is away."""
+class OtherRanks(Protocol):
+    """The other ranks' parts of a model; no step is in flight."""
 
-    @property
-    def is_bare(self) -> bool:
-        """True if nothing that counts was put into it before it was released first."""
+    def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
+        """Have each rank read its part of these, and check it; raises `BadValueError` where one refuses."""
 
-    def release(self, *, keep: bool) -> None:
-        """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
-
-    def restore(self) -> None:
-        """Have it again. Raises `OutOfMemoryError`, and may be tried again."""
-
-    def forget(self) -> None:
-        """Let what was kept go: other values are written into it."""
-
-    def pin(self, tensors: Iterable[Tensor]) -> None:
-        """Make ready to copy from these tensors of the host, until `unpin`."""
-
-    def unpin(self, tensors: Iterable[Tensor]) -> None:
-        """See `pin`."""
-
-
-class HostMemory:
-    """Fulfils `Memory` on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
-
-    is_bare = False
-
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self._tensors = tensors
-        self._freed: list[tuple[torch.UntypedStorage, int]] = []
-
-    def release(self, *, keep: bool) -> None:
-        if keep:
-            return
-        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in self._tensors()}  # noqa: SLF001
-        self._freed = [(storage, storage.nbytes()) for storage in storages.values()]
-        for storage in storages.values():
-            storage.resize_(0)
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
-
-    def restore(self) -> None:
-        for storage, size in self._freed:
-            storage.resize_(size)
-        self._freed = []
-
-    def forget(self) -> None:
-        """Nothing is kept elsewhere."""
-
-    def pin(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing is copied to another device."""
-
-    def unpin(self, tensors: Iterable[Tensor]) -> None:
-        """See `pin`."""
+    def write_weights(self) -> None:
+        """Have each rank compute with what it has read."""
 
 
 @attrs.define(eq=False)
@@ -121,26 +73,19 @@ class _Blank:
     digest: str = ""
 
 
-def host_memories(model: nn.Module, kv: KVStore) -> dict[str, HostMemory]:
-    """The memories of a model on a CPU and of its cache."""
-    return {
-        WEIGHTS: HostMemory(lambda: _tensors(model)),
-        KV_CACHE: HostMemory(lambda: (pool for pools in kv.pools for pool in pools)),
-    }
-
-
 class ModelWeights:
-    """Fulfils `WeightStore` for a model that was loaded from a folder; `refusal` says why it cannot be updated, if it cannot."""
+    """Fulfils `WeightStore` for a model that was loaded from a folder, or for this rank's part of one; `others` are the parts of the others."""
 
     def __init__(
         self,
         model: DecoderModel,
         folder: str | None,
         quantization: str | None,
-        refusal: str | None = None,
+        *,
         memories: Mapping[str, Memory] | None = None,
+        others: OtherRanks | None = None,
     ) -> None:
-        self._model, self._quantization, self._refusal = model, quantization, refusal
+        self._model, self._quantization, self._others = model, quantization, others
         self._memories, self._asleep, self._reads = memories, set[str](), False
         self._filled: _Blank | None = None
         self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
@@ -149,11 +94,12 @@ class ModelWeights:
         self.is_lost = False
         # The model's own are away while it sleeps, and no update has others.
         self._kv_scales = {layer: torch.ones(each.shape) for layer, each in kv_scales(model).items()}
-        if self._kv_scales and folder is not None and refusal is None:
-            read_kv_scales(self._kv_scales, folder, rank=0, ranks=1)
+        if self._kv_scales and folder is not None:
+            read_kv_scales(self._kv_scales, folder, rank=model.ranks.rank, ranks=model.ranks.size)
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
-        self._check_refusal()
+        if self._others is not None and not isinstance(source, str):
+            raise BadValueError(PARAMETER, "of a model over several processes come from folders alone")
         blank = None if anew else self._blank
         if blank is not None and blank.digest:
             raise ConflictError("the update is complete: finish it, or start another one")
@@ -190,6 +136,10 @@ class ModelWeights:
             anew = made.get(path)
             if anew is None or (anew.shape != tensor.shape and not anew.is_mkldnn):
                 raise BadValueError(PARAMETER, f"{path} cannot be made anew beside a running engine")
+        if forms_of(blank.model) != forms_of(self._model):
+            raise BadValueError(
+                PARAMETER, "scales lie otherwise than those of the model that runs: start anew"
+            )
         before = self._sources if blank.partial else []
         blank.digest = hashlib.sha256(b"".join(digest for _, digest in [*before, *blank.sources])).hexdigest()
         self._blank = blank
@@ -199,6 +149,9 @@ class ModelWeights:
         blank, self._blank = self._blank, None
         assert blank is not None
         assert blank.digest
+        if self._others is not None:
+            self._others.read_weights([str(folder) for folder, _ in blank.sources], partial=blank.partial)
+            self._others.write_weights()
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
         large: list[Piece] = []
         with torch.inference_mode():
@@ -224,27 +177,35 @@ class ModelWeights:
             )
         if level not in _LEVELS:
             raise BadValueError("level", f"must be 1 or 2, got {level}")
-        keep = level == _LEVELS[0]
+        keep, has_weights = level == _LEVELS[0], WEIGHTS not in self._asleep
         has_folders = all(folder is not None for folder, _ in self._sources)
-        if not keep:
-            self._check_refusal()
+        if not keep and has_weights:
             try:
                 for source in self._sources if has_folders else ():
                     self._check_source(*source)
             except (ModelLoadError, OSError) as error:
                 raise BadValueError("level", f"the weights could not be read again: {error}") from error
         self._blank = None
+        if has_weights:
+            is_kept = self._release_weights(keep=keep)
+            self._reads = not is_kept and has_folders
+            self.is_lost |= not is_kept and not has_folders
+        if KV_CACHE not in self._asleep:
+            self._memories[KV_CACHE].release(keep=False)
+        self._asleep = {WEIGHTS, KV_CACHE}
+
+    def _release_weights(self, *, keep: bool) -> bool:
+        """Free their memory; returns whether `restore` brings them."""
+        assert self._memories is not None
         if self._memories[WEIGHTS].is_bare:
             self._filled, keep = self._fill(), False
-            self._memories[WEIGHTS].pin(_tensors(self._filled.model))
+            self._memories[WEIGHTS].pin(tensors_of(self._filled.model))
         elif not keep:
             for _, module, name, tensor in list(held_tensors(self._model)):
                 if tensor.is_mkldnn:
                     setattr(module, name, torch.empty(0))
         self._memories[WEIGHTS].release(keep=keep)
-        self._memories[KV_CACHE].release(keep=False)
-        self._asleep, self._reads = {WEIGHTS, KV_CACHE}, not keep and has_folders
-        self.is_lost |= not keep and not has_folders
+        return keep
 
     def wake(self, part: str, /) -> None:
         if self._memories is None or part not in self._asleep:
@@ -259,7 +220,7 @@ class ModelWeights:
             self._blank = filled
             self.write()
         if self._filled is not None and filled is self._filled:
-            self._memories[WEIGHTS].unpin(_tensors(self._filled.model))
+            self._memories[WEIGHTS].unpin(tensors_of(self._filled.model))
             self._filled = None
         self._asleep.discard(part)
 
@@ -270,10 +231,6 @@ class ModelWeights:
         assert self._blank is not None
         filled, self._blank = self._blank, None
         return filled
-
-    def _check_refusal(self) -> None:
-        if self._refusal is not None:
-            raise BadValueError(PARAMETER, self._refusal)
 
     def _new_blank(self, *, partial: bool) -> _Blank:
         """One that has, if it is `partial`, what the running model was read from."""
@@ -293,14 +250,28 @@ class ModelWeights:
             raise ModelLoadError(f"{folder}: has changed since it was read, so nothing can stay: send all")
 
     def _read_folder(self, blank: _Blank, folder: str) -> None:
-        if is_gguf(Path(folder)):
+        spec, is_file = blank.model.spec, is_gguf(Path(folder))
+        if is_file and folder != self._sources[0][0]:
             raise ModelLoadError(f"{folder}: a GGUF file; weights are updated from safetensors alone")
+        if is_file or (spec.stored is not None and stored_forms(folder, spec.packing)):
+            self._read_stored(blank, folder)
+            return
         if blank.model.spec.tied_embeddings and has_own_head(folder):
             raise ModelLoadError(
                 f"{folder}: has an lm_head of its own, and the model that runs is tied: start anew"
             )
         files = checkpoint_files(Path(folder))
         self._overlay(blank, [each for file in files for each in stored_tensors(file)])
+
+    def _read_stored(self, blank: _Blank, folder: str) -> None:
+        """All of a checkpoint that is quantized, for its matrices and their scales come in several tensors."""
+        if blank.read:
+            raise ModelLoadError(
+                f"{folder}: is stored quantized, so all of it is sent, in one folder and alone"
+            )
+        with torch.inference_mode():
+            fill_whole(folder, blank.model, packing=blank.model.spec.packing, lanes=lanes_from(CPU))
+        self._note(blank, blank.model.checkpoint_tensors().keys())
 
     def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> None:
         listed = tensors if isinstance(tensors, Sequence) else ()
@@ -320,44 +291,36 @@ class ModelWeights:
         model, device = blank.model, tensors[0].data.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # lanes have streams of their own
-        destinations, targets = model.checkpoint_tensors(), scale_targets(model)
+        targets = scale_targets(model)
+        if targets and blank.made is None:
+            raise ModelLoadError(
+                "this model keeps its weights as its checkpoint stores them: send a folder of the same form"
+            )
         with torch.inference_mode():
             read = overlay(
                 tensors,
-                destinations,
+                model.checkpoint_tensors(),
                 tied_head=model.spec.tied_embeddings,
                 stacks=model.stacks(),
                 unused=model.unused,
                 scale_targets=targets,
                 lanes=lanes_from(device),
                 made=blank.made,
+                slices=model.slices,
             )
-            for name in read:
-                if not is_finite(targets.get(name, destinations[name])):
-                    raise ModelLoadError(f"tensor {name!r} has numbers that are not finite")
-        blank.read |= read
+        self._note(blank, read)
+
+    def _note(self, blank: _Blank, read: Iterable[str]) -> None:
+        """These tensors are there; raises `ModelLoadError` where one of their numbers is not finite."""
+        destinations, targets = blank.model.checkpoint_tensors(), scale_targets(blank.model)
+        for name in read:
+            if not is_finite(targets.get(name, destinations[name])):
+                raise ModelLoadError(f"tensor {name!r} has numbers that are not finite")
+        blank.read |= {*read}
 
 
 def _in_memory(name: str, tensor: Tensor) -> StoredTensor:
     return StoredTensor(Path("the caller"), name, tensor, 0, in_memory=True)
-
-
-def held_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Every tensor that a model's modules hold: its path, the module, its name there; one that is shared comes again.
-
-    A head that drafts has a folder of its own, which no update is of: its tensors stay as they are, in a sleep, too.
-    """
-    for path, module in model.named_modules():
-        if path.startswith("draft_head"):
-            continue
-        held = {**vars(module), **module._parameters, **module._buffers}  # noqa: SLF001 - torch lists parameters alone
-        for name, tensor in held.items():
-            if isinstance(tensor, Tensor):
-                yield f"{path}.{name}", module, name, tensor
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    return (tensor for _, _, _, tensor in held_tensors(model))
 
 
 def _stamps(folder: str) -> list[tuple[str, int, int]]:

@@ -38,8 +38,9 @@ from nanoserve.adapters.pytorch.observation import ObservedModel
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.adapters.pytorch.sleeping import Memory, host_memories
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, step_costs
-from nanoserve.adapters.pytorch.updating import Memory, ModelWeights, host_memories
+from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import kept_bytes
@@ -130,15 +131,18 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
     communicator = GlooRanks(rank, settings.tensor_parallel_size)
     loaded = _load(settings, found, Stopwatch(), communicator)
 
-    def make(build: Build) -> TorchRunner | CudaRunner:
+    weights = ModelWeights(loaded.model, found.folder, settings.quantization)
+
+    def make(build: Build) -> tuple[TorchRunner | CudaRunner, ModelWeights]:
         def meet(_: object = None) -> None:
             communicator.meet(build.port)
 
         if found.device == "cuda":
-            return _make_gpu_runner(settings, loaded, build.sizes, None, ranks=communicator, meet=meet)[0]
-        runner = TorchRunner(loaded.model, build.sizes, NGramDrafter())
+            runner, _ = _make_gpu_runner(settings, loaded, build.sizes, None, ranks=communicator, meet=meet)
+            return runner, weights
+        made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         meet()
-        return runner
+        return made, weights
 
     return available_memory(devices.DEVICES[found.device]), make
 
@@ -292,9 +296,6 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
         loras=tuple(named_loras(settings.lora)),
         kv_bytes=built.memory.kv * settings.tensor_parallel_size,
         memory=built.memory.shares(kept_bytes(loaded.model)) if found.device == "cuda" else {},
-        fixed_weights=choices.why_fixed(
-            loaded.model.spec, is_gguf=_is_gguf(loaded.found), in_group=loaded.group is not None
-        ),
     )
     return built.runner, facts
 
@@ -377,7 +378,7 @@ def _build_engine(
     memories: Mapping[str, Memory] | None = loaded.memories
     if isinstance(runner, TorchRunner):
         memories = host_memories(loaded.model, runner.kv)
-    refusal = facts.fixed_weights or None
+    what: dict[str, Any] = {"memories": memories, "others": loaded.group and loaded.group.others}
     engine = Engine(
         limits=choices.make_limits(settings, facts, getattr(runner, "step_seconds", loaded.step_seconds)),
         cache_groups=loaded.found.spec.cache_groups,
@@ -391,9 +392,7 @@ def _build_engine(
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),
         lora_store=runner.loras,
-        weight_store=ModelWeights(
-            loaded.model, loaded.found.folder, settings.quantization, refusal, memories
-        ),
+        weight_store=ModelWeights(loaded.model, loaded.found.folder, settings.quantization, **what),
     )
     for name, folder in named_loras(settings.lora).items():
         engine.name_lora(name, engine.read_lora(folder))

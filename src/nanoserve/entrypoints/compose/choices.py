@@ -162,17 +162,6 @@ def choose_loras(settings: EngineSettings) -> int:
     return slots
 
 
-def why_fixed(spec: ModelSpec, *, is_gguf: bool, in_group: bool) -> str:
-    """Why weights cannot be updated; empty where they can."""
-    if in_group:
-        return "those of a model that several processes compute cannot be updated yet; leave tensor_parallel_size at 1"
-    if spec.stored is not None or spec.packing is not None or is_gguf:
-        return (
-            "those of a checkpoint that is stored quantized cannot be updated yet; serve one of plain floats"
-        )
-    return ""
-
-
 def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gguf: bool) -> None:
     """Raise `BadValueError` where a spare cannot be parked."""
     if not settings.park_spare:
@@ -185,8 +174,9 @@ def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gg
     }
     for name in (name for name, is_there in others.items() if is_there):
         raise BadValueError("park_spare", f"is not available beside {name} yet; leave one of them out")
-    if device == "cuda" and (fixed := why_fixed(spec, is_gguf=is_gguf, in_group=False)):
-        raise BadValueError("park_spare", f"needs weights that can be read again, and {fixed}")
+    if device == "cuda" and (spec.stored is not None or spec.packing is not None or is_gguf):
+        message = "was not tried with weights that are stored quantized; serve plain floats, or leave it out"
+        raise BadValueError("park_spare", message)
 
 
 def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:

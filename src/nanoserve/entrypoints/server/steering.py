@@ -107,9 +107,6 @@ class WeightTransfer:
         """Raise `BadValueError` where weights can never be updated."""
         if self._allowed is None and not self.on_gpu:
             raise BadValueError("weight_dir", _NO_FOLDER)
-        facts = self._engine.facts
-        if facts is not None and facts.fixed_weights:
-            raise BadValueError("weights", facts.fixed_weights)
 
     def start(self, *, partial: bool) -> None:
         """Open an update. Raises `ConflictError` while another one goes on, and what `check` does."""

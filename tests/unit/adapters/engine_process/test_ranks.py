@@ -90,9 +90,9 @@ def group(
 ) -> Iterator[World]:
     follower, built = other or SpyRunner(), list[Build]()
 
-    def make(build: Build) -> SpyRunner:
+    def make(build: Build) -> tuple[SpyRunner, Any]:
         built.append(build)
-        return follower
+        return follower, None
 
     ours, theirs = socket.socketpair()
 

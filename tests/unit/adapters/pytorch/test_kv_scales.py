@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
-from nanoserve.adapters.pytorch.updating import ModelWeights, host_memories
+from nanoserve.adapters.pytorch.sleeping import host_memories
+from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_tiny_model

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
-from nanoserve.adapters.pytorch.updating import ModelWeights, held_tensors, host_memories
+from nanoserve.adapters.pytorch.sleeping import held_tensors, host_memories
+from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.ports.errors import BadValueError, ConflictError
 from tests.unit.adapters.pytorch.tiny_models import CASES, PagedRun, TinyModel, make_prompt, make_tiny_model
 
@@ -229,13 +230,6 @@ def test_a_tied_model_takes_no_head_of_its_own_and_one_of_another_model_is_refus
         weights.read(str(other.folder), anew=True, partial=False)
 
 
-def test_a_model_that_cannot_be_updated_says_why(tmp_path: Path) -> None:
-    old, new = two(tmp_path)
-    weights = ModelWeights(old.build(), str(old.folder), None, "it is not possible")
-    with pytest.raises(BadValueError, match="it is not possible"):
-        weights.read(str(new.folder), anew=True, partial=False)
-
-
 def held_bytes(model: DecoderModel, kv: KVStore) -> int:
     pools = [pool for pools in kv.pools for pool in pools]
     held = [tensor for _, _, _, tensor in held_tensors(model)]
@@ -264,6 +258,28 @@ def test_a_model_that_slept_is_the_same(tmp_path: Path, form: str, level: int) -
         weights.wake("weights")  # is awake
         assert held_bytes(model, kv) == full
         assert torch.equal(logits(model), wanted)
+
+
+@pytest.mark.parametrize("woken", ["weights", "kv_cache"])
+@pytest.mark.parametrize("levels", [(1, 2), (2, 1), (2, 2)])
+def test_a_part_that_was_woken_sleeps_again_beside_one_that_sleeps(
+    tmp_path: Path, levels: tuple[int, int], woken: str
+) -> None:
+    old, _ = two(tmp_path)
+    model = old.build()
+    expected = logits(model)
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    weights = ModelWeights(model, str(old.folder), None, memories=host_memories(model, kv))
+    full = held_bytes(model, kv)
+    weights.sleep(levels[0])
+    weights.wake(woken)
+    weights.sleep(levels[1])
+    dropped = levels[woken == "weights"] == 2
+    assert (held_bytes(model, kv) == 0) is dropped
+    for part in ("weights", "kv_cache"):
+        weights.wake(part)
+    assert held_bytes(model, kv) == full
+    assert torch.equal(logits(model), expected)
 
 
 def test_weights_that_could_not_come_back_are_not_dropped_and_those_that_cannot_may_be_tried_again(

@@ -14,7 +14,8 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda import virtual_memory
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import build_model
-from nanoserve.adapters.pytorch.updating import ModelWeights, held_tensors
+from nanoserve.adapters.pytorch.sleeping import held_tensors
+from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 from tests.unit.adapters.pytorch.fake_driver import GRANULARITY, OUT_OF_MEMORY, FakeDriver, FakeMemory

@@ -292,5 +292,5 @@ def test_what_cannot_be_parked_is_named() -> None:
             check(**{name: value})
     with pytest.raises(BadValueError, match="beside speculate=auto"):
         check("cuda", speculate="auto")
-    with pytest.raises(BadValueError, match="can be read again, and those of a checkpoint that is stored"):
+    with pytest.raises(BadValueError, match="not tried with weights that are stored"):
         check("cuda", is_gguf=True)

@@ -256,18 +256,12 @@ def test_an_update_that_running_requests_hold_up_stays_open(
             assert asked.result(PATIENCE).json()["stop_reason"] == "max_tokens"
 
 
-def test_an_update_that_can_never_come_is_refused_where_it_begins(tmp_path: pathlib.Path) -> None:
-    for access, said in (
-        (STEERED, "--weight-dir"),
-        (AccessSettings(steering=True, weight_dir=str(tmp_path)), "for a reason"),
-    ):
-        with app_world(access=access) as world, client(world) as http:
-            assert world.engine.facts is not None
-            world.engine.facts = attrs.evolve(world.engine.facts, fixed_weights="for a reason")
-            for path in ("/init_weight_transfer_engine", "/start_weight_update"):
-                refused = http.post(path)
-                assert refused.status_code == 400
-                assert said in refused.json()["error"]["message"]
+def test_an_update_that_can_never_come_is_refused_where_it_begins() -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        for path in ("/init_weight_transfer_engine", "/start_weight_update"):
+            refused = http.post(path)
+            assert refused.status_code == 400
+            assert "--weight-dir" in refused.json()["error"]["message"]
 
 
 def test_tensors_of_a_trainer_on_the_gpu_are_named_by_handles_and_what_is_wrong_with_them_is_said() -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 from nanoserve.adapters.engine_process.wire import plans
 from nanoserve.adapters.engine_process.wire.codec import WireError, bodies_from
+from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.grammar import Masks
+from nanoserve.ports.steering import WeightStore
 from nanoserve.ports.step import StepPlan
 
-MakeRunner = Callable[[plans.Build], Any]
-"""A runner that can draw late, once all ranks have met."""
+MakeRunner = Callable[[plans.Build], tuple[Any, WeightStore]]
+"""A runner that can draw late, once all ranks have met, and what reads new weights for it."""
 Load = Callable[[plans.Join], tuple[int, MakeRunner]]
 """Loads a part; the bytes that are free beside it, and what makes its runner."""
 
@@ -44,7 +46,7 @@ def _follow(
     join = _expect(plans.Join, next(messages, None))
     available, make_runner = load(join)
     connection.sendall(wire.encode(plans.Loaded(available)))
-    runner = make_runner(_expect(plans.Build, next(messages, None)))
+    runner, weights = make_runner(_expect(plans.Build, next(messages, None)))
     tells = is_watchful(join)
     undrawn: deque[tuple[int, Any]] = deque()
 
@@ -61,12 +63,29 @@ def _follow(
         if isinstance(message, plans.Loras):
             runner.loras.take_parts(message.parts)
             continue
+        if isinstance(message, plans.ReadWeights):
+            connection.sendall(wire.encode(plans.WeightsRead(_read_weights(weights, message))))
+            continue
+        if isinstance(message, plans.WriteWeights):
+            weights.write()
+            continue
         plan = _expect(StepPlan, message)
         ticket = runner.submit(plan)
         if plan.masked:
             undrawn.append((plan.step, ticket))
         else:
             tell(plan.step, ticket)
+
+
+def _read_weights(store: WeightStore, message: plans.ReadWeights) -> str:
+    """The reason why they are refused; empty where they are not."""
+    try:
+        for number, folder in enumerate(message.folders):
+            store.read(folder, anew=not number, partial=message.partial)
+        store.complete()
+    except NanoserveError as error:
+        return str(error)
+    return ""
 
 
 def _lent(runner: Any, masks: Mapping[int, bytearray], counts: Mapping[int, int]) -> Masks:

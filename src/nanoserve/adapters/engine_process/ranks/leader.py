@@ -20,7 +20,7 @@ from nanoserve.adapters.engine_process.wire import plans
 from nanoserve.adapters.engine_process.wire.codec import bodies_from
 from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
-from nanoserve.ports.errors import ModelLoadError, RunnerLostError
+from nanoserve.ports.errors import BadValueError, ModelLoadError, RunnerLostError
 from nanoserve.ports.grammar import LateDrawing, MaskBlock, Masks
 from nanoserve.ports.step import StepPlan, StepResult
 
@@ -132,6 +132,22 @@ class Ranks:
         """Tell every rank where its part of each adapter is. Raises `RunnerLostError`."""
         for each in self._others:
             self._send_to(each, self._wire.encode(plans.Loras(loras.parts(each.number))))
+
+    def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
+        """Have every rank read its part of new weights; no step is in flight. Raises `BadValueError` where one refuses, and `RunnerLostError`."""
+        self.send(plans.ReadWeights([*folders], partial))
+        refusals = []
+        for each in self._others:
+            message = each.receive()
+            if not isinstance(message, plans.WeightsRead):
+                self.lose()
+            refusals += [f"rank {each.number}: {message.refusal}"] if message.refusal else []
+        if refusals:
+            raise BadValueError("weights", refusals[0])
+
+    def write_weights(self) -> None:
+        """Have every rank compute with them from its next plan on. Raises `RunnerLostError`."""
+        self.send(plans.WriteWeights())
 
     def check(self) -> None:
         """Raise `RunnerLostError` where a rank has ended, as far as that is known without waiting."""

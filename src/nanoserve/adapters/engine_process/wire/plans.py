@@ -76,8 +76,25 @@ class Loras(msgspec.Struct, array_like=True, tag=7):
     parts: dict[bytes, LoraPart]
 
 
-ToRank = Join | Build | Draw | Loras
-FromRank = Loaded | Unable | Drawn
+class ReadWeights(msgspec.Struct, array_like=True, tag=8):
+    """Read a part of the weights in these folders, and check it; nothing computes with it yet. Answered by `WeightsRead`."""
+
+    folders: list[str]
+    partial: bool
+
+
+class WeightsRead(msgspec.Struct, array_like=True, tag=9):
+    """The reason why a rank refuses what it has read; empty where it is right."""
+
+    refusal: str
+
+
+class WriteWeights(msgspec.Struct, array_like=True, tag=10):
+    """Compute with what was read, from the next plan on."""
+
+
+ToRank = Join | Build | Draw | Loras | ReadWeights | WriteWeights
+FromRank = Loaded | Unable | Drawn | WeightsRead
 
 
 class RankWire:
@@ -100,7 +117,7 @@ class RankWire:
         self._decoding = plan.decoding
         return framed(self._encoder.encode(message))
 
-    def decode(self, body: bytes) -> Join | Build | Draw | Loras | StepPlan | FromRank:
+    def decode(self, body: bytes) -> ToRank | StepPlan | FromRank:
         """The message; rows that go on decoding are the same tuple as in the plan before. Raises `WireError`."""
         try:
             message: Any = self._decoder.decode(body)

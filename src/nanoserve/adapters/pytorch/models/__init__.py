@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import torch
@@ -38,6 +38,7 @@ from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
     keep_as_stored,
+    keep_like,
     kept_scales,
     note_blocks,
     scale_targets,
@@ -138,12 +139,13 @@ def build_model(
 
 
 def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderModel, Form | None]:
-    """A model of the same shape in host memory, empty, and the form that its plain tensors are put into; one process has all of it."""
+    """A model of the same shape in host memory, empty, and the form that its plain tensors are put into; with other ranks, the same part."""
     on_gpu = model.embedding.weight.device.type == "cuda"
     made = FORMS[quantization] if quantization == "fp8" or (quantization == "int4" and on_gpu) else None
-    blank = _shaped(model.spec, model.embedding.weight.dtype, ALONE)
-    if made is not None:
-        keep_as_stored(blank, _fitting(blank, made))
+    with torch.device("meta"), _default_dtype(model.embedding.weight.dtype):
+        blank = PAGES[model.spec.architecture](model.spec, model.ranks).eval()
+    blank.slices = model.slices
+    keep_like(blank, model)
     _settle(blank, torch.device("cpu"), host_pages if on_gpu else None)
     return blank, made
 
@@ -152,6 +154,7 @@ def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | No
     """Bring a blank that is filled into the form in which the model computes."""
     with torch.inference_mode():
         blank.arrange()
+        note_blocks(blank)
     if model.embedding.weight.device.type == "cpu":
         pack_linears(blank, quantization)
     if model.is_invariant:
@@ -159,20 +162,23 @@ def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | No
 
 
 def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, *, read: bool) -> None:
+    fill_whole(folder, model, packing=spec.packing, made=made, read=read)
+    for within in dict.fromkeys(each.folder for each in spec.pooled_layers if each.folder):
+        load_checkpoint(f"{folder}/{within}", model.pooled_tensors(within), tied_head=False, read=read)
+
+
+def fill_whole(folder: str, model: DecoderModel, **how: Any) -> None:
+    """Fill a model with the checkpoint of a folder, or its rank's part of it; `how` as in `load_checkpoint`."""
     load_checkpoint(
         folder,
         model.checkpoint_tensors(),
-        tied_head=spec.tied_embeddings,
+        tied_head=model.spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
         scale_targets=scale_targets(model),
         slices=model.slices,
-        packing=spec.packing,
-        made=made,
-        read=read,
+        **how,
     )
-    for within in dict.fromkeys(each.folder for each in spec.pooled_layers if each.folder):
-        load_checkpoint(f"{folder}/{within}", model.pooled_tensors(within), tied_head=False, read=read)
 
 
 def build_random_model(

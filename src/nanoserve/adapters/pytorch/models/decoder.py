@@ -83,7 +83,7 @@ class DecoderModel(nn.Module):
 
     def __init__(self, spec: ModelSpec, ranks: Communicator = ALONE) -> None:
         super().__init__()
-        self.spec, self._ranks = spec, ranks
+        self.spec, self.ranks = spec, ranks
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, self._embedding_scale(spec))
         self.layers = tuple(self.make_layer(layer) for layer in range(spec.num_layers))
         self._registered = nn.ModuleList(nn.ModuleList(parts) for parts in self.layers)
@@ -120,7 +120,7 @@ class DecoderModel(nn.Module):
         step = self.prepare(inputs, kv)
         ops = TorchLinearOps(
             self.embed(inputs),
-            ranks=self._ranks,
+            ranks=self.ranks,
             invariant=self.is_invariant,
             low_rank=low_rank,
         )
@@ -161,10 +161,10 @@ class DecoderModel(nn.Module):
 
     def _of_all_ranks(self, scores: Tensor) -> Tensor:
         """This rank's columns of the logits, filled up where the last ranks have fewer, and beside them the other ranks'."""
-        if self._ranks.size == 1:
+        if self.ranks.size == 1:
             return scores
-        most = -(-self.spec.vocab_size // self._ranks.size)
-        gathered = self._ranks.all_gather(F.pad(scores, (0, most - scores.shape[1])))
+        most = -(-self.spec.vocab_size // self.ranks.size)
+        gathered = self.ranks.all_gather(F.pad(scores, (0, most - scores.shape[1])))
         return gathered[:, : self.spec.vocab_size].contiguous()
 
     def _embedding_scale(self, spec: ModelSpec) -> float | None:
@@ -250,9 +250,9 @@ class DecoderModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Stored):
                 module.arrange()
-        if self._ranks.size > 1 and self.spec.tied_embeddings:
+        if self.ranks.size > 1 and self.spec.tied_embeddings:
             self.head.weight = nn.Parameter(self.embedding.weight[self._own], requires_grad=False)
-        for bias in self._added_biases() if self._ranks.rank else ():
+        for bias in self._added_biases() if self.ranks.rank else ():
             bias.zero_()
         divided = [
             each for parts in self.layers for each in parts if isinstance(each, Experts) and each.spec.held
@@ -300,7 +300,7 @@ class TorchLinearOps:
         low_rank: LowRank | None = None,
     ) -> None:
         self.stream = stream
-        self._ranks, self._low_rank = ranks, low_rank
+        self.ranks, self._low_rank = ranks, low_rank
         self._gated = invariant_gated_activation if invariant else gated_activation
         self._activated = invariant_activated if invariant else activated
 
@@ -317,7 +317,7 @@ class TorchLinearOps:
         return self._product(norm(entered), linear)
 
     def project_out(self, inner: Tensor, linear: Linear, norm: Norm | None = None, /) -> None:
-        product = self._ranks.all_reduce(self._product(inner, linear))
+        product = self.ranks.all_reduce(self._product(inner, linear))
         self.stream = self.stream + (product if norm is None else norm(product))
 
     def norm_stream(self, norm: Norm | None, /) -> None:
@@ -329,7 +329,7 @@ class TorchLinearOps:
         logits = mixture.router(x.float() if mixture.exact else x).float()
         chosen = choose(logits, mixture.routing, mixture.correction, mixture.counts, mixture.record)
         compute = invariant_feed if mixture.invariant else feed
-        self.stream = self.stream + self._ranks.all_reduce(compute(x, mixture.experts, chosen))
+        self.stream = self.stream + self.ranks.all_reduce(compute(x, mixture.experts, chosen))
 
     def _product(self, x: Tensor, linear: Linear) -> Tensor:
         product: Tensor = linear(x)

@@ -118,15 +118,20 @@ def overlay(
     scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
     lanes: Sequence[Lane] = (),
     made: Form | None = None,
+    slices: Slices | None = None,
 ) -> set[str]:
     """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
-    slices = Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
+    slices = slices or Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
     known, ignored = (
-        destinations.keys() | stacks.keys(),
+        destinations.keys() | stacks.keys() | slices.others,
         (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head else ())),
     )
     wanted = (
-        each for each in tensors if not each.name.endswith(ignored) and not each.name.startswith(unused)
+        each
+        for each in tensors
+        if not each.name.endswith(ignored)
+        and not each.name.startswith(unused)
+        and not slices.is_elsewhere(each.name)
     )
     plain = list(_matches("", (_named_here(each, known, "") for each in wanted), slices, known))
     for stored in plain:

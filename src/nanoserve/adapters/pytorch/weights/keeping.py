@@ -71,6 +71,23 @@ def keep_as_stored(model: Model, forms: Mapping[str, Form]) -> None:
                 _keep(module, name, form)
 
 
+def keep_like(blank: Model, model: Model) -> None:
+    """Give every parameter of a blank of the same shape the form that it has in a model; to be called before there is any memory behind it."""
+    parts = zip(_parts(model), _parts(blank), strict=True)
+    groups = (pair for each in parts for pair in zip(*(part.storable() for part in each), strict=False))
+    for ours, theirs in groups:  # what a shared expert is cut from is a part of its group until it is cut
+        module, name = ours[0]
+        form: Form | None = getattr(module, name + FORM, None)  # what is packed for a CPU has none
+        if form is not None:
+            for module, name in theirs:
+                _keep(module, name, form)
+
+
+def forms_of(model: Model) -> list[Form | None]:
+    """The form of every parameter that can have one, as kernels read it."""
+    return [getattr(module, name + FORM, None) for group in _storables(model) for module, name in group]
+
+
 def all_forms(model: Model, stored: Stored) -> dict[str, Form]:
     """The forms in which a checkpoint of this shape comes: experts in MXFP4, or everything in another one."""
     stacks = ("experts.gate_up_proj", "experts.down_proj")
@@ -123,8 +140,12 @@ def _kept(model: Model) -> Iterator[tuple[Form, Tensor, Tensor]]:
 
 
 def _storables(model: Model) -> Iterator[Storable]:
-    for part in (part for parts in model.layers for part in parts):
+    for part in _parts(model):
         yield from part.storable()
+
+
+def _parts(model: Model) -> Iterator[Part]:
+    return (part for parts in model.layers for part in parts)
 
 
 def _memory(tensor: Tensor) -> int:

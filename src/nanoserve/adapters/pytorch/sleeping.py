@@ -1,0 +1,98 @@
+"""Memory that an engine gives back while it sleeps, under tensors that keep their places."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.ports.steering import KV_CACHE, WEIGHTS
+
+
+class Memory(Protocol):
+    """Memory under the tensors of a part of an engine, which keep their places while it is away."""
+
+    @property
+    def is_bare(self) -> bool:
+        """True if nothing that counts was put into it before it was released first."""
+
+    def release(self, *, keep: bool) -> None:
+        """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
+
+    def restore(self) -> None:
+        """Have it again. Raises `OutOfMemoryError`, and may be tried again."""
+
+    def forget(self) -> None:
+        """Let what was kept go: other values are written into it."""
+
+    def pin(self, tensors: Iterable[Tensor]) -> None:
+        """Make ready to copy from these tensors of the host, until `unpin`."""
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        """See `pin`."""
+
+
+class HostMemory:
+    """Fulfils `Memory` on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
+
+    is_bare = False
+
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self._tensors = tensors
+        self._freed: list[tuple[torch.UntypedStorage, int]] = []
+
+    def release(self, *, keep: bool) -> None:
+        if keep:
+            return
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in self._tensors()}  # noqa: SLF001
+        self._freed = [(storage, storage.nbytes()) for storage in storages.values()]
+        for storage in storages.values():
+            storage.resize_(0)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def restore(self) -> None:
+        for storage, size in self._freed:
+            storage.resize_(size)
+        self._freed = []
+
+    def forget(self) -> None:
+        """Nothing is kept elsewhere."""
+
+    def pin(self, tensors: Iterable[Tensor]) -> None:
+        """Nothing is copied to another device."""
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        """See `pin`."""
+
+
+def host_memories(model: nn.Module, kv: KVStore) -> dict[str, HostMemory]:
+    """The memories of a model on a CPU and of its cache."""
+    return {
+        WEIGHTS: HostMemory(lambda: tensors_of(model)),
+        KV_CACHE: HostMemory(lambda: (pool for pools in kv.pools for pool in pools)),
+    }
+
+
+def held_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """Every tensor that a model's modules hold: its path, the module, its name there; one that is shared comes again.
+
+    A head that drafts has a folder of its own, which no update is of: its tensors stay as they are, in a sleep, too.
+    """
+    for path, module in model.named_modules():
+        if path.startswith("draft_head"):
+            continue
+        held = {**vars(module), **module._parameters, **module._buffers}  # noqa: SLF001 - torch lists parameters alone
+        for name, tensor in held.items():
+            if isinstance(tensor, Tensor):
+                yield f"{path}.{name}", module, name, tensor
+
+
+def tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors alone."""
+    return (tensor for _, _, _, tensor in held_tensors(model))
