@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
+from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.world import HandClock, RecordingRunner, World, oracle
@@ -80,7 +81,9 @@ class TimedRunner(RecordingRunner):
         return super().collect(ticket)
 
 
-def chunks_beside_a_decode(max_itl: float | None, *, depth: int = 1, token: float = 0.001) -> list[int]:
+def chunks_beside_a_decode(
+    max_itl: float | None, *, depth: int = 1, token: float = 0.001, pooling: Pooling | None = None
+) -> list[int]:
     world = World(
         max_itl=max_itl,
         depth=depth,
@@ -94,15 +97,16 @@ def chunks_beside_a_decode(max_itl: float | None, *, depth: int = 1, token: floa
     world.add("chat", range(50), max_tokens=60)
     for _ in range(8):
         world.turn()
-    world.add("long", [token % 1000 for token in range(1000)], max_tokens=1)
+    world.add("long", [token % 1000 for token in range(1000)], max_tokens=1, pooling=pooling)
     world.run()
     return [plan.chunks[0].length for plan in world.runner.plans[1:] if plan.chunks]
 
 
+@pytest.mark.parametrize("pooling", [None, Pooling()])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_chunks_are_sized_to_keep_the_time_between_tokens(depth: int) -> None:
-    assert chunks_beside_a_decode(None, depth=depth)[:4] == [199] * 4
-    bounded = chunks_beside_a_decode(0.060, depth=depth)
+def test_chunks_are_sized_to_keep_the_time_between_tokens(depth: int, pooling: Pooling | None) -> None:
+    assert chunks_beside_a_decode(None, depth=depth, pooling=pooling)[:4] == [199] * 4
+    bounded = chunks_beside_a_decode(0.060, depth=depth, pooling=pooling)
     assert max(bounded) < 60
     assert 40 <= bounded[8] <= 60
 
