@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
-from nanoserve.domain.scheduling.scheduler import DEFERRED_CHUNK
+from nanoserve.domain.scheduling.scheduler import AFTERWARDS, DEFERRED_CHUNK
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import DEFERRED_CLASS
 from tests.unit.domain.world import World, oracle
@@ -96,7 +96,7 @@ def test_nothing_deferred_is_admitted_while_another_waits_for_blocks() -> None:
     world.run()
 
 
-def test_beside_answers_of_others_there_are_few_until_these_have_ended() -> None:
+def test_beside_answers_of_others_there_are_few_until_these_have_ended_for_a_moment() -> None:
     world = World(classes=CLASSES, max_num_seqs=4, deferred_rows=1)
     for number in range(3):
         world.add(f"line{number}", range(number, number + 4), max_tokens=20, request_class=DEFERRED_CLASS)
@@ -108,6 +108,9 @@ def test_beside_answers_of_others_there_are_few_until_these_have_ended() -> None
     while "chat" in running(world):
         assert running(world) == ["line0", "chat"]
         world.turn()
+    world.turn()
+    assert running(world) == ["line0"]
+    world.clock.time += AFTERWARDS
     world.turn()
     assert sorted(running(world)) == ["line0", "line1", "line2"]
     world.run()
@@ -127,6 +130,7 @@ def test_beside_answers_of_others_prompts_go_on_slowly() -> None:
     world.run()
     chunks = [[each.length for each in plan.chunks] for plan in world.runner.plans if plan.chunks]
     assert chunks == [[8], [DEFERRED_CHUNK], [DEFERRED_CHUNK]]
+    world.clock.time += AFTERWARDS
     world.add("line2", range(500, 500 + longer), max_tokens=2, request_class=DEFERRED_CLASS)
     plans = len(world.runner.plans)
     world.run()

@@ -49,6 +49,8 @@ from nanoserve.ports.step import Chunk, StepPlan, StepResult
 
 DEFERRED_CHUNK: Final = 128
 """The most tokens of deferred prompts in a step that others wait for, and only where it has no prompts of theirs."""
+AFTERWARDS: Final = 0.1
+"""Seconds for which more of them wait in case that another one comes, as in a conversation."""
 
 
 def _is_answered(sequence: Sequence) -> bool:
@@ -75,6 +77,7 @@ class Scheduler:
         self.flights: list[InFlightStep] = []
         self.committed_step = 0
         self.last_commit = 0.0
+        self._last_answered = -math.inf
         itl = limits.max_itl
         self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
@@ -115,7 +118,7 @@ class Scheduler:
         drafts = self._speculation.drafts if self._speculation else {}
         draft = Draft(table.step + 1, width, drafts)
         if table.has_deferred:
-            self._make_way(draft)
+            self._make_way(draft, now)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - width * len(table.decoding)
         if self._chunk_budget is not None:
@@ -144,10 +147,12 @@ class Scheduler:
             for sequence in self.cache.tiers.poll():
                 self.table.let_go(sequence)
 
-    def _make_way(self, draft: Draft) -> None:
-        """Take rows of deferred sequences back that are too many beside those that are being answered, or are about to be."""
+    def _make_way(self, draft: Draft, now: float) -> None:
+        """Take rows of deferred sequences back that are too many beside those that are being answered, are about to be or just were."""
         rows, first = self.table.rows, self.table.next_in_line()
-        rows.has_answers = any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first))
+        if any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first)):
+            self._last_answered = now
+        rows.has_answers = now < self._last_answered + AFTERWARDS
         while rows.has_too_many_deferred():
             self.table.preempt(rows.youngest(), draft)
 
