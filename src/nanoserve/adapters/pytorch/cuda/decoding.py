@@ -84,7 +84,7 @@ class Decoding:
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(launcher.mixers.choose_splits)
-        self._graphs, self._stand_ins = graphs, StandIns[Key](graphs, PATIENCE)
+        self._graphs, self._stand_ins = graphs, StandIns[Key](PATIENCE)
         self._buckets = buckets(self._most)
 
     def key(self, count: int, longest: int, *, special: bool, adapted: bool = False, width: int = 1) -> Key:

@@ -56,22 +56,27 @@ class Graphs:
 
 
 class StandIns(Generic[KeyT]):
-    """Steps whose graphs are not captured replay those of slightly larger ones, until they have come `patience` times.
+    """Steps of sizes that have no graph of their own replay those of slightly larger ones, until they have come `patience` times.
 
     A capture keeps the device waiting for as long as a few hundred such steps take longer than they would by graphs of their own, and many
-    sizes occur only for a moment, as while a crowd comes or goes.
+    sizes occur only for a moment, as while a crowd comes or goes. The choice follows from the steps alone, so that ranks choose alike.
+
+    Attributes:
+        owners: keys that have graphs of their own, or will have.
     """
 
-    def __init__(self, graphs: Graphs | None, patience: int) -> None:
-        self._graphs, self._patience = graphs, patience
+    def __init__(self, patience: int) -> None:
+        self.owners = set[KeyT]()
+        self._patience = patience
         self._asked = Counter[KeyT]()
 
     def choose(self, key: KeyT, others: Iterable[KeyT]) -> KeyT:
-        """The first of `others` that is captured, if the key is not and has not come so often; else the key."""
-        if self._graphs is None or key in self._graphs or self._asked[key] >= self._patience:
-            return key
+        """The key, if it owns a graph or has come so often, or the first of `others` that does; where none does, the key owns one from now on."""
         self._asked[key] += 1
-        return next((each for each in others if each in self._graphs), key)
+        if key not in self.owners and self._asked[key] <= self._patience:
+            key = next((each for each in others if each in self.owners), key)
+        self.owners.add(key)
+        return key
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class MixedSteps:
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.multiplications
         self._seen = set[Shape]()
-        self._stand_ins = StandIns[Shape](self._graphs, PATIENCE)
+        self._stand_ins = StandIns[Shape](PATIENCE)
         self._states: dict[Shape, Tensor] = {}
 
     def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
