@@ -9,7 +9,6 @@ import signal
 from typing import Any
 
 import httpx
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -205,16 +204,28 @@ def test_what_is_wrong_with_an_update_is_named_and_old_weights_serve(tmp_path: p
             assert ask(server) != before
 
 
-@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--weight-dir"])
-def test_where_weights_cannot_be_updated_it_is_said(tmp_path: pathlib.Path, option: str) -> None:
-    make_weights(tmp_path, "good", scale=1.0)
-    more = ["--tensor-parallel-size", "2", "--weight-dir", str(tmp_path)] if option.startswith("--t") else []
-    with server_process(tmp_path, *OPTIONS, *more) as server:
+def test_where_no_folder_is_allowed_it_is_said(tmp_path: pathlib.Path) -> None:
+    with server_process(tmp_path, *OPTIONS) as server:
         server.wait_until_ready()
         with server.client() as client:
             for path in ("/init_weight_transfer_engine", "/start_weight_update"):
-                refused = post(client, path, status=400)
-                assert option.replace("-", "_")[2:] in refused["error"]["message"].replace("-", "_")
+                assert "--weight-dir" in post(client, path, status=400)["error"]["message"]
+
+
+def test_all_ranks_have_new_weights_and_so_have_those_that_follow_them(tmp_path: pathlib.Path) -> None:
+    make_weights(tmp_path, "good", scale=1.0)
+    ranks = ("--tensor-parallel-size", "2", "--threads", "1", "--weight-dir", str(tmp_path))
+    with server_process(tmp_path, *OPTIONS, *ranks) as server:
+        server.wait_until_ready()
+        with server.client() as client:
+            before = ask(server)
+            post(client, "/update_weights", {"weight_dir": "good"})
+            after = ask(server)
+            assert after != before
+            kill_engine(server, client)
+            assert ask(server) == after
+            assert client.get("/weight_info").json()["version"] == 1
+            assert "in one process" in post(client, "/sleep", status=400)["error"]["message"]
 
 
 def test_what_waits_for_a_sleeping_engine_ends_with_its_server(tmp_path: pathlib.Path) -> None:
