@@ -181,64 +181,18 @@ def test_drafts_that_bring_nothing_are_given_up_and_tried_again() -> None:
     assert 1 in ahead[-40:]
 
 
-def test_more_rows_than_may_have_drafts_have_none() -> None:
-    world = bound_world(4)
-    world.scheduler.constraints.most_rows = 1
-    ask(world, "a", FORCED)
-    ask(world, "b", FORCED, seed=3)
-    ask(world, "short", FORCED, seed=5, max_tokens=4)
-    world.run()
-    assert not any(plan.drafts for plan in world.runner.plans if len(plan.decoding) > 1)
-    ask(world, "c", FORCED)
-    world.run()
-    assert any(plan.drafts for plan in world.runner.plans)
-
-
-@pytest.mark.parametrize("most_rows", [1, 2, MOST_DRAFTED])
-def test_masks_of_the_step_behind_a_wide_one_are_for_all_that_it_brought(most_rows: int) -> None:
-    """A row that joins ends the drafts of another one, whose wide step is still in flight."""
-    answers = []
-    for width in (1, 8):
-        world = bound_world(width, depth=2)
-        world.scheduler.constraints.most_rows = most_rows
-        for number, text in enumerate((LINES, RECORDS, RECORDS)):
-            ask(world, f"r{number}", text, seed=number)
-            world.turn()
-            world.turn()
-        world.run()
-        answers.append([(each.token_ids, each.reason) for each in world.answers.values()])
-    assert answers[0] == answers[1]
-    assert {reason for _, reason in answers[1]} == {FinishReason.STOP}
-
-
-class Wavering(TardyGrammars):
-    """Changes its mind about how many rows may have drafts, while steps with drafts are planned too; with late masks, if asked."""
-
-    def __init__(self, seed: int, languages: list[str], *, late: bool) -> None:
-        super().__init__(VOCAB, languages if late else [])
-        self.ends, self._dice = END, random.Random(seed)
-        self.constraints: Any = None
-
-    def draft(self, matcher: Matcher, count: int, more: Any, /) -> list[int]:
-        self.constraints.most_rows = self._dice.choice([0, 2, 8])
-        return super().draft(matcher, count, more)
-
-    def consume(self, tokens: Any, /) -> Any:
-        self.constraints.most_rows = self._dice.choice([0, 2, 8])
-        return super().consume(tokens)
-
-
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("depth", [2, 3])
 def test_narrow_and_wide_steps_may_follow_each_other_in_any_order(depth: int, late: bool) -> None:
-    texts = [FORCED, RECORDS, LINES]
-    behind = 0
+    """The masks of a step behind a wide one are for all that it brought."""
+    texts, behind = [FORCED, RECORDS, LINES], 0
     for seed in range(15):
-        answers = []
+        answers, dice = [], random.Random(seed)
+        costs = tuple((tokens, dice.choice((0.001, 0.003, 0.01))) for tokens in range(1, 25))
         for width in (1, 4):
-            grammars = Wavering(seed, texts, late=late)
-            world = bound_world(width, depth=depth, grammars=grammars)
-            grammars.constraints = world.scheduler.constraints
+            grammars = TardyGrammars(VOCAB, texts if late else [])
+            grammars.ends = END
+            world = bound_world(width, depth=depth, grammars=grammars, step_seconds=costs)
             for number in range(5):
                 ask(world, f"r{number}", texts[number % 3], seed=seed + number, max_tokens=6 + 5 * number)
                 for _ in range(seed % 4):

@@ -30,7 +30,6 @@ from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import (
     AT_FAULT,
-    MOST_DRAFTED,
     Constraint,
     Filled,
     Grammar,
@@ -68,20 +67,14 @@ class Constraints:
     """Grammars and the runner as the `drawer`; without both no request may have a constraint.
 
     Attributes:
-        most_rows: of a step whose rows have drafts.
         matchers: of the living sequences that have a constraint, once it is ready.
         compiling: sequences whose grammar a worker makes, one for each request, with all of the request.
         late: sequences whose mask a worker makes, though the step that needed it is drawn.
         missed: of the step that was drawn last, the sequences whose mask was late: what was drawn for them is dropped.
     """
 
-    def __init__(
-        self,
-        grammars: Grammars | None = None,
-        drawer: LateDrawing[Any] | None = None,
-        most_rows: int = MOST_DRAFTED,
-    ) -> None:
-        self._grammars, self.most_rows = grammars, most_rows
+    def __init__(self, grammars: Grammars | None = None, drawer: LateDrawing[Any] | None = None) -> None:
+        self._grammars = grammars
         self._drawer = drawer
         self._ngrams = NGramDrafter()
         self.matchers: dict[Sequence, Matcher] = {}

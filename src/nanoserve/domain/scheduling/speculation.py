@@ -104,7 +104,7 @@ class Speculation:
         if not bound:
             return self._best_width(rows)
         widest = self._widest(rows, MOST_DRAFTED)
-        if widest == 1 or count > constraints.most_rows or not self._pays(count):
+        if widest == 1 or not self._pays(count):
             return 1
         if self.members.in_flight:
             return 0

@@ -387,7 +387,7 @@ def _build_engine(
         tokenizer=tokenizer,
         depth=facts.depth,
         paranoid=settings.paranoid,
-        constraints=None if grammars is None else Constraints(grammars, runner, choices.most_drafted(facts)),
+        constraints=None if grammars is None else Constraints(grammars, runner),
         on_failure=log_failed_step,
         kv_events=kv_events,
         directory=open_directory(settings, loaded.found, runner, facts.host_slots, threads=facts.threads),

@@ -12,9 +12,8 @@ from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
-from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
-from nanoserve.ports.grammar import MOST_DRAFTED
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, Uncached
 from nanoserve.ports.request import DEFERRED_CLASS
@@ -211,11 +210,6 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
         structlog.get_logger().warning("no drafts: the states of this model's layers cannot go back")
         return 1
     return _WIDTHS[speculate]
-
-
-def most_drafted(facts: EngineFacts) -> int:
-    """Rows of a step that has drafts of grammars. On a GPU one: tokens that masks forbid were seen there with eight."""
-    return 1 if facts.device == "cuda" else MOST_DRAFTED
 
 
 def choose_depth(settings: EngineSettings, device: str) -> int:
