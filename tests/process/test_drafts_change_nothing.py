@@ -183,3 +183,32 @@ def tardy(vocab: int, ends: frozenset[int], texts: Sequence[str]) -> TardyGramma
 def test_tokens_are_as_frequent_as_without_drafts(count: int) -> None:
     model = make_indifferent_model(torch.device("cpu"))
     check_frequencies(TorchRunner(model, SIZES, NGramDrafter()), count)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(17, marks=pytest.mark.slow)])
+def test_many_prompts_in_engines_of_every_kind_say_what_they_say_without_drafts(
+    model: DecoderModel, rounds: int
+) -> None:
+    """A thousand, of all kinds of caches together, where it is slow: widths, depths, preemption, offload and acceptance by chance."""
+    dice = random.Random(rounds)
+    for number in range(rounds):
+        prompts = [
+            make_prompt(dice.randint(3, 30), vocab_size=VOCAB, seed=dice.randrange(99)) for _ in PARAMS
+        ]
+        without = PoisonedEngine(model, block_size=4).answers(prompts, PARAMS, first_seed=100 * number)
+        engine = PoisonedEngine(
+            model,
+            drafter=knowing(prompts, without, dice.choice((0.0, 0.5, 0.9, 1.0))),
+            block_size=4,
+            num_blocks=dice.choice((32, 60)),
+            depth=dice.randint(1, 3),
+            max_width=dice.choice((2, 4, 8)),
+            max_num_seqs=dice.choice((3, 6)),
+            host_slots=0 if any(each.window for each in model.spec.cache_groups) else dice.choice((0, 40)),
+            min_offload_tokens=4,
+        )
+        for _ in range(2):  # their prefixes are found then
+            answers = engine.answers(prompts, PARAMS, first_seed=100 * number)
+            for one, other in zip(answers, without, strict=True):
+                same(one, other)
+        assert engine.engine.state(count_leaks=True).leaked_blocks == 0
