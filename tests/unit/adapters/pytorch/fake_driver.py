@@ -14,6 +14,8 @@ from nanoserve.adapters.pytorch.cuda.virtual_memory import VirtualMemory
 
 GRANULARITY = 4096
 OUT_OF_MEMORY = 2
+NOT_SUPPORTED = 801
+"""The answer of real drivers where a part of what a handle stands for is to be mapped."""
 SPOILED = 0xAB
 _WORDS = re.compile("(?<=[a-z])(?=[A-Z])")
 
@@ -83,10 +85,14 @@ class FakeDriver:
         self.released.add(number(handle))
         self._settle()
 
-    def cu_mem_map(self, address: Any, size: Any, _offset: Any, handle: Any, _flags: Any) -> None:
+    def cu_mem_map(self, address: Any, size: Any, _offset: Any, handle: Any, _flags: Any) -> int:
         assert number(address) not in self.mapped
-        assert self.handles[number(handle)] >= number(size)
+        if self.handles[number(handle)] != number(size):
+            return NOT_SUPPORTED
+        begins = [each for each in self.reserved if each <= number(address)]
+        assert number(address) + number(size) <= max(begins) + len(self.reserved[max(begins)])
         self.mapped[number(address)] = number(handle)
+        return 0
 
     def cu_mem_set_access(self, address: Any, size: Any, _access: Any, _count: Any) -> None:
         ctypes.memset(number(address), 0, number(size))

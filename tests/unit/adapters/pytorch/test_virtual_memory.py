@@ -174,15 +174,18 @@ def test_a_model_sleeps_and_is_the_same_in_the_same_place(tmp_path: Path, family
     assert all(pool.untyped_storage().nbytes() for pools in kv.pools for pool in pools)
 
 
+@pytest.mark.parametrize(("pieces", "times"), [(1, 3), (2, 2), (8, 1)])
 def test_bare_memory_is_one_piece_behind_all_addresses_until_it_is_released(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, pieces: int, times: int
 ) -> None:
-    monkeypatch.setattr(virtual_memory, "PIECE_BYTES", GRANULARITY)
+    """Drivers map a piece as a whole: the last one reaches beyond what is asked for."""
+    piece = pieces * GRANULARITY
+    monkeypatch.setattr(virtual_memory, "PIECE_BYTES", piece)
     driver = FakeDriver()
     memory = FakeMemory(driver, bare=True)
     (tensor,) = memory.take([((5 * GRANULARITY // 2,), torch.uint8)])
-    assert (1 << 30) - driver.free == GRANULARITY
-    assert sorted(driver.mapped) == [tensor.data_ptr() + place * GRANULARITY for place in range(3)]
+    assert (1 << 30) - driver.free == min(piece, 3 * GRANULARITY)
+    assert sorted(driver.mapped) == [tensor.data_ptr() + place * piece for place in range(times)]
     assert len(set(driver.mapped.values())) == 1
     assert tensor[:GRANULARITY].eq(virtual_memory.FILLING).all()
     numbers = torch.full((32,), virtual_memory.FILLING, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -33,8 +33,8 @@ _PINNED: Final = 1
 _ON_DEVICE: Final = 1
 _READ_WRITE: Final = 3
 
-_Mapped: TypeAlias = tuple[int, int]
-"""A handle, and the bytes that are mapped of it at a time."""
+_Mapped: TypeAlias = tuple[int, int, int]
+"""A handle, its bytes, and how many times they are mapped, one behind the other."""
 
 
 class _Location(ctypes.Structure):
@@ -89,10 +89,11 @@ class VirtualMemory:
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in wanted]
         self._used = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) or ALIGNMENT
         self._size = -(-self._used // self._granularity()) * self._granularity()
-        reserved = ctypes.c_uint64()
-        self._call("cuMemAddressReserve", ctypes.byref(reserved), self._size, 0, 0, 0)
+        reserved, piece = ctypes.c_uint64(), min(self._size, PIECE_BYTES) if self.is_bare else self._size
+        whole = -(-self._size // piece) * piece
+        self._call("cuMemAddressReserve", ctypes.byref(reserved), whole, 0, 0, 0)
         self._address = reserved.value
-        self._end = weakref.finalize(self, _free, self._driver, self._address, self._size, self._handles)
+        self._end = weakref.finalize(self, _free, self._driver, self._address, whole, self._handles)
         self._end.atexit = False  # a process that ends leaves all to the driver
         self.restore()
         address, tensors = self._address, []
@@ -112,7 +113,7 @@ class VirtualMemory:
         self._call("cuCtxSynchronize")
         if keep and self._kept is None:
             self._kept = self._copied()
-        _unmap(self._driver, self._address, self._size, self._handles)
+        _unmap(self._driver, self._address, self._handles)
         self.is_bare = False
 
     def restore(self) -> None:
@@ -167,14 +168,15 @@ class VirtualMemory:
                 f"the GPU has no {piece} bytes free, which another process may have taken; free them, and try again"
             )
         _check(code, "cuMemCreate")
-        self._handles.append((handle.value, piece))
+        times = -(-self._size // piece)  # a piece is mapped as a whole, or not at all
+        self._handles.append((handle.value, piece, times))
         try:
-            for start, size in _spans(self._size, piece):
-                self._call("cuMemMap", self._address + start, size, 0, handle.value, 0)
+            for number in range(times):
+                self._call("cuMemMap", self._address + number * piece, piece, 0, handle.value, 0)
             access = _Access(self._where, _READ_WRITE)
-            self._call("cuMemSetAccess", self._address, self._size, ctypes.byref(access), 1)
+            self._call("cuMemSetAccess", self._address, times * piece, ctypes.byref(access), 1)
         except RuntimeError:
-            _unmap(self._driver, self._address, self._size, self._handles)
+            _unmap(self._driver, self._address, self._handles)
             raise
         if self.is_bare:
             self._bytes(self._address, min(self._used, piece)).fill_(FILLING)
@@ -211,20 +213,16 @@ def _check(code: int, what: str) -> None:
         raise RuntimeError(f"{what} failed with CUDA error {code}")
 
 
-def _spans(size: int, piece: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(piece, size - start)) for start in range(0, size, piece))
-
-
-def _unmap(driver: Any, address: int, size: int, handles: list[_Mapped]) -> None:
+def _unmap(driver: Any, address: int, handles: list[_Mapped]) -> None:
     """Memory lives as long as it is mapped or has a handle. What was mapped at once is unmapped at once."""
     while handles:
-        handle, piece = handles.pop()
-        for start, part in _spans(size, piece):
-            driver.cuMemUnmap(ctypes.c_uint64(address + start), ctypes.c_size_t(part))
+        handle, piece, times = handles.pop()
+        for number in range(times):
+            driver.cuMemUnmap(ctypes.c_uint64(address + number * piece), ctypes.c_size_t(piece))
         driver.cuMemRelease(ctypes.c_uint64(handle))
 
 
 def _free(driver: Any, address: int, size: int, handles: list[_Mapped]) -> None:
     driver.cuCtxSynchronize()
-    _unmap(driver, address, size, handles)
+    _unmap(driver, address, handles)
     driver.cuMemAddressFree(ctypes.c_uint64(address), ctypes.c_size_t(size))
