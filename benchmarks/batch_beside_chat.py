@@ -4,7 +4,7 @@
                                            [--input-len 256] [--output-len 128] [--rounds 2] [--patience 600] [-- OPTIONS OF THE SERVER]
 
 The chat is `nanoserve bench serve` with so many clients. Rounds alone and beside take turns where there are several: a round beside creates
-a batch of all lines once its predecessor has ended or was cancelled, and begins with a few requests that do not count. Every line must be answered once within `--patience` seconds after
+a batch of all lines once its predecessor has ended or was cancelled. Each begins with a few requests that do not count. Every line must be answered once within `--patience` seconds after
 the last round; with 0 the batch is cancelled then.
 """
 
@@ -50,10 +50,11 @@ def make_lines(count: int, input_len: int, output_len: int) -> bytes:
     return "\n".join(map(json.dumps, lines)).encode()
 
 
-def chat(url: str, given: argparse.Namespace, requests: int) -> dict[str, Any]:
+def chat(url: str, given: argparse.Namespace) -> dict[str, Any]:
     """What the chat saw."""
     lengths = ("--input-len", given.input_len, "--output-len", given.output_len)
-    load = ("--concurrency", given.chats, "--num-prompts", requests, *lengths)
+    warmup = ("--warmup-requests", 2 * given.chats)
+    load = ("--concurrency", given.chats, "--num-prompts", given.requests, *warmup, *lengths)
     level: dict[str, Any] = run("serve", url, *load)["levels"][0]
     assert set(level["results"]) == {"ok"}, level["results"]
     return level
@@ -129,14 +130,12 @@ def main() -> None:
         with serving(given.model, options) as url, httpx.Client(base_url=url, timeout=60.0) as client:
             lines = make_lines(given.lines, given.line_input, given.line_output)
             file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("lines.jsonl", lines)})
-            chat(url, given, given.chats)
             found: dict[str, list[dict[str, Any]]] = {"alone": [], "beside": []}
             for number in range(given.rounds):
-                found["alone"].append(chat(url, given, given.requests))
+                found["alone"].append(chat(url, given))
                 batch = Batch(client, file.raise_for_status().json()["id"])
-                chat(url, given, 2 * given.chats)
                 before, began = batch.answered, time.monotonic()
-                found["beside"].append(chat(url, given, given.requests))
+                found["beside"].append(chat(url, given))
                 done, seconds = batch.answered - before, time.monotonic() - began
                 ended = batch.end(given.patience if number == given.rounds - 1 else 0.0)
                 show(f"{done} lines in {seconds:.1f} s beside the chat; then the batch was {ended}")
