@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.mixed_steps import CHUNKS, TOKENS
+from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
 from nanoserve.ports.engine_facts import EngineSizes
@@ -52,3 +54,22 @@ def test_tiles_of_padded_steps_fit(rows: int, most: int) -> None:
         spans = [(row, 0, length, sum(lengths[:row])) for row, length in enumerate(lengths)]
         tiles = attention.prepare(spans, None, (padded, count))
         assert len(tiles) >= sum(-(-length // attention.tile) for length in lengths)
+
+
+def test_no_section_of_an_arena_takes_more_than_it_has_room_for() -> None:
+    """Written on, block tables behind it were zero, and answers other tokens."""
+    sizes = EngineSizes(
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        vocab_size=8,
+        block_size=16,
+        num_blocks=8,
+    )
+    arena = Arena(sizes, [[0]], {"tiles": (3, 4)}, Uploads(torch.device("cpu")))
+    arena.write("tiles", [1] * 12)
+    arena.write("lengths", [1], row=4)
+    with pytest.raises(IndexError, match="tiles has 12 places, not 16"):
+        arena.write("tiles", [0] * 16)
+    with pytest.raises(IndexError, match="lengths has 5 places, not 6"):
+        arena.write("lengths", [1], row=5)

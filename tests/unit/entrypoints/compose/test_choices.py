@@ -89,7 +89,7 @@ def test_the_gpu_is_taken_where_there_is_one(
         (
             EngineSettings(expert_parallel=True),
             None,
-            "expert_parallel: gives wrong tokens of some models on GPUs",
+            "expert_parallel: is not verified on several GPUs yet",
         ),
     ],
 )

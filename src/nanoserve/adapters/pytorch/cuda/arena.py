@@ -111,7 +111,10 @@ class Arena:
         self.block_tables: Mapping[int, Tensor] = {
             layer: self.sections[f"table{number}"] for number, layers in enumerate(groups) for layer in layers
         }
-        self._places = {name: (start, math.prod(shapes[name][1:])) for name, start in starts.items()}
+        self._places = {
+            name: (start, math.prod(shapes[name][1:]), math.prod(shapes[name]))
+            for name, start in starts.items()
+        }
         self._table_starts = [starts[f"table{group}"] for group in range(num_groups)]
         self._runs: list[tuple[int, Sequence[int]]] = []
         self.lengths[self.sink_row] = self.limits[self.sink_row] = 1
@@ -119,9 +122,12 @@ class Arena:
         self.sampling_places.fill_(self.sink_row)
 
     def write(self, section: str, values: Sequence[int], *, row: int = 0, column: int = 0) -> None:
-        """Write integers into a section or one of its rows, with the next `flush`; writes before one flush must not overlap."""
-        start, row_size = self._places[section]
-        self._runs.append((start + row * row_size + column, values))
+        """Write integers into a section or one of its rows, with the next `flush`; writes before one flush must not overlap. Raises `IndexError` where they do not fit."""
+        start, row_size, size = self._places[section]
+        first = row * row_size + column
+        if first + len(values) > size:
+            raise IndexError(f"{section} has {size} places, not {first + len(values)}")
+        self._runs.append((start + first, values))
 
     def write_settings(self, settings: DeviceSettings, row: int) -> None:
         """As `write`, all that the draw of a row needs."""
