@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8640,
-    "kernels": 13420,
-    "adapters/pytorch": 14580,
+    "kernels": 13465,
+    "adapters/pytorch": 14595,
     "adapters": 10926,
     "entrypoints/server": 10890,
     "entrypoints": 11636,
