@@ -1,8 +1,8 @@
 """How fast products of a few rows read their weights, by the form of these: microseconds, and the share of what the device can read.
 
-`python -m benchmarks.gpu_products --forms plain fp8 int4 --rows 1 8 64`. The weights are those of an 8B model, each in so many copies that none is in
+`python -m benchmarks.gpu_products --forms plain fp8 int4 --rows 1 8 64 512`. The weights are those of an 8B model, each in so many copies that none is in
 the L2 cache, in one graph whose kernels overlap as in a decode step. A product of one row has its norm fused in; what is added to the residual stream
-by more leaves partial sums. `--tiles` tries others for each product.
+by more leaves partial sums. More than 64 rows multiply as in prompts, the gate left out. `--tiles` tries others for each product.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import os
 import statistics
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
+from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
+from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
 from nanoserve.kernels.forms import FORMS, StoredWeight
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear import launch
@@ -124,12 +127,22 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
                 *(x, weight, out), norm_weight=None if added else norm, eps=1e-5,
                 residual=out if added else None, gate=gate, pdl=True,
             )  # fmt: skip
+        elif rows > MOST_SKINNY_ROWS:
+            linear: Any = SimpleNamespace(matrix=weight, bias=None)
+            products.multiply(many, x, linear, whole)
         elif name in ADDED:
             split_linear(x, weight, partials, pdl=True)
         else:
             skinny_linear(x, weight, out, workspace=space, gate=gate, pdl=True)
 
-    if rows > 1:
+    if rows > MOST_SKINNY_ROWS:
+        products, whole = VendorProducts(), torch.empty(rows, n, device="cuda", dtype=BF16)
+        eight_bits = torch.empty(rows * k, device="cuda", dtype=torch.float8_e4m3fn)
+        many: Any = SimpleNamespace(
+            widened=torch.empty(n * k, device="cuda", dtype=BF16),
+            quantized=(eight_bits, torch.empty(rows, device="cuda")),
+        )
+    elif rows > 1:
         partials = torch.empty(slice_count(rows, weights[0]), rows, n, device="cuda")
         space = LinearWorkspace.create(
             [(n, k)], stored=[(n, k)], max_m=128, dtype=BF16, device=torch.device("cuda")

@@ -76,6 +76,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "split_linear": (linear, ("partials",)),
     "invariant_linear": (linear, ("out",)),
     "fp8_linear": (linear, ("out",)),
+    "packed_linear": (linear, ("out",)),
     "add_low_rank": (low_rank, ("out",)),
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
@@ -142,7 +143,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderModel]:
     make_encoder(folder, "modernbert")
     spec = read_spec(str(folder))
     half: dict[str, Any] = {"dtype": torch.float16, "device": DEVICE, "seed": 1}
-    built["stored"] = build_random_model(built["llama"].spec, **half, quantization="fp8", keep=True)
+    for name, form in (("stored", "fp8"), ("packed", "int4")):
+        built[name] = build_random_model(built["llama"].spec, **half, quantization=form, keep=True)
     for module in built["stored"].modules():
         if isinstance(module, Linear) and isinstance(module.matrix, StoredWeight):
             module.matrix.scales.mul_(50)  # as large as sums of thousands of products are
@@ -178,6 +180,7 @@ SPECIAL: Final = {
     "experts": ("choose_experts", "feed_rows", "feed_lists"),
     "vectors": ("norm_qkv_into", "add_rms_norm_into"),
     "stored": ("fp8_linear",),
+    "packed": ("packed_linear",),
     "encoder": ("rope_and_cache, encoder", "prefill_attention, both sides"),
     "latents": (
         "write_latents",
@@ -325,7 +328,9 @@ def test_a_kernel_that_writes_something_else_is_refused_by_name(
     with pytest.raises(ModelLoadError, match=rf"kernel {kernel} computes something else") as refusal:
         run(model_with(kernel, models), deterministic=deterministic, **settings_with(kernel))
     assert "--device cpu" in str(refusal.value)
-    assert ("torch.float16" if kernel == "fp8_linear" else "torch.float32") in str(refusal.value)
+    assert ("torch.float16" if kernel in ("fp8_linear", "packed_linear") else "torch.float32") in str(
+        refusal.value
+    )
 
 
 @pytest.mark.parametrize(

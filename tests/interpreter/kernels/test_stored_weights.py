@@ -24,13 +24,14 @@ from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_fp8_linear,
     check_invariant_linear,
+    check_packed_linear,
     check_row_linear,
     check_skinny_linear,
     check_split_linear,
     random_product,
 )
 from nanoserve.kernels.linear.launch import fp8_linear
-from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile
+from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile, packed_rows, packed_tile
 from nanoserve.kernels.pointwise.cases import check_quantize_rows
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
@@ -220,6 +221,25 @@ def test_every_tile_of_8_bit_floats_is_named_by_the_fewest_rows_that_have_it(n: 
     }
     for rows in set(ways) - {1}:
         assert fp8_tile(rows, n, blocks=blocks) != fp8_tile(rows - 1, n, blocks=blocks)
+
+
+@cases("form", [Int4()], also=[Int4(32), Int4(ROW), MXFP4()], ids=str)
+@cases(("sizes", "rows"), [((70, 192), 5)], also=[((130, 224), 65), ((8448, 64), 257)], ids=str)
+def test_many_rows_with_packed_numbers(
+    sizes: tuple[int, int], rows: int, form: Form, device: torch.device
+) -> None:
+    inputs = Inputs(device, torch.float16)
+    for parts in ({"bias": True}, {"added": True}):
+        product = stored_product(inputs, *sizes, form, **parts)
+        agree(check_packed_linear(inputs, product, [rows]), TOLERANCE[torch.float16])
+
+
+@pytest.mark.parametrize("n", [66, 4096, 28672])
+def test_every_tile_of_packed_numbers_is_named_by_the_fewest_rows_that_have_it(n: int) -> None:
+    ways = packed_rows(n)
+    assert {packed_tile(rows, n) for rows in range(1, 40_000, 63)} <= {packed_tile(rows, n) for rows in ways}
+    for rows in set(ways) - {1}:
+        assert packed_tile(rows, n) != packed_tile(rows - 1, n)
 
 
 @cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)

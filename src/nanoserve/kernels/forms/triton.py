@@ -44,9 +44,10 @@ def _load_row(
 def load_rows(
     chunks, weight_ptr, scale_ptr, rows,
     K: tl.constexpr, CHUNK: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, EVICTION: tl.constexpr,
+    FIRST: tl.constexpr = 0, COUNT: tl.constexpr = 1 << 20,
 ):  # fmt: skip
-    """The tuple `chunks` and behind it all of some rows, which are int64."""
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+    """The tuple `chunks` and behind it all of some rows, which are int64, or COUNT chunks from FIRST on, as far as there are any."""
+    for c in tl.static_range(FIRST, min(FIRST + COUNT, (K + CHUNK - 1) // CHUNK)):
         chunk = _load_row(
             weight_ptr, scale_ptr, rows, c * CHUNK, K, CHUNK, PACK, UNIT, GROUP, SCALES, EVICTION
         )

@@ -15,13 +15,15 @@ from nanoserve.kernels.linear import reference
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
     fp8_linear,
-    fp8_ways,
     invariant_linear,
+    packed_linear,
     row_linear,
     skinny_linear,
     slice_count,
     split_linear,
+    stored_ways,
     takes_fp8,
+    takes_packed,
     widen_into,
 )
 from nanoserve.kernels.testing import Comparison, Inputs, expect
@@ -144,7 +146,7 @@ def check_fp8_linear(
 ) -> Iterator[Comparison]:
     """Rows of 8-bit floats, in every tile; what is added to the residual stream is added in place. Nothing where the weight is no such one."""
     weight = product.weight
-    for rows in batches or fp8_ways(weight, inputs.normal(1)):
+    for rows in batches or stored_ways(weight, inputs.normal(1)):
         x = inputs.normal(rows, weight.shape[1])
         if not takes_fp8(weight, x):
             return
@@ -165,6 +167,24 @@ def check_fp8_linear(
             invariant=invariant,
             **parts,
         )
+
+
+def check_packed_linear(
+    inputs: Inputs, product: LinearCase, batches: Sequence[int] = ()
+) -> Iterator[Comparison]:
+    """Many rows, in every tile, with packed numbers; what is added to the residual stream is added in place. Nothing where the weight has none."""
+    weight = product.weight
+    for rows in batches or stored_ways(weight, inputs.normal(1)):
+        x = inputs.normal(rows, weight.shape[1])
+        if not takes_packed(weight, x):
+            return
+        wanted, before = product.formula(x, gate=False), None
+        if product.added:
+            before = inputs.normal_like(wanted)
+            wanted = wanted + before.float()
+        out = expect(wanted, before)
+        parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
+        yield from inputs.compare(packed_linear, product.case(rows), x=x, out=out, **parts)
 
 
 def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -> Iterator[Comparison]:

@@ -13,14 +13,24 @@ from torch import Tensor
 from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight, row_arguments, step_arguments, straight_arguments
 from nanoserve.kernels.gates import Activation
-from nanoserve.kernels.linear.triton import invariant_kernel, row_kernel, skinny_kernel, widen_kernel
+from nanoserve.kernels.linear.triton import (
+    invariant_kernel,
+    packed_kernel,
+    row_kernel,
+    skinny_kernel,
+    widen_kernel,
+)
 from nanoserve.kernels.linear.tuning import (
     FP8_TILES,
     MAX_SKINNY_M,
+    MOST_PACKED_ROWS,
+    MOST_REGISTERS,
     SkinnyTile,
     fp8_rows,
     fp8_tile,
     invariant_tile,
+    packed_rows,
+    packed_tile,
     padded,
     row_tile,
     skinny_tile,
@@ -118,7 +128,7 @@ def row_linear(
     tile = row_tile(n, k, _bits(weight), gate=gate is not None)
     row_kernel[(triton.cdiv(n, tile.rows),)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight, residual_ptr=residual, eps=eps,
-        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, **row_arguments(weight, tile.chunk),
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **row_arguments(weight, tile.chunk),
         GATE=gate, PDL=pdl, num_warps=tile.warps, **launch_options(pdl),
     )  # fmt: skip
 
@@ -233,9 +243,45 @@ def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeigh
     return stored and x.element_size() < 4
 
 
-def fp8_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
-    """Numbers of rows like x, one for each way in which a weight multiplies them in 8-bit floats."""
-    return fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1) if takes_fp8(weight, x) else []
+def takes_packed(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
+    """True if rows like x, which are many, multiply with a weight of packed numbers that is not widened before."""
+    packed = isinstance(weight, StoredWeight) and weight.form.per_word > 1
+    return packed and x.element_size() < 4 and len(x) <= MOST_PACKED_ROWS
+
+
+def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
+    """Numbers of rows like x, one for each way in which many of them multiply with a stored weight."""
+    if takes_fp8(weight, x):
+        return fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1)
+    if not takes_packed(weight, x[:0]):
+        return []
+    return [*(rows for rows in packed_rows(len(weight)) if rows <= MOST_PACKED_ROWS), MOST_PACKED_ROWS + 1]
+
+
+def packed_linear(
+    x: Tensor,
+    weight: StoredWeight,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """Compute out = x weight^T + bias + residual for many rows, with numbers that are widened in registers.
+
+    Args:
+        x: [T, K], contiguous, of half precision, T >= 1.
+        weight: [N, K], in a form that packs several numbers into a word.
+        out: [T, N], contiguous; any float dtype. It may not be `x`.
+        bias: [N], added to the product.
+        residual: [T, N], contiguous, added to the sum; may be `out` itself.
+    """
+    num_rows, (n, k) = len(x), weight.shape
+    tile = packed_tile(num_rows, n)
+    packed_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
+        x_ptr=x, **step_arguments(weight), out_ptr=out, bias_ptr=bias, residual_ptr=residual,
+        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
+        PAIRS=_pairs(x), num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
 
 
 def fp8_linear(
@@ -288,6 +334,10 @@ def _chunk(weight: Tensor | StoredWeight) -> int:
     return form.chunk if form is not None and form.chunk and form.group % form.chunk == 0 else 0
 
 
+def _pairs(x: Tensor) -> bool:
+    return x.dtype is torch.bfloat16 and supports_pdl(x.device)
+
+
 def _room(device: torch.device) -> int:
     return shared_memory(device) - _MARGIN
 
@@ -311,14 +361,13 @@ def _launch(
     pdl: bool,
 ) -> None:
     n, k = weight.shape
-    pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
     arguments = step_arguments(weight)
     if tile.straight and isinstance(weight, StoredWeight):
         arguments = straight_arguments(weight)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
-        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **arguments, PAIRS=pairs,
+        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **arguments, PAIRS=_pairs(x),
         STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
-        GATE=gate, EVICTION=tile.eviction, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
-        **launch_options(pdl),
+        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits else {}), **launch_options(pdl),
     )  # fmt: skip

@@ -48,20 +48,21 @@ def _load_bias(bias_ptr, rows):
 @triton.jit
 def row_kernel(
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps,
-    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, GATE: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr, GATE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + bias), with x [1, K] and weight [N, K] in a form.
 
-    All of a tile [ROWS, CHUNK] for each chunk of K is in flight before the wait. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
+    Tiles [ROWS, CHUNK] of DEPTH chunks of K are in flight before the wait, and behind it. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
     """
     let_next_start(PDL)
     tile = tl.program_id(0)
     i = tl.arange(0, ROWS)
     rows = _weight_rows(_columns(tile, i, ROWS, GATE), i, N, GATE)
     ks = tl.arange(0, CHUNK)
+    far_rows = rows.to(tl.int64)
     weights = load_rows(
-        (), weight_ptr, scale_ptr, rows.to(tl.int64), K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first"
+        (), weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", 0, DEPTH
     )
     if norm_ptr is not None:
         norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
@@ -80,6 +81,9 @@ def row_kernel(
         if norm_ptr is not None:
             squares += x * x
             x *= norms[c].to(tl.float32)
+        weights = load_rows(
+            weights, weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", c + DEPTH, 1
+        )  # fmt: skip
         products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
     sums = tl.sum(products, 1)
     if norm_ptr is not None:
@@ -149,17 +153,20 @@ def _multiply_in_steps(
     weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The product of a longer slice: a pipelined loop, all of it after the wait."""
+    """The product of a longer slice: a pipelined loop, all of it after the wait. That it says STAGES itself makes scales part of the pipeline."""
+    ONE: tl.constexpr = GROUP >= K
+    if ONE:
+        row_scales = load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
     wait_for_last(PDL)
     sums = tl.zeros([BN, BM], tl.float32)
-    for k in range(0, SLICE, BK):
+    for k in tl.range(0, SLICE, BK, num_stages=STAGES):
         words, scales = _load_step(
             weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
         )  # fmt: skip
         x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
-        sums = add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
+        sums = add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
     return sums
 
 
@@ -168,7 +175,7 @@ def skinny_kernel(
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
     N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
-    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (n, s): out = gate(x weight^T + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
 
@@ -217,7 +224,7 @@ def skinny_kernel(
     else:
         sums = _multiply_in_steps(
             weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
-            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
+            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, PDL,
         )  # fmt: skip
 
     if out_ptr is None:
@@ -226,10 +233,10 @@ def skinny_kernel(
     elif SPLITS == 1:
         _store_tile(out_ptr, sums + bias[:, None], tile, M, N, GATE, BM, BN)
     else:
-        places = ms[None, :] * BN + i[:, None] if STRAIGHT else i[:, None] * BM + ms[None, :]
-        mask = (
-            present if STRAIGHT else None
-        )  # slices are so many there that rows of nothing would be half of what is written
+        # With a stored weight what rows of nothing leave would be as much as is read.
+        SPARSE: tl.constexpr = FORM != "plain"
+        places = ms[None, :] * BN + i[:, None] if SPARSE else i[:, None] * BM + ms[None, :]
+        mask = present if SPARSE else None
         scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + places
         tl.store(scratch_ptrs + split * (BN * BM), sums, mask=mask)
         if _is_last(counters_ptr + tile, SPLITS):
@@ -288,6 +295,16 @@ def widen_kernel(
     tl.store(out_ptr + places, wide.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _tile_of(program, T, N: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BAND: tl.constexpr):
+    """A program's tile of columns, and its BT rows of T. Programs run through BAND tiles of rows column by column; the last band is lower if these do not fill it."""
+    WIDTH: tl.constexpr = (N + BN - 1) // BN
+    first = program // (BAND * WIDTH) * BAND
+    height = tl.minimum(tl.cdiv(T, BT) - first, BAND)
+    within = program % (BAND * WIDTH)
+    return within // height, (first + within % height) * BT + tl.arange(0, BT)
+
+
 @triton.jit(do_not_specialize=["T"])
 def invariant_kernel(
     x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, T,
@@ -300,14 +317,8 @@ def invariant_kernel(
     row of x, and SCALES for each row of the weight, of GROUP numbers; a step is a group or lies within one. Tensor cores add up few bits of their products: each step's
     are added in float32.
     """
-    program = tl.program_id(0)
-    WIDTH: tl.constexpr = (N + BN - 1) // BN
-    # Programs run through a band column by column; the last band is lower if the tiles of rows do not fill it.
-    first = program // (BAND * WIDTH) * BAND
-    height = tl.minimum(tl.cdiv(T, BT) - first, BAND)
-    within = program % (BAND * WIDTH)
-    ts = (first + within % height) * BT + tl.arange(0, BT)
-    columns = within // height * BN + tl.arange(0, BN)
+    column_tile, ts = _tile_of(tl.program_id(0), T, N, BT, BN, BAND)
+    columns = column_tile * BN + tl.arange(0, BN)
     ks = tl.arange(0, BK)
     rows = tl.minimum(columns, N - 1)
     x_ptrs = x_ptr + tl.minimum(ts, T - 1)[:, None].to(tl.int64) * K + ks[None, :]
@@ -322,7 +333,7 @@ def invariant_kernel(
         if SCALES < 2:
             sums = tl.dot(x, weight, sums, input_precision="ieee")
         elif SHARED:
-            sums += tl.dot(x, weight) * tl.load(scale_ptr + within // height * BN * SCALES + k // GROUP)
+            sums += tl.dot(x, weight) * tl.load(scale_ptr + column_tile * BN * SCALES + k // GROUP)
         else:
             sums += tl.dot(x, weight) * tl.load(scale_ptr + rows * SCALES + k // GROUP)[None, :]
     if x_scale_ptr is not None:
@@ -333,6 +344,38 @@ def invariant_kernel(
         sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     mask = (ts[:, None] < T) & (columns[None, :] < N)
     places = ts[:, None].to(tl.int64) * N + columns[None, :]
+    if residual_ptr is not None:
+        sums += tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["T"])
+def packed_kernel(
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, T,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Program i: a tile [BT, BN] of out = x weight^T + bias + residual, of a stored weight that is widened in registers, as the left factor.
+
+    Rows behind the last are others again, rather than the last, which many would ask for at once, or left out, which takes a comparison for each load.
+    """
+    column_tile, ts = _tile_of(tl.program_id(0), T, N, BT, BN, BAND)
+    columns = column_tile * BN + tl.arange(0, BN)
+    ks, words = tl.arange(0, BK), tl.arange(0, BK // PACK)
+    rows = tl.minimum(columns, N - 1)
+    x_ptrs = x_ptr + (ts % T)[None, :].to(tl.int64) * K + ks[:, None]
+    weight_ptrs = weight_ptr + rows[:, None].to(tl.int64) * (K // PACK) + words[None, :]
+    scale_ptrs = scale_ptr + rows * SCALES
+    sums = tl.zeros([BN, BT], tl.float32)
+    for k in range(0, K, BK):
+        stored = load_slice(weight_ptrs + k // PACK, words[None, :] < (K - k) // PACK, K % BK == 0, "")
+        scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
+        x = load_slice(x_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
+        sums = add_left(sums, stored, scales, x, GROUP, FORM, PAIRS)
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    mask = (ts[None, :] < T) & (columns[:, None] < N)
+    places = ts[None, :].to(tl.int64) * N + columns[:, None]
     if residual_ptr is not None:
         sums += tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=mask)

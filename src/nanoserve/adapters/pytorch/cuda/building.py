@@ -46,7 +46,7 @@ from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
-from nanoserve.kernels.linear.launch import fp8_ways
+from nanoserve.kernels.linear.launch import stored_ways
 from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
@@ -235,14 +235,14 @@ class _Site:
         )
 
     def token_counts(self) -> list[int]:
-        """Numbers of tokens of mixed steps, one for each way in which these launch experts, and products of 8-bit floats; none has more tokens than all rows together."""
+        """Numbers of tokens of mixed steps, one for each way in which these launch experts, and products with stored weights; none has more tokens than all rows together."""
         sizes = self._sizes
         most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
         what: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
         what["invariant"] = self._deterministic
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
         some = torch.empty(0, dtype=self._dtype)
-        tiles = (fp8_ways(each.linear.matrix, some) for each in self._model.products())
+        tiles = (stored_ways(each.linear.matrix, some) for each in self._model.products())
         return sorted(set[int]().union(*ways, (min(each, most) for each in chain.from_iterable(tiles))))
 
     def plan_pools(self, pools: PoolRequest | None, *, beside: bool, spare: bool) -> MemoryBudget:

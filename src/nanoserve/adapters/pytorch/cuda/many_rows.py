@@ -10,7 +10,14 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.forms import StoredWeight
-from nanoserve.kernels.linear.launch import fp8_linear, invariant_linear, takes_fp8, widen_into
+from nanoserve.kernels.linear.launch import (
+    fp8_linear,
+    invariant_linear,
+    packed_linear,
+    takes_fp8,
+    takes_packed,
+    widen_into,
+)
 from nanoserve.kernels.pointwise.launch import gated_activation_into, quantize_rows_into
 from nanoserve.ports.layer_spec import Activation
 
@@ -23,7 +30,7 @@ class Ungated(NamedTuple):
 
 
 class VendorProducts:
-    """The vendor's; a weight that is kept as stored is widened first, but 8-bit floats multiply with 8-bit floats."""
+    """The vendor's; a weight that is kept as stored is widened first, but 8-bit floats multiply with 8-bit floats, and packed numbers are widened in registers."""
 
     invariant = False
 
@@ -52,6 +59,9 @@ class VendorProducts:
             return
         if ungated is not None:
             gated_activation_into(ungated.projections, x, activation=ungated.activation)
+        if takes_packed(matrix, x) and not self.invariant:
+            packed_linear(x, matrix, out, bias=bias, residual=out if add else None)
+            return
         weight = matrix
         if isinstance(matrix, StoredWeight):
             weight = space.widened[: matrix.shape.numel()].view(matrix.shape)

@@ -126,6 +126,12 @@ def _check_fp8_linear(bench: Bench) -> Iterator[Comparison]:
             yield from linear.check_fp8_linear(bench.inputs, product, invariant=bench.deterministic)
 
 
+def _check_packed_linear(bench: Bench) -> Iterator[Comparison]:
+    """Products of many rows with packed numbers."""
+    for product in bench.products:
+        yield from linear.check_packed_linear(bench.inputs, product)
+
+
 def _check_embedding(bench: Bench) -> Iterator[Comparison]:
     embedding = bench.model.embedding
     return copies.check_embed_tokens(bench.inputs, embedding.weight, embedding.scale)
@@ -160,6 +166,7 @@ CHECKS: Final = (
         invariant,
     ),
     Check("fp8_linear", _check_fp8_linear),
+    Check("packed_linear", _check_packed_linear, fastest),
     Check("add_low_rank", _check_low_rank, lambda bench: bench.lora_rank > 0),
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
