@@ -15,7 +15,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8640,
-    "kernels": 13465,
+    "kernels": 13771,
     "adapters/pytorch": 14595,
     "adapters": 10926,
     "entrypoints/server": 10890,
