@@ -25,8 +25,8 @@ from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.linear import cases as linear
+from nanoserve.kernels.linear.low_rank import cases as low_rank
 from nanoserve.kernels.logits import cases as logits
-from nanoserve.kernels.low_rank import cases as low_rank
 from nanoserve.kernels.ngrams import cases as ngrams
 from nanoserve.kernels.paged_attention import cases as paged_attention
 from nanoserve.kernels.pointwise import cases as pointwise
@@ -78,6 +78,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "fp8_linear": (linear, ("out",)),
     "packed_linear": (linear, ("out",)),
     "add_low_rank": (low_rank, ("out",)),
+    "multiply_adapted": (linear, ("out",)),
     "choose_experts": (experts, ("out.experts", "out.weights")),
     "feed_rows": (experts, ("stream",)),
     "feed_lists": (experts, ("partials",)),
@@ -205,7 +206,7 @@ def settings_with(kernel: str) -> dict[str, int]:
     is_drafted = "drafts" in kernel or module is ngrams
     return {
         "ranks": 2 if module is rank_sums else 1,
-        "lora_rank": 32 if module is low_rank else 0,
+        "lora_rank": 32 if module is low_rank or kernel == "multiply_adapted" else 0,
         "max_width": 2 if is_drafted else 1,
     }
 

@@ -2,68 +2,107 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from nanoserve.kernels.low_rank.cases import check_add_low_rank
-from nanoserve.kernels.low_rank.launch import Product, Slots, add_low_rank
-from nanoserve.kernels.low_rank.tuning import column_tiles, make_groups, most_groups
-from nanoserve.kernels.testing import Inputs
+from nanoserve.kernels.forms import FORMS
+from nanoserve.kernels.linear.cases import check_adapted, random_product
+from nanoserve.kernels.linear.low_rank.cases import Runs, add_low_rank, check_add_low_rank
+from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product
+from nanoserve.kernels.linear.low_rank.tuning import (
+    ITEM,
+    PADDING,
+    describe,
+    most_items,
+    most_partials,
+    most_units,
+    slice_count,
+)
+from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 QKV = ((0, 70, 0), (70, 90, 1), (90, 110, 2))
-CROWD = [token % 4 for token in range(40)]
+CROWD = [token % 4 for token in range(70)]
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("tokens", [[2], [0, 3, 0], [1] * 17, CROWD])
-def test_deltas_equal_the_reference(tokens: list[int], splits: int, inputs: Inputs) -> None:
-    agree(check_add_low_rank(inputs, QKV, 200, tokens, splits=splits), TOLERANCES[inputs.dtype])
+@cases(("slices", "tokens"), [(1, [2]), (3, [0, 3, 0]), (1, CROWD)], also=[(3, [1] * 17), (3, CROWD)])
+def test_deltas_equal_the_reference(slices: int, tokens: list[int], inputs: Inputs) -> None:
+    agree(check_add_low_rank(inputs, QKV, 600, tokens, slices=slices), TOLERANCES[inputs.dtype])
 
 
 @cases("runs", [((0, 130, 0),)], also=[((0, 64, 0), (64, 128, 1)), ((0, 3, 0), (3, 4, 1))])
 @cases("out_dtype", [torch.float32], also=[None])
-def test_of_other_products(
-    out_dtype: torch.dtype | None, runs: tuple[tuple[int, int, int], ...], inputs: Inputs
-) -> None:
-    found = check_add_low_rank(inputs, runs, 48, CROWD, tile=64, ranks=(128, 16, 64), out_dtype=out_dtype)
+def test_of_other_products(out_dtype: torch.dtype | None, runs: Runs, inputs: Inputs) -> None:
+    found = check_add_low_rank(inputs, runs, 48, CROWD, ranks=(128, 16, 64), out_dtype=out_dtype)
     agree(found, TOLERANCES[inputs.dtype])
 
 
+@cases(
+    ("rows", "parts"),
+    [
+        (1, {"norm_weight": True, "eps": 0.5, "bias": True}),
+        (1, {"gate": "silu", "norm_weight": True}),
+        (5, {"bias": True}),
+        (33, {"gate": "silu"}),
+        (20, {"added": True}),
+    ],
+    also=[(1, {"added": True}), (5, {"gate": "gelu"}), (33, {"added": True, "bias": True})],
+)
+def test_products_add_deltas_themselves(rows: int, parts: dict[str, Any], inputs: Inputs) -> None:
+    runs: Runs = ((0, 34, 0), (34, 68, 1)) if "gate" in parts else ((0, 60, 0), (60, 68, 1))
+    product = random_product(inputs, 68, 600, **parts)
+    agree(check_adapted(inputs, product, runs, [rows]), TOLERANCES[inputs.dtype])
+
+
+@cases("form", ["int8"], also=["fp8", "int4", "mxfp4"])
+def test_products_with_stored_weights_do(form: str, inputs: Inputs) -> None:
+    weight = random_stored(inputs, FORMS[form], 66, 512)
+    product = random_product(inputs, 66, 512)._replace(weight=weight)
+    agree(check_adapted(inputs, product, ((0, 66, 0),), [1, 3]), TOLERANCES[inputs.dtype])
+
+
 def test_a_token_has_the_bits_it_has_alone(inputs: Inputs) -> None:
-    runs, width, rank = ((0, 80, 0), (80, 96, 1)), 144, 32
-    numbers = inputs.normal(2, rank * (2 * width + 96))
-    slots = Slots(numbers, inputs.these([0, 32, 16]))
-    product = Product(0, 2 * width, 2, inputs.these(column_tiles(runs)))
-    x, slots_of_tokens = inputs.normal(21, width), [1, 2, 0] * 7
+    width, rank = 144, 32
+    numbers = inputs.normal(3, rank * (2 * width + 96))
+    product = Product(0, 2 * width, 2, inputs.these([0] * 80 + [1] * 16))
+    x, slots_of_tokens = inputs.normal(21, width), [1, 2, 0, 3] * 5 + [1]
 
     def deltas(tokens: list[int]) -> torch.Tensor:
-        made = make_groups(((slots_of_tokens[token], place, 1) for place, token in enumerate(tokens)), 16)
+        made = describe(((slots_of_tokens[token], 1) for token in tokens), {1: 32, 2: 16, 3: 32})
+        lists = (inputs.these(each + [0] * ITEM * PADDING).view(-1, ITEM) for each in made[:2])
+        adapters = Adapters(numbers, *lists, *(inputs.these(each) for each in made[2:]))
         out = torch.zeros(len(tokens), 96, dtype=inputs.dtype, device=inputs.device)
-        shrunk = torch.empty(1, 21, 2 * rank, dtype=torch.float32, device=inputs.device)
-        add_low_rank(
-            *(x[tokens], out, slots, product),
-            groups=inputs.these(made.groups),
-            order=inputs.these(made.order),
-            shrunk=shrunk,
-            tile=16,
-            splits=1,
-        )
+        shrunk = torch.empty(1, len(tokens), 2 * rank, dtype=torch.float32, device=inputs.device)
+        add_low_rank(x[tokens], out, Delta(adapters, product, shrunk, invariant=True))
         return out
 
     together = deltas(list(range(21)))
-    for token in (0, 1, 9, 19):
+    for token in (0, 1, 3, 9, 19):
         assert torch.equal(deltas([token])[0], together[token])
     assert not together[2].any()
 
 
-def test_groups_are_of_one_slot_and_hold_every_token_that_has_one() -> None:
-    groups, order = make_groups([(2, 0, 20), (0, 20, 5), (1, 25, 1), (2, 26, 3)], 16)
-    assert groups == [(2, 0, 16), (2, 16, 7), (1, 23, 1)]
-    assert order == [*range(20), 26, 27, 28, 25]
-    for tokens in (1, 5, 16, 64, 100):
-        for slots in (1, 3, 32):
-            spread = make_groups(((1 + token % slots, token, 1) for token in range(tokens)), 16)
-            assert len(spread.groups) <= most_groups(tokens, slots, 16)
+def test_units_are_of_one_slot_and_name_every_token_that_has_one() -> None:
+    units, items, order, slots = describe([(2, 17), (0, 2), (1, 1), (2, 1)], {1: 16, 2: 32})
+    assert units == [3, 0, 0, 0, 0, 2, 32, 0, 0, 18, 2, 32, 16, 0, 18, 1, 16, 0, 18, 1]
+    assert items[:15] == [5, 0, 0, 0, 0, 2, 32, 0, 0, 16, 2, 32, 0, 16, 2]
+    assert order == [*range(17), 20, 19]
+    assert slots == [*[2] * 17, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64, 100])
+def test_units_and_items_fit_into_their_room(tokens: int) -> None:
+    for slots in (1, 3, 32):
+        spread = describe(((1 + token % slots, 1) for token in range(tokens)), dict.fromkeys(range(33), 64))
+        assert spread.units[0] <= most_units(tokens, slots, 64) - PADDING
+        assert spread.items[0] <= most_items(tokens, slots, 64) - PADDING
+
+
+def test_slices_fit_into_their_room() -> None:
+    for tokens in (1, 64, 256, 400, 512, 1000, 3000):
+        counts = [slice_count(tokens, width, invariant=False) for width in (48, 4096, 14336)]
+        assert max(counts) * tokens <= most_partials(tokens) <= most_partials(4096)

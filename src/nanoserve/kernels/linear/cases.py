@@ -26,6 +26,8 @@ from nanoserve.kernels.linear.launch import (
     takes_packed,
     widen_into,
 )
+from nanoserve.kernels.linear.low_rank.cases import Runs, random_delta
+from nanoserve.kernels.linear.low_rank.launch import Delta, shrink
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)
@@ -139,6 +141,52 @@ def check_split_linear(
         inputs.settle()
         split_linear(x, product.weight, partials, pdl=inputs.pdl)
         yield Comparison(product.case(rows), partials.sum(0), product.formula(x, bias=False))
+
+
+def check_adapted(
+    inputs: Inputs,
+    product: LinearCase,
+    runs: Runs,
+    batches: Sequence[int] = (1, *SKINNY_ROWS),
+    *,
+    ranks: Sequence[int] = (16, 64, 32),
+) -> Iterator[Comparison]:
+    """Products of tokens that have adapters of these ranks, or none; `runs` are of columns that read one part (first, end, part)."""
+    n, k = product.weight.shape
+    made: dict[str, Any] = {"max_m": max(batches), "dtype": inputs.dtype, "device": inputs.device}
+    stored = [(n, k)] if isinstance(product.weight, StoredWeight) else ()
+    space = LinearWorkspace.create([(n, k)], **made, stored=stored)
+    for rows in batches:
+        x, normed = inputs.normal(rows, k), rows == 1
+        read = x.float()
+        if normed and product.norm_weight is not None:
+            mean = (read * read).mean(dim=1, keepdim=True)
+            read = read / torch.sqrt(mean + product.eps) * product.norm_weight.float()
+        slots = [(token + 1) % (len(ranks) + 1) for token in range(rows)]
+        delta, added = random_delta(inputs, runs, read, slots, ranks=ranks)
+        wanted = product.formula(x, normed=normed, gate=False) + added
+        out = expect(gated(wanted, product.gate) if product.gate else wanted)
+        parts = {"product": product, "delta": delta, "space": space}
+        yield from inputs.compare(multiply_adapted, product.case(rows), x=x, out=out, **parts)
+
+
+def multiply_adapted(
+    x: Tensor, out: Tensor, product: LinearCase, delta: Delta, space: LinearWorkspace, *, pdl: bool = False
+) -> None:
+    """A product as decoding rows compute it, with what adapters add."""
+    weight, bias = product.weight, product.bias
+    if len(x) == 1:
+        shrink(x, delta, norm_weight=product.norm_weight, pdl=pdl)
+        norm: dict[str, Any] = {"norm_weight": product.norm_weight, "eps": product.eps}
+        row_linear(x, weight, out, bias=bias, **norm, gate=product.gate, delta=delta, pdl=pdl)
+        return
+    shrink(x, delta, pdl=pdl)
+    if product.added:
+        slices = x.new_full((slice_count(len(x), weight), *out.shape), torch.nan, dtype=torch.float32)
+        split_linear(x, weight, slices, delta=delta, pdl=pdl)
+        out.copy_(slices.sum(0) + (0.0 if bias is None else bias.float()))
+        return
+    skinny_linear(x, weight, out, workspace=space, bias=bias, gate=product.gate, delta=delta, pdl=pdl)
 
 
 def check_fp8_linear(

@@ -13,6 +13,7 @@ from torch import Tensor
 from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight, row_arguments, step_arguments, straight_arguments
 from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
 from nanoserve.kernels.linear.triton import (
     invariant_kernel,
     packed_kernel,
@@ -105,9 +106,10 @@ def row_linear(
     eps: float = 0.0,
     residual: Tensor | None = None,
     gate: Activation | None = None,
+    delta: Delta | None = None,
     pdl: bool = False,
 ) -> None:
-    """Compute out = residual + gate(norm(x) weight^T + bias), each part being optional, for one row on the CUDA cores.
+    """Compute out = residual + gate(norm(x) weight^T + delta + bias), each part being optional, for one row on the CUDA cores.
 
     At one row a product is nothing but reading the weight: each program loads its rows of it with wide loads, all
     in flight at once and, with PDL, before the kernel ahead has ended. Sums are float32.
@@ -122,6 +124,7 @@ def row_linear(
         residual: in the shape of `out`, added last.
         gate: an activation, if the first N / 2 rows of the weight are a gate projection and the others an up projection:
             what counts as the product is activation(gate) * up. N is even.
+        delta: what adapters add, shrunk of x and `norm_weight`.
         pdl: see `nanoserve.kernels.device.pdl`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
@@ -129,6 +132,7 @@ def row_linear(
     row_kernel[(triton.cdiv(n, tile.rows),)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight, residual_ptr=residual, eps=eps,
         N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **row_arguments(weight, tile.chunk),
+        **delta_arguments(delta, repeats=32 * tile.warps / tile.rows),
         GATE=gate, PDL=pdl, num_warps=tile.warps, **launch_options(pdl),
     )  # fmt: skip
 
@@ -141,9 +145,10 @@ def skinny_linear(
     workspace: LinearWorkspace,
     bias: Tensor | None = None,
     gate: Activation | None = None,
+    delta: Delta | None = None,
     pdl: bool = False,
 ) -> None:
-    """Compute out = gate(x weight^T + bias) on the tensor cores; sums are float32.
+    """Compute out = gate(x weight^T + delta + bias) on the tensor cores; sums are float32.
 
     Where there are too few rows of the weight to occupy the device, K is split; the last program of a tile to finish
     adds the sums of the slices in a fixed order, so the result does not depend on the order of arrival (the
@@ -156,6 +161,7 @@ def skinny_linear(
         workspace: made for a list of products that has (N, K) in it.
         bias: [N], added to the product.
         gate: as in `row_linear`.
+        delta: what adapters add, shrunk of x.
         pdl: see `nanoserve.kernels.device.pdl`. Weight and bias are read before the wait.
 
     Raises:
@@ -170,7 +176,7 @@ def skinny_linear(
         raise ValueError(f"the workspace was not made for {m} rows times a weight of {n} x {k}")
     _launch(
         x, weight, tile,
-        out=out, bias=bias, partials=workspace.partials, counters=workspace.counters, gate=gate, pdl=pdl,
+        out=out, bias=bias, partials=workspace.partials, counters=workspace.counters, gate=gate, delta=delta, pdl=pdl,
     )  # fmt: skip
 
 
@@ -179,13 +185,21 @@ def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
     return split_count(m, *weight.shape, stored=isinstance(weight, StoredWeight), chunk=_chunk(weight))
 
 
-def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, pdl: bool = False) -> None:
+def split_linear(
+    x: Tensor,
+    weight: Tensor | StoredWeight,
+    partials: Tensor,
+    *,
+    delta: Delta | None = None,
+    pdl: bool = False,
+) -> None:
     """Compute partials[s] = x[:, slice s of K] weight[:, slice s of K]^T, which their reader adds up.
 
     Args:
         x: [M, K], contiguous, 1 <= M <= 128.
         weight: [N, K], contiguous, in the dtype of `x`, or stored in a form.
         partials: float32 [S, M, N], contiguous, with S = slice_count(M, weight).
+        delta: what adapters add to their sum, shrunk of x.
         pdl: see `nanoserve.kernels.device.pdl`. The weight is read before the wait.
 
     Raises:
@@ -195,7 +209,9 @@ def split_linear(x: Tensor, weight: Tensor | StoredWeight, partials: Tensor, *, 
     if len(partials) != (count := slice_count(m, weight)):
         raise ValueError(f"{m} rows times a weight of {n} x {k} are {count} slices, not {len(partials)}")
     tile = _tile(m, n, k, x.element_size(), weight, gate=False, splits=len(partials))
-    _launch(x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, pdl=pdl)
+    _launch(
+        x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, delta=delta, pdl=pdl
+    )  # fmt: skip
 
 
 def widen_into(weight: StoredWeight, out: Tensor) -> None:
@@ -358,6 +374,7 @@ def _launch(
     partials: Tensor,
     counters: Tensor | None,
     gate: Activation | None,
+    delta: Delta | None,
     pdl: bool,
 ) -> None:
     n, k = weight.shape
@@ -368,6 +385,7 @@ def _launch(
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
         N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **arguments, PAIRS=_pairs(x),
         STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
-        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta, tile=tile.bm),
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
         **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits else {}), **launch_options(pdl),
     )  # fmt: skip

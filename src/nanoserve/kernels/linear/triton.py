@@ -21,6 +21,7 @@ from nanoserve.kernels.forms.triton import (
     unit_sums,
     x_factor,
 )
+from nanoserve.kernels.linear.low_rank.triton import expand, expand_row, load_factor, load_row_factor
 from nanoserve.kernels.linear.straight.triton import multiply_straight
 
 
@@ -47,11 +48,12 @@ def _load_bias(bias_ptr, rows):
 
 @triton.jit
 def row_kernel(
-    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps, delta,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr, GATE: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PDL: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
+    SHAPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + bias), with x [1, K] and weight [N, K] in a form.
+    """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + delta + bias), with x [1, K] and weight [N, K] in a form.
 
     Tiles [ROWS, CHUNK] of DEPTH chunks of K are in flight before the wait, and behind it. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
     """
@@ -67,6 +69,9 @@ def row_kernel(
     if norm_ptr is not None:
         norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
+    if delta is not None:
+        j = tl.arange(0, ROWS * SHAPE[3] * SHAPE[1]) // (SHAPE[3] * SHAPE[1])
+        factor = load_row_factor(delta, _weight_rows(_columns(tile, j, ROWS, GATE), j, N, GATE), SHAPE)
     wait_for_last(PDL)
 
     OUTPUTS: tl.constexpr = ROWS // 2 if GATE is not None else ROWS
@@ -86,6 +91,8 @@ def row_kernel(
         )  # fmt: skip
         products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
     sums = tl.sum(products, 1)
+    if delta is not None:
+        sums += expand_row(factor, ROWS)
     if norm_ptr is not None:
         sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     sums += bias
@@ -171,13 +178,14 @@ def _multiply_in_steps(
 
 
 @triton.jit(do_not_specialize=["M"])
-def skinny_kernel(
-    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M,
+def skinny_kernel(  # noqa: PLR0912 - constants choose
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M, delta,
     N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
-    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr,
+    SHAPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, s): out = gate(x weight^T + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
+    """Program (n, s): out = gate(x weight^T + delta + bias) of all M <= BM rows of x and BN of the weight [N, K], over slice s of SPLITS.
 
     Sums are [BN, BM], of tiles [BN, BK] and [BK, BM]. The weight is the left factor, because tensor cores want at least 64 rows there and any multiple of 8 on the right.
     The first AHEAD steps of the slice are sent for to the L2 cache before the wait: the loads themselves go through few
@@ -209,6 +217,8 @@ def skinny_kernel(
         for word in tl.static_range(0, AHEAD * WORDS, WORDS):
             _prefetch(line_ptrs + word)
     present = ms[None, :] < M
+    if delta is not None:
+        factor = load_factor(delta, split * SHAPE[3], rows, ms, M, SHAPE)
     if STRAIGHT:
         j = fragment_rows(i, BN // 16)
         loaded_rows = _weight_rows(_columns(tile, j, BN, GATE), j, N, GATE)
@@ -226,6 +236,8 @@ def skinny_kernel(
             weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
             K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, PDL,
         )  # fmt: skip
+    if delta is not None:
+        sums = expand(sums, delta, factor, rows, ms, split, SHAPE, SPLITS)
 
     if out_ptr is None:
         places = (split * M + ms[None, :]) * N + columns[:, None]

@@ -97,7 +97,7 @@ class ForwardLauncher:
         if self._many.invariant:
             pdl = False
         elif len(stream) <= MOST_SKINNY_ROWS:
-            policy = linear.Row() if len(stream) == 1 and not adapted else linear.Skinny()
+            policy = linear.Row() if len(stream) == 1 else linear.Skinny()
         low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
         return linear.LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
 
@@ -108,12 +108,12 @@ class ForwardLauncher:
         *,
         splits: int,
         num_chosen: int | None = None,
-        lora_groups: int = 0,
+        lora_units: int = 0,
     ) -> Tensor:
         """Chunks' tokens, described in the arena, then the decoding places; normed hidden states [T, hidden].
 
         With `num_chosen`, those alone of the tokens that the arena's `logits_indices` choose: the last layer then
-        computes nothing for the others but their keys and values. It goes without `lora_groups`, of tokens that have adapters.
+        computes nothing for the others but their keys and values. It goes without `lora_units`, of tokens that have adapters.
         """
         self._sums.begin()
         arena, num_tokens = self._arena, chunks.num_tokens
@@ -125,7 +125,7 @@ class ForwardLauncher:
             self._embed_newest(places, stream[num_tokens:], pdl=False)
         if self._encoder is not None:
             self._encoder.add_positions(stream, arena.sections["added_rows"], self._space.normed)
-        low_rank = self.loras.of_chunks(lora_groups) if self.loras and lora_groups else None
+        low_rank = self.loras.of_chunks() if self.loras and lora_units else None
         ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False, low_rank=low_rank)
         step = last = GpuStep(
             mixers=self.mixers.by_layer,

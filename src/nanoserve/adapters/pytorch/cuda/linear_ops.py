@@ -8,8 +8,8 @@ The *policy* says what is fused around a product; the number of rows decides (`d
 - `Wide`, more rows and prompt chunks: the products of `many_rows` with small kernels between them.
 - `Invariant`: the same with products of one fixed order of summation, so that results do not depend on the batch.
 
-*Adapters* (`low_rank.StepLoras`), in steps whose rows have some, add to each product what they make of its input; a single row then takes the
-policy of a few, since `Row` has no normed input for them. The *sums* say who else adds to the stream: nobody (`sums.Sums`), or other ranks (`ranks.exchange.Exchange`). The *form* of a weight is its
+*Adapters* (`low_rank.StepLoras`), in steps whose rows have some, add to each product what they make of its input: one kernel begins that, and the
+product's own ends it, or another one behind the products of `many_rows`. The *sums* say who else adds to the stream: nobody (`sums.Sums`), or other ranks (`ranks.exchange.Exchange`). The *form* of a weight is its
 own (`Linear.matrix`), and kernels ask it what to load. Nothing here allocates or waits, so that a step can be captured in a graph.
 """
 
@@ -20,12 +20,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.cuda.low_rank import StepLoras
 from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, Ungated, VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import LayerNorm, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LowRank
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen
@@ -36,6 +36,7 @@ from nanoserve.kernels.linear.launch import (
     slice_count,
     split_linear,
 )
+from nanoserve.kernels.linear.low_rank.launch import Delta, expand_into
 from nanoserve.kernels.pointwise.launch import (
     add_rms_norm_into,
     gated_activation_into,
@@ -63,7 +64,7 @@ class LinearOps:
         space: Workspace,
         *,
         pdl: bool,
-        low_rank: LowRank | None = None,
+        low_rank: StepLoras | None = None,
     ) -> None:
         self.policy, self.sums, self.space, self.pdl = policy, sums, space, pdl
         self.low_rank = low_rank
@@ -104,7 +105,6 @@ class LinearOps:
         elif len(out):
             x = self._normed_columns(columns, norm)
             self.policy.multiply(self, x, linear, out)
-            self.adapt(x, linear, out)
         return out
 
     def project_out(self, inner: Tensor, linear: Linear, norm: AnyNorm = None, /) -> None:
@@ -140,24 +140,20 @@ class LinearOps:
         x = self.stream
         if self.pending is not None or not self.policy.norms or isinstance(norm, LayerNorm):
             x, norm = self.complete(norm), None
-        if len(out) and self.low_rank is not None:
-            self._multiply_adapted(x, linear, out, gate)
-        elif len(out):
+        if len(out):
             self.policy.multiply(self, x, linear, out, norm, gate=gate)
         return out
 
-    def _multiply_adapted(self, x: Tensor, linear: Linear, out: Tensor, gate: Gate) -> None:
-        """As the policy does, but for the gate, which comes behind what the adapters add."""
-        whole = out if gate is None else self.entered[linear.out_features]
-        self.policy.multiply(self, x, linear, whole)
-        self.adapt(x, linear, whole)
-        if gate is not None:
-            gated_activation_into(whole, out, activation=gate, pdl=self.pdl)
+    def shrink(self, x: Tensor, linear: Linear, norm: Norm = None) -> Delta | None:
+        """Begin what adapters add to a product of x, or of norm(x) where that is the product's own, of one token."""
+        if self.low_rank is None:
+            return None
+        return self.low_rank.shrink(x, linear, None if norm is None else norm.weight)
 
     def adapt(self, x: Tensor, linear: Linear, product: Tensor) -> None:
-        """Add to a product, or to the first of the slices that its sum is left in, what adapters make of x."""
-        if self.low_rank is not None:
-            self.low_rank.add(x, linear, product)
+        """Add to a product what adapters make of x."""
+        if (delta := self.shrink(x, linear)) is not None:
+            expand_into(delta, product, pdl=self.pdl)
 
     def leave(
         self, slices: Tensor, bias: Tensor | None = None, norm: Norm = None, chosen: Tensor | None = None
@@ -201,8 +197,8 @@ class Row:
     ) -> None:
         """gate(linear(norm(x))) in `out`; other policies have no norm here."""
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        more = {"bias": linear.bias, "norm_weight": weight}
-        row_linear(x, linear.matrix, out, **more, eps=eps, gate=gate, pdl=ops.pdl)
+        more: dict[str, Any] = {"bias": linear.bias, "norm_weight": weight, "eps": eps, "gate": gate}
+        row_linear(x, linear.matrix, out, **more, delta=ops.shrink(x, linear, norm), pdl=ops.pdl)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         """Add norm(linear(inner)) to the stream, now or with the next norm."""
@@ -211,7 +207,8 @@ class Row:
             out = residual = ops.stream
         elif out is None:
             out = ops.slices(1)[0]
-        row_linear(inner, linear.matrix, out, bias=linear.bias, residual=residual, pdl=ops.pdl)
+        delta = ops.shrink(inner, linear)
+        row_linear(inner, linear.matrix, out, bias=linear.bias, residual=residual, delta=delta, pdl=ops.pdl)
         if residual is None:
             ops.pending = Pending(out[None], norm=norm)
 
@@ -242,7 +239,8 @@ class Skinny:
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
-        how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "pdl": ops.pdl}
+        how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "delta": ops.shrink(x, linear)}
+        how["pdl"] = ops.pdl
         if len(x) == 1:
             row_linear(x, linear.matrix, out, **how)
         else:
@@ -255,8 +253,7 @@ class Skinny:
             ops.pending = Pending(part[None], norm=norm)
             return
         slices = ops.slices(slice_count(rows, linear.matrix))
-        split_linear(inner, linear.matrix, slices, pdl=ops.pdl)
-        ops.adapt(inner, linear, slices[0])
+        split_linear(inner, linear.matrix, slices, delta=ops.shrink(inner, linear), pdl=ops.pdl)
         ops.leave(slices, linear.bias, norm)
 
     def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
@@ -282,10 +279,14 @@ class Wide:
     ) -> None:
         entered = out if gate is None else ops.entered[linear.out_features]
         self.products.multiply(ops.space, x, linear, entered)
+        ops.adapt(x, linear, entered)
         ops.ungated = None if gate is None else Ungated(entered, gate)
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         part, ungated, ops.ungated = ops.sums.part(len(inner)), ops.ungated, None
+        if ungated is not None and ops.low_rank is not None:  # which reads what is gated
+            gated_activation_into(ungated.projections, inner, activation=ungated.activation, pdl=ops.pdl)
+            ungated = None
         if part is None and norm is None:
             self.products.multiply(ops.space, inner, linear, ops.stream, ungated=ungated, add=True)
             ops.adapt(inner, linear, ops.stream)

@@ -16,36 +16,33 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.arena import Arena, Shapes
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.lora.layout import Site, padded_rank
+from nanoserve.adapters.pytorch.lora.layout import padded_rank
 from nanoserve.adapters.pytorch.lora.store import HostLoras
-from nanoserve.kernels.low_rank.launch import Product, Slots, add_low_rank
-from nanoserve.kernels.low_rank.tuning import column_tiles, make_groups, most_groups, split_count
+from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, shrink
+from nanoserve.kernels.linear.low_rank.tuning import (
+    ITEM,
+    Description,
+    describe,
+    most_items,
+    most_partials,
+    most_units,
+    slice_count,
+)
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.step import Chunk, StepPlan
 
-FEW, MANY = 16, 64
-"""Tokens of a group, of steps that decode and of prompts."""
-
 
 def lora_sections(sizes: EngineSizes) -> Shapes:
-    """Sections of the arena: the rank in each slot, and which tokens have which; groups of `FEW` are the smallest."""
+    """Sections of the arena, for rows that decode and for steps with chunks: see `kernels.low_rank.launch.Adapters`."""
     if not sizes.max_loras:
         return {}
-    shapes: dict[str, tuple[int, ...]] = {"lora_ranks": (sizes.max_loras + 1, 1)}
+    shapes: dict[str, tuple[int, ...]] = {}
     for kind, tokens in (("batch", sizes.max_num_seqs), ("chunk", sizes.max_num_batched_tokens)):
-        shapes[f"lora_{kind}_groups"] = (most_groups(tokens, sizes.max_loras, FEW), 3)
-        shapes[f"lora_{kind}_order"] = (tokens,)
+        most = tokens, sizes.max_loras, padded_rank(sizes.max_lora_rank)
+        shapes[f"lora_{kind}_units"] = (most_units(*most), ITEM)
+        shapes[f"lora_{kind}_items"] = (most_items(*most), ITEM)
+        shapes[f"lora_{kind}_order"] = shapes[f"lora_{kind}_slots"] = (tokens,)
     return shapes
-
-
-def splits_of(site: Site, *, many: bool, invariant: bool) -> int:
-    """Slices of x that a product is computed in, of a few tokens or of many; the same for both where bits are promised."""
-    return 1 if many or invariant else split_count(site.in_features)
-
-
-def tile_of(*, many: bool, invariant: bool) -> int:
-    """The most tokens of a group."""
-    return MANY if many and not invariant else FEW
 
 
 class DeviceLoras:
@@ -62,20 +59,19 @@ class DeviceLoras:
         self._arena, self._num_slots = arena, sizes.max_loras
         layout = host.layout
         self._numbers = torch.zeros(sizes.max_loras, self.rank * layout.size, dtype=dtype, device=device)
-        tiles = {
-            site.runs: torch.tensor(column_tiles(site.runs), dtype=torch.int32, device=device)
-            for site in layout.sites.values()
-        }
+        parts: dict[Any, Tensor] = {}
+        for runs in {site.runs for site in layout.sites.values() if site.num_parts > 1}:
+            numbers = [part for first, end, part in runs for _ in range(first, end)]
+            parts[runs] = torch.tensor(numbers, dtype=torch.int32, device=device)
         self.products = {
-            linear: Product(site.start_a, site.start_b, site.num_parts, tiles[site.runs])
+            linear: Product(site.start_a, site.start_b, site.num_parts, parts.get(site.runs))
             for linear, site in layout.sites.items()
         }
-        self._most = {False: sizes.max_num_seqs, True: sizes.max_num_batched_tokens}
         widest = max(site.num_parts for site in layout.sites.values()) * self.rank
-        slices = max(splits_of(site, many=False, invariant=invariant) for site in layout.sites.values())
-        room = widest * max(slices * self._most[False], self._most[True])
-        self._shrunk = torch.empty(room, dtype=torch.float32, device=device)
+        most = most_partials(max(sizes.max_num_seqs, sizes.max_num_batched_tokens))
+        self._shrunk = torch.empty(widest * most, dtype=torch.float32, device=device)
         self._rows: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}
         self._batch, self._is_adapted = EMPTY, False
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._filled: Any = None
@@ -94,7 +90,7 @@ class DeviceLoras:
             self._rows[admitted.row] = admitted.lora_slot
         for each in plan.lora_loads:
             weights = self.host[each.digest]
-            self._arena.write("lora_ranks", (weights.rank,), row=each.slot)
+            self._ranks[each.slot] = weights.rank
             target = self._numbers[each.slot - 1, : len(weights.numbers)]
             if self._stream is None:
                 target.copy_(weights.numbers)
@@ -107,70 +103,61 @@ class DeviceLoras:
     def adapts(self, batch: Batch) -> bool:
         """True if a row of the batch that decodes has an adapter; the arena then says which have which."""
         if batch is not self._batch:
-            found = self._describe(((row, 1) for row in batch.places), many=False)
+            found = self._describe("batch", ((row, 1) for row in batch.places))
             self._batch, self._is_adapted = batch, bool(found)
         return self._is_adapted
 
     def describe(self, chunks: Iterable[Chunk], batch: Batch) -> int:
-        """Write who has which adapter in a step with chunks; returns the number of groups."""
+        """Write who has which adapter in a step with chunks; returns the number of units."""
         rows = [(each.row, each.length) for each in chunks]
-        return self._describe((*rows, *((row, 1) for row in batch.places)), many=True)
+        return self._describe("chunk", (*rows, *((row, 1) for row in batch.places)))
 
-    def _describe(self, rows: Iterable[tuple[int, int]], *, many: bool) -> int:
-        runs, first = [], 0
-        for row, count in rows:
-            runs.append((self._rows.get(row, 0), first, count))
-            first += count
-        groups, order = make_groups(runs, tile_of(many=many, invariant=self.invariant))
-        if groups:
-            kind = "chunk" if many else "batch"
-            capacity = len(self._groups(many=many))
-            numbers = [number for group in groups for number in group]
-            self._arena.write(f"lora_{kind}_groups", numbers + [0] * (3 * capacity - len(numbers)))
-            self._arena.write(f"lora_{kind}_order", order)
-        return len(groups)
-
-    def _groups(self, *, many: bool) -> Tensor:
-        return self._arena.sections["lora_chunk_groups" if many else "lora_batch_groups"]
+    def _describe(self, kind: str, rows: Iterable[tuple[int, int]]) -> int:
+        made = describe(((self._rows.get(row, 0), count) for row, count in rows), self._ranks)
+        if made.order:
+            if kind == "batch":
+                made.slots.extend([0] * (self._arena.sizes.max_num_seqs - len(made.slots)))
+            for name, numbers in made._asdict().items():
+                self._arena.write(f"lora_{kind}_{name}", numbers)
+        return made.units[0]
 
     def of_batch(self, places: int, *, pdl: bool) -> StepLoras:
         """The adapters of a batch of so many places."""
-        count = most_groups(places, self._num_slots, tile_of(many=False, invariant=self.invariant))
-        return StepLoras(self, self._groups(many=False)[:count], many=False, pdl=pdl)
+        return self._of("batch", most_items(places, self._num_slots, self.rank), pdl=pdl)
 
-    def of_chunks(self, groups: int) -> StepLoras:
-        """The adapters of a step with chunks, whose tokens are in so many groups."""
-        return StepLoras(self, self._groups(many=True)[:groups], many=True, pdl=False)
+    def of_chunks(self) -> StepLoras:
+        """The adapters of a step with chunks."""
+        return self._of("chunk", None, pdl=False)
 
-    def add(self, x: Tensor, linear: Linear, out: Tensor, groups: Tensor, *, many: bool, pdl: bool) -> None:
-        """Add to a product [T, N] of x [T, K] what the tokens' adapters make of x."""
+    def _of(self, kind: str, most: int | None, *, pdl: bool) -> StepLoras:
+        sections = self._arena.sections
+        units, items, order, slots = (sections[f"lora_{kind}_{name}"] for name in Description._fields)
+        return StepLoras(self, Adapters(self._numbers, units, items[:most], order, slots), pdl)
+
+    def shrink(
+        self, x: Tensor, linear: Linear, adapters: Adapters, norm_weight: Tensor | None, *, pdl: bool
+    ) -> Delta | None:
+        """Begin what adapters add to a product of x [T, K]; None of the head."""
         product = self.products.get(linear)
-        if product is None:  # the head
-            return
-        splits = splits_of(self.host.layout.sites[linear], many=many, invariant=self.invariant)
-        shape = (splits, self._most[many], product.num_parts * self.rank)
-        add_low_rank(
-            x,
-            out,
-            Slots(self._numbers, self._arena.sections["lora_ranks"]),
-            product,
-            groups=groups,
-            order=self._arena.sections["lora_chunk_order" if many else "lora_batch_order"],
-            shrunk=self._shrunk[: shape[0] * shape[1] * shape[2]].view(shape),
-            tile=tile_of(many=many, invariant=self.invariant),
-            splits=splits,
-            pdl=pdl,
-        )
+        if product is None:
+            return None
+        tokens, width = x.shape
+        slices = slice_count(tokens, width, invariant=self.invariant)
+        shape = (slices, tokens, product.num_parts * self.rank)
+        shrunk = self._shrunk[: shape[0] * shape[1] * shape[2]].view(shape)
+        delta = Delta(adapters, product, shrunk, self.invariant)
+        shrink(x, delta, norm_weight=norm_weight, pdl=pdl)
+        return delta
 
 
 @attrs.frozen(eq=False)
 class StepLoras:
-    """Fulfils `layers.part.LowRank` for one step."""
+    """Adapters of one step, for its `LinearOps`."""
 
     loras: DeviceLoras
-    groups: Tensor
-    many: bool
+    adapters: Adapters
     pdl: bool
 
-    def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
-        self.loras.add(x, linear, product, self.groups, many=self.many, pdl=self.pdl)
+    def shrink(self, x: Tensor, linear: Linear, norm_weight: Tensor | None = None, /) -> Delta | None:
+        """See `DeviceLoras`."""
+        return self.loras.shrink(x, linear, self.adapters, norm_weight, pdl=self.pdl)

@@ -102,12 +102,12 @@ class MixedSteps:
     def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
         """Queue a step of chunks and of a batch whose longest row has so many tokens."""
         loras = self._launcher.loras
-        lora_groups = 0 if loras is None else loras.describe(chunks, batch)
-        reads = bool(lora_groups or self._scoring.asks(chunks) or self._launcher.records)
+        lora_units = 0 if loras is None else loras.describe(chunks, batch)
+        reads = bool(lora_units or self._scoring.asks(chunks) or self._launcher.records)
         if self._pooling.asked and not (reads or batch.places or any(each.samples for each in chunks)):
             return self._pool(chunks)
         if reads or self._pooling.asked:
-            return self._run_and_read(chunks, batch, longest, lora_groups)
+            return self._run_and_read(chunks, batch, longest, lora_units)
         shape = self._shape(chunks, len(batch.places), longest)
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
@@ -153,11 +153,11 @@ class MixedSteps:
         return tuple([(each, self._arrivals.fetch(each.vectors)) for each in vectors])
 
     def _run_and_read(
-        self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, lora_groups: int
+        self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, lora_units: int
     ) -> MixedRun:
         """Queue a step with adapters, or one whose hidden states are read beyond the next token."""
         scored, pooled = self._scoring.asks(chunks), bool(self._pooling.asked)
-        step, hidden = self._whole(chunks, batch, longest, lora_groups=lora_groups)
+        step, hidden = self._whole(chunks, batch, longest, lora_units=lora_units)
         count, scores = len(step.sampling), list[PromptScores]()
         fetched = self._fetched(self._pooling.pool(chunks, hidden) if pooled else ())
         if scored:
@@ -173,7 +173,7 @@ class MixedSteps:
         longest: int,
         *,
         choose: Sequence[int] | None = None,
-        lora_groups: int = 0,
+        lora_units: int = 0,
     ) -> tuple[ChunkStep, Tensor]:
         """Queue a step kernel by kernel; returns normed hidden states of all its tokens, or of those that sample and the chunks' tokens `choose`."""
         step = self._describe(chunks, batch, pooled=choose or ())
@@ -182,7 +182,7 @@ class MixedSteps:
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
         splits = self._decoding.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
         chosen = None if choose is None else len(step.sampling) + len(choose)
-        hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_groups=lora_groups)
+        hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_units=lora_units)
         return step, hidden
 
     def _describe(self, chunks: tuple[Chunk, ...], batch: Batch, **more: Any) -> ChunkStep:

@@ -98,7 +98,7 @@ class Rehearsal:
             self._run_chunks([self._chunk_tokens()], way)
         self._run_chunks([1] * min(sizes.max_num_seqs, sizes.max_num_batched_tokens))
         if self._launcher.loras is not None:
-            self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_groups=1)
+            self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_units=1)
         for count in self._token_counts:
             whole, rest = divmod(count, sizes.max_model_len)
             self._run_chunks([sizes.max_model_len] * whole + [rest] * (rest > 0))

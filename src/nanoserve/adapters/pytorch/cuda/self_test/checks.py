@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from nanoserve.adapters.pytorch.cuda.low_rank import splits_of, tile_of
 from nanoserve.adapters.pytorch.kernel_checks import (
     ROWS,
     Bench,
@@ -19,14 +18,14 @@ from nanoserve.adapters.pytorch.kernel_checks import (
     of_each,
     widths,
 )
-from nanoserve.adapters.pytorch.lora.layout import Layout
+from nanoserve.adapters.pytorch.lora.layout import Layout, Site
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.launch import slice_count, takes_fp8
+from nanoserve.kernels.linear.low_rank import cases as low_rank
 from nanoserve.kernels.logits import cases as logits
-from nanoserve.kernels.low_rank import cases as low_rank
 from nanoserve.kernels.ngrams import cases as ngrams
 from nanoserve.kernels.pointwise import cases as pointwise
 from nanoserve.kernels.rank_sums import cases as rank_sums
@@ -85,20 +84,27 @@ def _check_norms(bench: Bench) -> Iterator[Comparison]:
             )
 
 
+def _sites(bench: Bench) -> Iterator[tuple[linear.LinearCase, Site]]:
+    """The products that adapters can change."""
+    sites = Layout.of(bench.model).sites
+    for each, product in zip(bench.model.products(), bench.products, strict=True):
+        if each.linear in sites:
+            yield product, sites[each.linear]
+
+
 def _check_low_rank(bench: Bench) -> Iterator[Comparison]:
     """Deltas of each shape of product, of few tokens and of many."""
-    sites = Layout.of(bench.model).sites.values()
-    for site in {(each.runs, each.in_features): each for each in sites}.values():
-        for many in (False, True):
-            yield from low_rank.check_add_low_rank(
-                bench.inputs,
-                site.runs,
-                site.in_features,
-                [token % 3 for token in range(ROWS[1])],
-                ranks=(16, bench.lora_rank),
-                tile=tile_of(many=many, invariant=bench.deterministic),
-                splits=splits_of(site, many=many, invariant=bench.deterministic),
-            )
+    for _, site in _sites(bench):
+        for tokens in ROWS:
+            slots = [token % 3 for token in range(tokens)]
+            how: dict[str, Any] = {"ranks": (16, bench.lora_rank), "invariant": bench.deterministic}
+            yield from low_rank.check_add_low_rank(bench.inputs, site.runs, site.in_features, slots, **how)
+
+
+def _check_adapted(bench: Bench) -> Iterator[Comparison]:
+    """Products that add these themselves."""
+    for product, site in _sites(bench):
+        yield from linear.check_adapted(bench.inputs, product, site.runs, ranks=(16, bench.lora_rank))
 
 
 def _check_slots(bench: Bench) -> Iterator[Comparison]:
@@ -168,6 +174,7 @@ CHECKS: Final = (
     Check("fp8_linear", _check_fp8_linear),
     Check("packed_linear", _check_packed_linear, fastest),
     Check("add_low_rank", _check_low_rank, lambda bench: bench.lora_rank > 0),
+    Check("multiply_adapted", _check_adapted, lambda bench: bench.lora_rank > 0 and fastest(bench)),
     Check("choose_experts", _check_choices, has_experts),
     Check("feed_rows", _check_rows_of_experts, lambda bench: has_experts(bench) and fastest(bench)),
     Check("feed_lists", _check_lists_of_experts, has_experts),

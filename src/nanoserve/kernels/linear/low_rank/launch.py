@@ -1,0 +1,122 @@
+"""Launches of what adapters add to one product of a step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+from torch import Tensor
+
+from nanoserve.kernels.device.launch import launch_options
+from nanoserve.kernels.linear.low_rank.triton import expand_kernel, shrink_kernel
+from nanoserve.kernels.linear.low_rank.tuning import (
+    MOST_PROGRAMS,
+    PADDING,
+    UNIT,
+    WARPS,
+    expand_tile,
+    shrink_step,
+    units_at_once,
+)
+
+
+class Adapters(NamedTuple):
+    """Those of a step's tokens.
+
+    Attributes:
+        numbers: [slots, numbers of the largest adapter], slot s in row s - 1.
+        units, items, order, slots: int32, contiguous, see `tuning.describe`; the first two have room for as many as there can be.
+    """
+
+    numbers: Tensor
+    units: Tensor
+    items: Tensor
+    order: Tensor
+    slots: Tensor
+
+
+class Product(NamedTuple):
+    """The place of a product's factors in every slot.
+
+    Attributes:
+        start_a, start_b: their first numbers, divided by the rank.
+        num_parts: parts of A.
+        parts: int32 [N], which of them each column reads; None of one.
+    """
+
+    start_a: int
+    start_b: int
+    num_parts: int
+    parts: Tensor | None
+
+
+class Delta(NamedTuple):
+    """A sum, half computed, that adapters add to a product [T, N] of x.
+
+    Attributes:
+        shrunk: float32 [slices of x, T, parts * the largest rank], contiguous, A x of the tokens that have adapters.
+        invariant: whether the bits of a token depend on no other one.
+    """
+
+    adapters: Adapters
+    product: Product
+    shrunk: Tensor
+    invariant: bool = False
+
+    def arguments(self, *, tile: int = 0, repeats: float = 0) -> dict[str, Any]:
+        """Arguments of kernels that multiply with B for so many tokens at a time, or for one by so many threads for each row."""
+        (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
+        splits, _, width = shrunk.shape
+        delta = (
+            numbers, numbers.stride(0), units, slots, slots if product.parts is None else product.parts,
+            shrunk, shrunk.stride(0), product.start_b,
+        )  # fmt: skip
+        rank = width // product.num_parts
+        if repeats:
+            at_once = triton.next_power_of_2(max(splits, int(repeats) // rank))
+        else:
+            at_once = 1 if self.invariant else units_at_once(tile, splits, numbers.element_size())
+        return {"delta": delta, "SHAPE": (product.num_parts, rank, splits, at_once)}
+
+
+def delta_arguments(delta: Delta | None, **how: Any) -> dict[str, Any]:
+    """Arguments of a product with or without adapters."""
+    return {"delta": None, "SHAPE": None} if delta is None else delta.arguments(**how)
+
+
+def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: bool = False) -> None:
+    """Write `delta.shrunk`.
+
+    Args:
+        x: [T, K], contiguous in K.
+        delta: of the same tokens.
+        norm_weight: [K], multiplied with x where T is 1. The root mean square that x has to be divided by is left to who multiplies with B.
+        pdl: see `kernels.device.pdl`; all but x is read before the wait.
+    """
+    (numbers, _, items, order, _), product, shrunk = delta.adapters, delta.product, delta.shrunk
+    splits, tokens, width = shrunk.shape
+    k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else UNIT
+    step = shrink_step(k, splits, x.element_size())
+    side = product.num_parts * splits
+    shrink_kernel[(side, min(len(items) - PADDING, max(1, MOST_PROGRAMS // side)))](
+        x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
+        numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
+        shrunk_ptr=shrunk, start_a=product.start_a, split_stride=shrunk.stride(0),
+        K=k, WIDTH=width, RANK=width // product.num_parts, TILE=tile, STEP=step, STEPS=triton.cdiv(k, splits * step),
+        SPLITS=splits, WARPS=WARPS, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
+    )  # fmt: skip
+
+
+def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
+    """Add to a product what adapters make of its input.
+
+    Args:
+        delta: shrunk.
+        out: [T, N], contiguous in N, in the dtype of the adapters or in float32.
+        pdl: see `kernels.device.pdl`; all but `out` and what has been shrunk is read before the wait.
+    """
+    (tokens, n), (bn, bm) = out.shape, expand_tile(delta.adapters.numbers.element_size())
+    expand_kernel[(triton.cdiv(n, bn), triton.cdiv(tokens, bm))](
+        out_ptr=out, out_stride=out.stride(0), T=tokens, N=n, BM=bm, BN=bn,
+        **delta.arguments(tile=bm), PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip

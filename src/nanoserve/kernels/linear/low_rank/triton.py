@@ -1,0 +1,223 @@
+"""x shrinks to the ranks of its parts in a kernel of its own; what that becomes is multiplied with B where sums of the product are, and added to them.
+
+SHAPE is of parts of A, the largest rank, slices of x, the units that are multiplied with their B at once.
+"""
+
+import triton
+import triton.language as tl
+
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.linear.low_rank.tuning import ITEM, UNIT
+
+_ITEM = tl.constexpr(ITEM)
+_UNIT = tl.constexpr(UNIT)
+
+
+@triton.jit
+def _load_item(items_ptr, item):
+    """An item: its slot, the slot's rank, the first of its ranks, its first place and the number of its tokens, 0 behind the last."""
+    ptr = items_ptr + _ITEM * (item + 1)
+    slot, rank, first = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2)
+    place, count = tl.load(ptr + 3), tl.load(ptr + 4)
+    return slot, rank, first, place, tl.where(item < tl.load(items_ptr), count, 0)
+
+
+@triton.jit
+def _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K: tl.constexpr):
+    """A [WARPS, 16, PIECE] of an item's ranks and some elements; the pointers to it."""
+    slot, rank, first, _, count = item
+    a_start = tl.multiple_of((slot - 1).to(tl.int64) * slot_stride + rank.to(tl.int64) * start_a, 16) + start
+    ranks = (part * rank + first + tl.arange(0, _UNIT)).to(tl.int64)
+    ptrs = numbers_ptr + a_start + ranks[None, :, None] * K + ks
+    return tl.load(ptrs, mask=ks < tl.minimum(left, count * K), other=0.0), ptrs
+
+
+@triton.jit
+def _add_step(sums, x, a, norm_ptrs, within):
+    """Sums [WARPS, TILE, 16] plus the product of a step of x and A."""
+    if x.shape[1] > 1:
+        sums = tl.dot(x, tl.permute(a, [0, 2, 1]), sums, input_precision="ieee")
+    else:
+        x = x.to(tl.float32)
+        if norm_ptrs is not None:
+            x *= tl.load(norm_ptrs, mask=within, other=0.0).to(tl.float32)
+        sums += tl.sum(a.to(tl.float32) * x, 2)[:, None, :]
+    return sums
+
+
+@triton.jit(do_not_specialize=["start_a"])
+def shrink_kernel(
+    x_ptr, x_stride, norm_ptr, numbers_ptr, slot_stride, items_ptr, order_ptr, shrunk_ptr, start_a, split_stride,
+    K: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr,
+    SPLITS: tl.constexpr, WARPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (part and split, i): shrunk[split, t, part RANK + r] = x[t, slice] A[part, r, slice]^T for tokens t and ranks r of every so manieth item.
+
+    Each warp multiplies a piece of a step by itself. The first A is in flight before the wait. One token is multiplied by the norm's weight, and on the CUDA cores; its
+    factor 1 / rms is left to who reads the sums.
+    """
+    let_next_start(PDL)
+    part, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    i, units = tl.arange(0, TILE), tl.arange(0, _UNIT)
+    PIECE: tl.constexpr = STEP // WARPS
+    ks = (tl.arange(0, WARPS) * PIECE)[:, None, None] + tl.arange(0, PIECE)[None, None, :]
+    start = split * (STEP * STEPS)
+    left = K - start
+    norm_ptrs = None
+    if norm_ptr is not None:
+        norm_ptrs = norm_ptr + start + ks
+    item = _load_item(items_ptr, tl.program_id(1))
+    a, a_ptrs = _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
+    num_items = tl.load(items_ptr)
+    wait_for_last(PDL)
+    for number in tl.range(tl.program_id(1), num_items, tl.num_programs(1), num_stages=1):
+        _, _, first, place, count = item
+        tokens = tl.load(order_ptr + place + i, mask=i < count, other=0).to(tl.int64)
+        x_ptrs = x_ptr + tokens[None, :, None] * x_stride + start + ks
+        present = (i < count)[None, :, None]
+        x = tl.load(x_ptrs, mask=present & (ks < left), other=0.0)
+        sums = _add_step(tl.zeros([WARPS, TILE, _UNIT], tl.float32), x, a, norm_ptrs, ks < left)
+        for k in tl.range(STEP, STEPS * STEP, STEP, num_stages=1):
+            within = ks < left - k
+            if norm_ptr is not None:
+                norm_ptrs = norm_ptr + start + k + ks
+            a = tl.load(a_ptrs + k, mask=within, other=0.0)
+            x = tl.load(x_ptrs + k, mask=present & within, other=0.0)
+            sums = _add_step(sums, x, a, norm_ptrs, within)
+        columns = part * RANK + first + units
+        shrunk_ptrs = shrunk_ptr + split * split_stride + tokens[:, None] * WIDTH + columns[None, :]
+        tl.store(shrunk_ptrs, tl.sum(sums, 0), mask=(i < count)[:, None])
+        item = _load_item(items_ptr, tl.minimum(number + tl.num_programs(1), num_items))
+        a, a_ptrs = _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
+
+
+@triton.jit
+def _add_up(ptrs, mask, split_stride, SPLITS: tl.constexpr):
+    """The sum of what the slices of x have left at `ptrs`."""
+    total = tl.load(ptrs, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(ptrs + split * split_stride, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def load_row_factor(delta, rows, SHAPE: tl.constexpr):
+    """B of the only token, [ROWS UNITS RANK], zero behind the adapter's rank, and where lies what it is multiplied with.
+
+    `rows` repeats each row UNITS RANK times, UNITS being at least the slices of x: so many that each thread has one element to load, and not all of them.
+    """
+    numbers_ptr, slot_stride, units_ptr, _, parts_ptr, shrunk_ptr, split_stride, start_b = delta
+    slot, rank = tl.load(units_ptr + _ITEM), tl.load(units_ptr + _ITEM + 1)
+    rank = tl.where(tl.load(units_ptr) > 0, rank, 0)
+    i = tl.arange(0, rows.shape[0])
+    ranks, splits = i % SHAPE[1], i // SHAPE[1] % SHAPE[3]
+    shrunk_ptrs = shrunk_ptr + splits * split_stride + ranks
+    if SHAPE[0] > 1:
+        shrunk_ptrs += tl.load(parts_ptr + rows) * SHAPE[1]
+    b_start = (slot - 1).to(tl.int64) * slot_stride + rank.to(tl.int64) * start_b
+    there = (ranks < rank) & (splits < SHAPE[2])
+    b = tl.load(numbers_ptr + b_start + rows.to(tl.int64) * rank + ranks, mask=there, other=0.0)
+    return b, shrunk_ptrs, there
+
+
+@triton.jit
+def expand_row(factor, ROWS: tl.constexpr):
+    """The numbers that the adapter adds to the sums [ROWS] of a product with one token."""
+    b, shrunk_ptrs, there = factor
+    products = b.to(tl.float32) * tl.load(shrunk_ptrs, mask=there, other=0.0)
+    return tl.sum(tl.reshape(products, [ROWS, b.shape[0] // ROWS]), 1)
+
+
+@triton.jit
+def _load_units(delta, first, rows, SHAPE: tl.constexpr):
+    """B [ROWS, UNITS 16] of the units from `first` on, zero behind the last; their slots, 0 there, and their first ranks."""
+    numbers_ptr, slot_stride, units_ptr, _, _, _, _, start_b = delta
+    units = first + tl.arange(0, SHAPE[3])
+    there = units < tl.load(units_ptr)
+    unit_ptrs = units_ptr + _ITEM * (units + 1)
+    slots = tl.where(there, tl.load(unit_ptrs), 0)
+    ranks = tl.multiple_of(tl.load(unit_ptrs + 1), [16])
+    firsts = tl.multiple_of(tl.load(unit_ptrs + 2), [16])
+    starts = (slots - 1).to(tl.int64) * slot_stride + ranks.to(tl.int64) * start_b + firsts
+    starts = starts[None, :] + rows[:, None].to(tl.int64) * ranks[None, :]
+    ptrs = numbers_ptr + tl.multiple_of(starts, [16, 16])[:, :, None] + tl.arange(0, _UNIT)[None, None, :]
+    b = tl.load(ptrs, mask=there[None, :, None], other=0.0)
+    return tl.reshape(b, [rows.shape[0], SHAPE[3] * _UNIT]), slots, firsts
+
+
+@triton.jit
+def load_factor(delta, first, rows, ms, M, SHAPE: tl.constexpr):
+    """All that `expand` needs and no kernel of the graph writes: the units from `first` on, the slots of tokens, the parts of rows. Nothing here waits for it."""
+    token_slots = tl.load(delta[3] + ms, mask=ms < M, other=0)
+    parts = rows
+    if SHAPE[0] > 1:
+        parts = tl.load(delta[4] + rows)
+    return _load_units(delta, first, rows, SHAPE), token_slots, parts
+
+
+@triton.jit
+def _load_shrunk(delta, slots, firsts, ms, token_slots, part, SHAPE: tl.constexpr):
+    """A x of tokens, by units of a part, float32 [UNITS 16, BM]; zero where a token has another slot."""
+    _, _, _, _, _, shrunk_ptr, split_stride, _ = delta
+    mask = (slots[:, None] == token_slots[None, :]) & (slots > 0)[:, None]
+    starts = firsts[:, None] + ms[None, :].to(tl.int64) * (SHAPE[0] * SHAPE[1]) + part * SHAPE[1]
+    ptrs = shrunk_ptr + tl.multiple_of(starts, [16, 16])[:, None, :] + tl.arange(0, _UNIT)[None, :, None]
+    total = _add_up(ptrs, tl.broadcast_to(mask[:, None, :], ptrs.shape), split_stride, SHAPE[2])
+    return tl.reshape(total, [slots.shape[0] * _UNIT, ms.shape[0]])
+
+
+@triton.jit
+def _add_units(sums, delta, units, ms, token_slots, parts, low, high, SHAPE: tl.constexpr):
+    """Sums plus what these units add to rows of the parts from `low` to `high`, most often one or two."""
+    b, slots, firsts = units
+    shrunk = _load_shrunk(delta, slots, firsts, ms, token_slots, low, SHAPE).to(b.dtype)
+    if SHAPE[0] == 1:
+        sums = tl.dot(b, shrunk, sums, input_precision="ieee")
+    else:
+        others = tl.where(high > low, slots, 0)
+        highest = _load_shrunk(delta, others, firsts, ms, token_slots, high, SHAPE).to(b.dtype)
+        own = tl.where((parts == low)[:, None], b, 0.0).to(b.dtype)
+        sums = tl.dot(own, shrunk, sums, input_precision="ieee")
+        if high > low:
+            own = tl.where((parts == high)[:, None], b, 0.0).to(b.dtype)
+            sums = tl.dot(own, highest, sums, input_precision="ieee")
+        for part in tl.range(low + 1, high, num_stages=1):
+            shrunk = _load_shrunk(delta, slots, firsts, ms, token_slots, part, SHAPE).to(b.dtype)
+            own = tl.where((parts == part)[:, None], b, 0.0).to(b.dtype)
+            sums = tl.dot(own, shrunk, sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def expand(sums, delta, factor, rows, ms, split, SHAPE: tl.constexpr, SPLITS: tl.constexpr):
+    """Sums [ROWS, BM] of rows of a weight and tokens `ms` plus what adapters add; of UNITS units at once every SPLITS-th.
+
+    They are one product over all their ranks, where those that a token does not have are zero.
+    """
+    units, token_slots, parts = factor
+    low, high = 0, 0
+    if SHAPE[0] > 1:
+        low, high = tl.min(parts, 0), tl.max(parts, 0)
+    sums = _add_units(sums, delta, units, ms, token_slots, parts, low, high, SHAPE)
+    for first in tl.range((split + SPLITS) * SHAPE[3], tl.load(delta[2]), SPLITS * SHAPE[3], num_stages=1):
+        units = _load_units(delta, first, rows, SHAPE)
+        sums = _add_units(sums, delta, units, ms, token_slots, parts, low, high, SHAPE)
+    return sums
+
+
+@triton.jit(do_not_specialize=["T"])
+def expand_kernel(
+    out_ptr, out_stride, T, delta, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHAPE: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Program (i, j): a tile [BN, BM] of out [T, N] plus what adapters add."""
+    let_next_start(PDL)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    ms = tl.program_id(1) * BM + tl.arange(0, BM)
+    rows = tl.minimum(columns, N - 1)
+    factor = load_factor(delta, 0, rows, ms, T, SHAPE)
+    wait_for_last(PDL)
+    out_ptrs = out_ptr + ms[None, :].to(tl.int64) * out_stride + columns[:, None]
+    mask = (ms < T)[None, :] & (columns < N)[:, None]
+    out = tl.load(out_ptrs, mask=mask, other=0.0)
+    sums = expand(tl.zeros([BN, BM], tl.float32), delta, factor, rows, ms, 0, SHAPE, 1)
+    tl.store(out_ptrs, (out.to(tl.float32) + sums).to(out.dtype), mask=mask)

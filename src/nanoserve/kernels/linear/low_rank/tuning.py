@@ -1,0 +1,101 @@
+"""How the tokens of a step are put into units, and how much of a product one program computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import triton
+
+UNIT: Final = 16
+"""Ranks that are multiplied at once, and tokens: the narrowest matrix that tensor cores multiply."""
+ITEM: Final = 5
+"""Numbers of a unit or an item: slot, rank of the slot, first rank of the unit, first place in `order`, number of tokens."""
+PADDING: Final = 33
+"""Rows before and behind units: kernels look further than to the last, and use nothing of that."""
+STEP: Final = 1024
+"""Elements of each row of x and A that one program multiplies at a time; they are in flight all together."""
+WARPS: Final = 4
+"""Warps of such a program; each multiplies a piece of a step by itself."""
+MOST_SLICES: Final = 8
+"""Slices of x of a few tokens: whoever multiplies with B adds them up."""
+MOST_PARTIALS: Final = 1024
+"""Tokens times slices of x, unless there are more tokens."""
+MOST_PROGRAMS: Final = 264
+"""Programs of a kernel that shrinks: two for each multiprocessor of an H100 or H200; each takes several items if need be."""
+
+
+class Description(NamedTuple):
+    """Which tokens have which adapter.
+
+    Attributes:
+        units: 16 ranks of a slot with all its tokens each, `ITEM` numbers; before them their number and zeros.
+        items: the same with up to 16 tokens each.
+        order: tokens, those of a slot together.
+        slots: of each token its slot, or 0.
+    """
+
+    units: list[int]
+    items: list[int]
+    order: list[int]
+    slots: list[int]
+
+
+def describe(runs: Iterable[tuple[int, int]], ranks: Mapping[int, int]) -> Description:
+    """Describe runs of tokens: (slot, 0 for none; number of tokens) each. `ranks` are those of slots."""
+    by_slot: dict[int, list[int]] = {}
+    slots: list[int] = []
+    for slot, count in runs:
+        if slot:
+            by_slot.setdefault(slot, []).extend(range(len(slots), len(slots) + count))
+        slots += [slot] * count
+    units, items, order = [0] * ITEM, [0] * ITEM, list[int]()
+    for slot, tokens in by_slot.items():
+        for first in range(0, ranks[slot], UNIT):
+            units += (slot, ranks[slot], first, len(order), len(tokens))
+            for start in range(0, len(tokens), UNIT):
+                items += (slot, ranks[slot], first, len(order) + start, min(UNIT, len(tokens) - start))
+        order += tokens
+    units[0], items[0] = len(units) // ITEM - 1, len(items) // ITEM - 1
+    return Description(units, items, order, slots)
+
+
+def most_units(tokens: int, slots: int, rank: int) -> int:
+    """Rows of units of so many tokens and slots of up to this rank."""
+    return PADDING + min(tokens, slots) * (rank // UNIT)
+
+
+def most_items(tokens: int, slots: int, rank: int) -> int:
+    """Rows of items of these."""
+    return PADDING + min(tokens, slots + tokens // UNIT) * (rank // UNIT)
+
+
+def slice_count(tokens: int, width: int, *, invariant: bool) -> int:
+    """Slices that x [tokens, width] is cut into."""
+    if invariant:
+        return 1
+    slices = -(-width // STEP)
+    while slices > 1 and (slices > MOST_SLICES or slices * tokens > MOST_PARTIALS):
+        slices = -(-slices // 2)
+    return slices
+
+
+def most_partials(tokens: int) -> int:
+    """Slices times tokens, of any number of tokens up to this one."""
+    return max(tokens, MOST_PARTIALS)
+
+
+def shrink_step(width: int, slices: int, itemsize: int) -> int:
+    """Elements of a row of x and of A that are multiplied at a time."""
+    most = STEP if itemsize < 4 else 256  # without tensor cores: small tiles, which compile quickly
+    return min(most, triton.next_power_of_2(max(256, -(-width // slices))))
+
+
+def units_at_once(tile: int, slices: int, itemsize: int) -> int:
+    """Units whose B is multiplied at once with what so many tokens have shrunk to, in as many slices: 1 to 4, as registers allow."""
+    return max(1, min(4, 512 // (tile * slices))) if itemsize < 4 else 1
+
+
+def expand_tile(itemsize: int) -> tuple[int, int]:
+    """Columns and tokens of one program that adds to a product."""
+    return (128, 64) if itemsize < 4 else (32, 32)
