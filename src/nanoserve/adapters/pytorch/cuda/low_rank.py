@@ -33,7 +33,7 @@ from nanoserve.ports.step import Chunk, StepPlan
 
 
 def lora_sections(sizes: EngineSizes) -> Shapes:
-    """Sections of the arena, for rows that decode and for steps with chunks: see `kernels.low_rank.launch.Adapters`."""
+    """Sections of the arena, for rows that decode and for steps with chunks: see `kernels.linear.low_rank.launch.Adapters`."""
     if not sizes.max_loras:
         return {}
     shapes: dict[str, tuple[int, ...]] = {}
