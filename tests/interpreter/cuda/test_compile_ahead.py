@@ -11,7 +11,7 @@ import sys
 from tests.interpreter.cuda.test_compiles import REAL_COMPILES
 
 PROGRAM = (
-    REAL_COMPILES.partition("prepare(64)")[0]
+    REAL_COMPILES.partition("for activation")[0]
     + """
 import threading
 import triton
