@@ -16,7 +16,7 @@ ROOMS = {
     "ports": 3935,
     "domain": 8640,
     "kernels": 13771,
-    "adapters/pytorch": 14595,
+    "adapters/pytorch": 14605,
     "adapters": 10926,
     "entrypoints/server": 10890,
     "entrypoints": 11636,
