@@ -21,10 +21,10 @@ from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
 from nanoserve.adapters.pytorch.devices import CPU
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, fill_whole, finish_like
 from nanoserve.adapters.pytorch.sleeping import Memory, held_tensors, tensors_of
-from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_own_head, overlay
+from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_own_head, is_packed, overlay
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
-from nanoserve.adapters.pytorch.weights.keeping import forms_of, scale_targets, stored_forms
+from nanoserve.adapters.pytorch.weights.keeping import forms_of, scale_targets
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
 from nanoserve.adapters.pytorch.weights.staging import (
@@ -90,6 +90,7 @@ class ModelWeights:
         self._filled: _Blank | None = None
         self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
         self._stamps = [] if folder is None else _stamps(folder)
+        self._is_stored = folder is not None and is_packed(folder)
         self._blank: _Blank | None = None
         self.is_lost = False
         # The model's own are away while it sleeps, and no update has others.
@@ -250,10 +251,10 @@ class ModelWeights:
             raise ModelLoadError(f"{folder}: has changed since it was read, so nothing can stay: send all")
 
     def _read_folder(self, blank: _Blank, folder: str) -> None:
-        spec, is_file = blank.model.spec, is_gguf(Path(folder))
+        is_file = is_gguf(Path(folder))
         if is_file and folder != self._sources[0][0]:
             raise ModelLoadError(f"{folder}: a GGUF file; weights are updated from safetensors alone")
-        if is_file or (spec.stored is not None and stored_forms(folder, spec.packing)):
+        if is_file or (self._is_stored and is_packed(folder)):
             self._read_stored(blank, folder)
             return
         if blank.model.spec.tied_embeddings and has_own_head(folder):

@@ -14,6 +14,8 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.sleeping import held_tensors
 from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.ports.errors import BadValueError
+from tests.unit.adapters.pytorch import test_integer_weights as integers
+from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
 from tests.unit.adapters.pytorch.test_kept_weights import FAMILIES, built, pack, store
 from tests.unit.adapters.pytorch.test_updating import file_of, logits, update
 from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, make_tiny_model
@@ -62,6 +64,19 @@ def test_an_updated_model_is_the_one_that_is_loaded(
     if not keep:
         assert torch.equal(logits(model), logits(wanted))
         assert not torch.equal(logits(model), logits(before))
+
+
+@pytest.mark.parametrize("layout", ["awq", "gptq, act-order", "W8A16 by channel", "NVFP4"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_packed_integers_and_4_bit_floats_too(tmp_path: Path, layout: str, keep: bool) -> None:
+    folders = tmp_path / "old", tmp_path / "new"
+    for seed, folder in enumerate(folders):
+        integers.pack(make_tiny_model(folder, seed=seed, **integers.SIZES), LAYOUTS[layout])
+    model, wanted = (integers.built(each, keep=keep) for each in folders)
+    update(ModelWeights(model, str(folders[0]), None), folders[1])
+    found, expected = numbers(model), numbers(wanted)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
 
 
 def test_what_does_not_fit_is_named_and_the_weights_stay(tmp_path: Path) -> None:

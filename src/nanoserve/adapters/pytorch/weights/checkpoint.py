@@ -287,6 +287,12 @@ def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
             _check(stored, torch.empty(vocab_size, hidden_size, device="meta"))
 
 
+def is_packed(folder: str) -> bool:
+    """True if a checkpoint of safetensors holds tensors that are no plain floats."""
+    files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
+    return any(each.dtype not in DTYPES for file in files for each in stored_tensors(file))
+
+
 def has_own_head(folder: str) -> bool:
     """True if a checkpoint holds a head that is not its embedding; transformers then computes with both, whatever the config says."""
     embedding, head = map(_outer(folder).get, (EMBEDDING, HEAD))
