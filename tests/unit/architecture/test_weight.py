@@ -15,8 +15,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8640,
-    "kernels": 13771,
-    "adapters/pytorch": 14605,
+    "kernels": 14130,
+    "adapters/pytorch": 14940,
     "adapters": 10926,
     "entrypoints/server": 10890,
     "entrypoints": 11636,
