@@ -21,6 +21,7 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model, build_random_model
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.delta_rule import cases as delta_rule
+from nanoserve.kernels.draft_head import cases as draft_head
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.latent_attention import cases as latent_attention
@@ -38,6 +39,7 @@ from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 from tests.interpreter.kernels.sampling_rows import shrink_tiles
 from tests.interpreter.matrix import cases
 from tests.process.encoder_models import make_encoder
+from tests.unit.adapters.pytorch.eagle_heads import make_head
 from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, GPT_OSS, HYBRID, LATENT, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy remarks on NaN, which is everywhere
@@ -106,6 +108,9 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "sample_and_append, drafts": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "propose_ngrams": (ngrams, ("tokens",)),
+    "enter_head": (draft_head, ("out",)),
+    "guess_tokens": (draft_head, ("tokens", "ends")),
+    "keep_states": (draft_head, ("kept", "ends")),
     "apply_penalties": (logits, ("logits",)),
     "count_tokens": (logits, ("output_counts",)),
     "token_logprobs": (logits, ("logprobs", "ranks", "totals")),
@@ -149,6 +154,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DecoderModel]:
     for module in built["stored"].modules():
         if isinstance(module, Linear) and isinstance(module.matrix, StoredWeight):
             module.matrix.scales.mul_(50)  # as large as sums of thousands of products are
+    drafting = make_tiny_model(tmp_path_factory.mktemp("drafting"), "llama", **SMALL)
+    built["drafting"] = make_head(tmp_path_factory.mktemp("head"), drafting.spec, taps=(0, 1)).load(
+        drafting, device=DEVICE
+    )[0]
     built["encoder"] = build_model(spec, str(folder), dtype=torch.float32, device=DEVICE)
     return built
 
@@ -183,6 +192,7 @@ SPECIAL: Final = {
     "stored": ("fp8_linear",),
     "packed": ("packed_linear",),
     "encoder": ("rope_and_cache, encoder", "prefill_attention, both sides"),
+    "drafting": ("enter_head", "guess_tokens", "keep_states"),
     "latents": (
         "write_latents",
         "head_linear",
@@ -203,7 +213,7 @@ def model_with(kernel: str, models: Mapping[str, DecoderModel]) -> DecoderModel:
 def settings_with(kernel: str) -> dict[str, int]:
     """Of a bench whose serving launches it."""
     module = OUTPUTS[kernel][0]
-    is_drafted = "drafts" in kernel or module is ngrams
+    is_drafted = "drafts" in kernel or module in {ngrams, draft_head}
     return {
         "ranks": 2 if module is rank_sums else 1,
         "lora_rank": 32 if module is low_rank or kernel == "multiply_adapted" else 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -24,11 +24,11 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
 from tests.drafted_draws import SIZES, check_frequencies, make_indifferent_model
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
-from tests.fakes.scripted_drafter import ScriptedDrafter
+from tests.fakes.scripted_drafter import knowing
 from tests.interpreter.gpu.serving import DEVICE, ON_GPU
 from tests.interpreter.matrix import cases
 from tests.poisoned import same
-from tests.served import Answer, Served
+from tests.served import Served
 from tests.unit.adapters.pytorch.tiny_models import CASES, TinyModel, make_prompt, make_tiny_model
 
 VOCAB = 128
@@ -51,8 +51,8 @@ def by(drafter: Drafter) -> Drafting:
     """A drafter of the host as one of the device, which waits for it."""
 
     def drafting(arena: Arena) -> Callable[..., None]:
-        def propose(*, batch_rows: Tensor, width: int, pdl: bool) -> None:
-            del pdl
+        def propose(*, batch_rows: Tensor, width: int, pdl: bool, splits: int) -> None:
+            del pdl, splits
             for row in batch_rows.tolist():
                 length = int(arena.lengths[row])
                 known = arena.tokens[row, :length].tolist()
@@ -101,23 +101,12 @@ def prompts() -> list[list[int]]:
     ]
 
 
-def knowing(prompts: Sequence[list[int]], answers: Sequence[Answer], acceptance: float) -> ScriptedDrafter:
-    """Looks the answer up; two prompts are never alike so far."""
-    texts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
-
-    def right(tokens: Sequence[int], count: int) -> list[int]:
-        known = next((each for each in texts if each[: len(tokens)] == list(tokens)), None)
-        return [1] * count if known is None else (known[len(tokens) :] + [1] * count)[:count]
-
-    return ScriptedDrafter(right, acceptance, random.Random(3), vocab_size=VOCAB)
-
-
 @cases(("width", "depth", "acceptance"), [(4, 2, 0.5)], also=[(2, 1, 0.5), (8, 2, 0.9), (4, 2, 0.0)])
 def test_answers_are_those_without_drafts(
     model: DecoderModel, prompts: list[list[int]], width: int, depth: int, acceptance: float
 ) -> None:
     without = serve(model).answers(prompts, PARAMS)
-    for drafting in (by(knowing(prompts, without, acceptance)), by_ngrams):
+    for drafting in (by(knowing(prompts, without, acceptance, vocab_size=VOCAB)), by_ngrams):
         served = serve(
             model,
             drafting,
@@ -140,7 +129,7 @@ def test_a_row_gains_what_is_right(
 ) -> None:
     params = [SamplingParams(temperature=1.0, max_tokens=8, **more)]
     without = serve(model).answers(prompts[:1], params)
-    served = serve(model, by(knowing(prompts[:1], without, acceptance)), max_width=4)
+    served = serve(model, by(knowing(prompts[:1], without, acceptance, vocab_size=VOCAB)), max_width=4)
     assert served.answers(prompts[:1], params) == without
     counters = served.engine.scheduler.counters
     # The first token follows the prompt; of seven more, steps of up to four have one that is no draft.
@@ -155,7 +144,7 @@ def test_windows_sinks_experts_and_latents(
 ) -> None:
     model = make(kind).build(device=DEVICE)
     without = serve(model).answers(prompts[:2], PLAIN)
-    served = serve(model, by(knowing(prompts[:2], without, 0.7)), max_width=4, depth=2)
+    served = serve(model, by(knowing(prompts[:2], without, 0.7, vocab_size=VOCAB)), max_width=4, depth=2)
     assert served.texts(prompts[:2], PLAIN) == [each.tokens for each in without]
     assert served.engine.scheduler.counters.accepted_tokens
 
@@ -165,7 +154,7 @@ def test_in_deterministic_mode_all_bits_are_those_without_drafts(
 ) -> None:
     scored = [attrs.evolve(each, logprobs=2, max_tokens=5) for each in PLAIN]
     without = serve(model, deterministic=True).answers(prompts[:2], scored)
-    drafting = by(knowing(prompts[:2], without, 0.7))
+    drafting = by(knowing(prompts[:2], without, 0.7, vocab_size=VOCAB))
     served = serve(model, drafting, deterministic=True, max_width=4, depth=2)
     assert served.answers(prompts[:2], scored) == without
     assert served.engine.scheduler.counters.accepted_tokens

@@ -31,10 +31,12 @@ class TinyHead:
     adds_normed: bool
     kv_heads: int
 
-    def load(self, tiny: TinyModel, dtype: torch.dtype = torch.float32) -> tuple[DecoderModel, EagleHead]:
+    def load(
+        self, tiny: TinyModel, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+    ) -> tuple[DecoderModel, EagleHead]:
         """The model that it drafts for, and itself."""
         spec = attrs.evolve(tiny.spec, draft=read_draft(str(self.folder), tiny.spec))
-        model = build_model(spec, str(tiny.folder), dtype=dtype, device=CPU, draft=str(self.folder))
+        model = build_model(spec, str(tiny.folder), dtype=dtype, device=device, draft=str(self.folder))
         assert isinstance(model.draft_head, EagleHead)
         return model, model.draft_head
 

@@ -151,6 +151,26 @@ class Arena:
         self._runs = []
 
 
+class HeadArena:
+    """The arena as the head's mixer sees it, see `StepArena`: rows end where the head has come to, and what is described has names of its own."""
+
+    PREFIX = "drafts_"
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.lengths, self.limits = arena.sections["ends"], arena.limits
+        self.token_rows, self.positions, self.spans = arena.token_rows, arena.positions, arena.spans
+        self.block_tables = arena.block_tables
+        size = len(self.PREFIX)
+        self.sections: Mapping[str, Tensor] = {
+            name[size:]: each for name, each in arena.sections.items() if name.startswith(self.PREFIX)
+        }
+
+    def write(self, section: str, values: Sequence[int], /) -> None:
+        """See `StepArena`."""
+        self._arena.write(self.PREFIX + section, values)
+
+
 def _bits(value: float) -> int:
     """A float32 as the int32 of the same bits."""
     (word,) = struct.unpack("<i", struct.pack("<f", value))

@@ -17,9 +17,11 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches, most_tokens
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding, Propose
+from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.linear_ops import Invariant, Wide
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
@@ -38,6 +40,7 @@ from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
 from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.pytorch.models.eagle import EagleHead
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.adapters.pytorch.pooling import RowPooling
@@ -99,9 +102,12 @@ class _Watch:
 
 def by_ngrams(arena: Arena) -> Propose:
     """Drafts from what is in the rows."""
-    return functools.partial(
-        propose_ngrams, arena.tokens, lengths=arena.lengths, takes_drafts=arena.takes_drafts
-    )
+
+    def propose(*, splits: int, **how: Any) -> None:
+        del splits
+        propose_ngrams(arena.tokens, lengths=arena.lengths, takes_drafts=arena.takes_drafts, **how)
+
+    return propose
 
 
 def build_runner(
@@ -212,6 +218,8 @@ class _Site:
         self.pdl = supports_pdl(self._device) and not enforce_eager
         groups = [group.layers for group in spec.cache_groups]
         sections = {**self._mixers.sections, **lora_sections(sizes)}
+        if spec.draft is not None:
+            sections["ends"] = (sizes.max_num_seqs + 1,)
         if spec.encoder is not None:
             sections["added_rows"] = (sizes.max_num_batched_tokens,)
         self._arena = Arena(sizes, groups, sections, Uploads(self._device))
@@ -219,6 +227,16 @@ class _Site:
         self.loras: DeviceLoras | None = None
         if host is not None:
             self.loras = DeviceLoras(host, self._arena, dtype=self._dtype, invariant=deterministic)
+        self._head: GpuDraftHead | None = None
+        if isinstance(model.draft_head, EagleHead):
+            self._head = GpuDraftHead(
+                model.draft_head,
+                self._arena,
+                self._space,
+                self._mixers.by_layer,
+                model=spec,
+                many=Invariant() if deterministic else Wide(),
+            )
 
     def _make_exchange(self, partners: Partners) -> Exchange:
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
@@ -298,13 +316,14 @@ class _Site:
         space, arena, mixers = self._space, self._arena, self._mixers
         mixers.attach(arena, kv, make_rotaries(spec, device))
         how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
-        how |= {"loras": self.loras, "records": records}
+        how |= {"loras": self.loras, "records": records, "head": self._head}
         make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
         launcher, rehearsal = make_launcher(), make_launcher(brief=True)
         sampler = make_sampler(spec, sizes, device)
         batches, drawing = Batches(arena), Drawing(arena, space.sampling)
         special = SpecialDraws(arena, space.logits, sampler, drawing)
-        how = {"graphs": graphs, "pdl": self.pdl, "propose": drafter(arena)}
+        how = {"graphs": graphs, "pdl": self.pdl}
+        how["propose"] = drafter(arena) if self._head is None else self._head.propose
         decoding = Decoding(launcher, rehearsal, arena, drawing, special, **how)
         scoring, pooling = PromptScoring(), RowPooling(launcher.logits, launcher.pooled_layers)
         reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}

@@ -84,8 +84,8 @@ def describe(
     arena.write(
         "spans", [number for row, start, length, token in spans for number in (row, token, length, start)]
     )
-    if sampling:
-        arena.write("sampling_places", sampling)
+    if chosen:
+        arena.write("sampling_places", sampling + (arena.sink_row,) * (chosen - len(sampling)))
     if indices:
         arena.write("logits_indices", indices + [0] * (chosen - len(indices)))
     plans = mixers.prepare(spans, way, None if padded is None else (tokens, padded[3]))

@@ -40,7 +40,7 @@ class Key(NamedTuple):
     Attributes:
         places: of the batch.
         splits: parts that attention cuts caches into.
-        samples: whether the step samples inside the graph.
+        samples: whether the step samples inside the graph; `learns`: whether it is only what a head that drafts does behind a draw outside.
         adapted: whether some of its rows have adapters.
         width: tokens of each place, which may be at its limit; 0 for one token of places that are not.
     """
@@ -50,10 +50,11 @@ class Key(NamedTuple):
     samples: bool
     adapted: bool = False
     width: int = 0
+    learns: bool = False
 
 
 Propose = Callable[..., None]
-"""Writes drafts behind the ends of `batch_rows`, `width` - 1 each; with `pdl` or without, and may be captured."""
+"""Writes drafts behind the ends of `batch_rows`, `width` - 1 each; with `pdl` and `splits` as steps have, and may be captured."""
 DRAW_ALONE = 0
 """In a key, instead of parts: no forward pass, but the draw of the logits that it left, with masks on them."""
 
@@ -79,13 +80,11 @@ class Decoding:
     ) -> None:
         self.propose = propose
         self._launcher, self._rehearsal, self._arena = launcher, rehearsal, arena
-        self._drawing, self.special = drawing, special
-        self._pdl = pdl
+        self._drawing, self.special, self._pdl = drawing, special, pdl
         self._most, self._max_model_len = arena.sizes.max_num_seqs, arena.sizes.max_model_len
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
         self._choose_splits = functools.cache(launcher.mixers.choose_splits)
-        self._graphs, self._stand_ins = graphs, StandIns[Key](PATIENCE)
-        self._buckets = buckets(self._most)
+        self._graphs, self._stand_ins, self._buckets = graphs, StandIns[Key](PATIENCE), buckets(self._most)
 
     def key(self, count: int, longest: int, *, special: bool, adapted: bool = False, width: int = 1) -> Key:
         """The key of a step of `count` rows, the longest of so many tokens; `special` rows are drawn outside of it.
@@ -111,6 +110,8 @@ class Decoding:
 
     def run(self, key: Key) -> str:
         """Queue a step; returns how it was launched, graph or eager."""
+        if self._launcher.head is not None and not (key.samples or key.learns):
+            self.special.then = functools.partial(self.run, key._replace(adapted=False, learns=True))
         if self._graphs is None:
             self._launch(key)
             return "eager"
@@ -129,6 +130,7 @@ class Decoding:
             return self.special.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)
         self.special.blocks.send(masks, rows, width)
         self.run(self.draw_key(len(rows), ticket.width))
+        self.special.finish()
         return self._drawing.issue(ticket, masked=True)
 
     def _nearly(self, key: Key) -> Iterator[Key]:
@@ -156,12 +158,16 @@ class Decoding:
         self._step(self._launcher, self._arena.places, key)
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
-        bucket, splits, samples, adapted, width = key
+        bucket, splits, samples, adapted, width, learns = key
         if splits == DRAW_ALONE:
             self.special.draw_masked(places[:bucket], width=width, pdl=self._pdl)
             return
-        if width > 1:
-            self.propose(batch_rows=places[:bucket], width=width, pdl=self._pdl)
-        logits = launcher.decode(places[:bucket], splits=splits, pdl=self._pdl, adapted=adapted, width=width)
+        places = places[:bucket]
+        if width > 1 and not learns:
+            self.propose(batch_rows=places, splits=splits, width=width, pdl=self._pdl)
+        if not learns:
+            logits = launcher.decode(places, splits=splits, pdl=self._pdl, adapted=adapted, width=width)
         if samples:
-            self._drawing.draw(logits, places[:bucket], width=width, pdl=self._pdl)
+            self._drawing.draw(logits, places, width=width, pdl=self._pdl)
+        if launcher.head is not None and (samples or learns):
+            launcher.head.learn(places, splits=splits, width=width)

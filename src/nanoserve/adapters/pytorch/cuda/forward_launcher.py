@@ -13,6 +13,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda import linear_ops as linear
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
+from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.sums import Sums
@@ -28,7 +29,7 @@ class ForwardLauncher:
     """Launches the kernels of a step; allocates nothing and waits for nothing, so that it can be captured.
 
     Attributes:
-        mixers: of all layers of the model.
+        mixers: of all layers of the model; `head`: drafts, of what it taps from between layers.
         records: of the experts that tokens go through; None where they are not recorded.
         encoder: of a model that only computes whole texts.
         multiplications: see `DecoderModel`.
@@ -46,12 +47,12 @@ class ForwardLauncher:
         sums: Sums | None = None,
         loras: DeviceLoras | None = None,
         records: ExpertRecords | None = None,
+        head: GpuDraftHead | None = None,
     ) -> None:
         """`brief` passes through one layer of each kind alone: every kernel once, for rehearsals."""
-        self.loras, self.encoder, self.records = loras, model.spec.encoder, records
-        self._layers = model.kinds() if brief else model.layers
-        self.multiplications = model.multiplications
-        self.pooled_layers = model.pooled_layers
+        self.loras, self.encoder, self.records, self.head = loras, model.spec.encoder, records, head
+        self._layers = model.kinds() if brief else model.layers if head is None else head.tap(model.layers)
+        self.multiplications, self.pooled_layers = model.multiplications, model.pooled_layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._encoder = model if isinstance(model, Encoder) else None
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
@@ -69,9 +70,8 @@ class ForwardLauncher:
         stream = self._space.stream[: len(places) * max(width, 1)]
         self._embed_newest(places, stream, pdl=pdl)
         ops = self._decode_ops(stream, pdl=pdl, adapted=adapted)
-        outs = Views(self._space.inner, len(stream))
         how: dict[str, Any] = {"places": places, "splits": splits, "width": width, "pdl": pdl}
-        step = GpuStep(mixers=self.mixers.by_layer, outs=outs, **how)
+        step = GpuStep(mixers=self.mixers.by_layer, outs=Views(self._space.inner, len(stream)), **how)
         for parts in self._layers:
             for part in parts:
                 part.run(ops, step)
@@ -136,18 +136,20 @@ class ForwardLauncher:
             plans=chunks.plans,
             width=int(arena.sizes.max_width > 1),
         )
-        if num_chosen is not None:
+        is_narrow = num_chosen is not None and not (self.head and self.head.taps_last)
+        if num_chosen is not None and is_narrow:
             last = attrs.evolve(step, chosen=arena.chosen_tiles[: num_chosen - num_decoding])
         for number, parts in enumerate(self._layers, start=1):
             if number == len(self._layers):
                 step = last
-                if num_chosen is not None:
+                if is_narrow:
                     ops.narrow(arena.logits_indices[:num_chosen])
             for part in parts:
                 part.run(ops, step)
         if self.records is not None:
             self.records.keep_of(arena, rows, places)
-        return ops.complete(self._norm)
+        hidden = ops.complete(self._norm)
+        return hidden if num_chosen is None or is_narrow else self.choose(hidden, num_chosen)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""

@@ -7,7 +7,7 @@ by one. In long ones the host is ahead, and they are launched as they are, as ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -95,7 +95,7 @@ class MixedSteps:
         self._launcher, self._arena, self._logits, self._decoding = launcher, arena, logits, decoding
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.multiplications
-        self._seen = set[Shape]()
+        self._seen, self._learnt = set[Shape](), set[Shape]()
         self._stand_ins = StandIns[Shape](PATIENCE)
         self._states: dict[Shape, Tensor] = {}
 
@@ -121,18 +121,34 @@ class MixedSteps:
         self, shape: Shape, chunks: tuple[Chunk, ...], batch: Batch, pooled: Sequence[int] = ()
     ) -> tuple[ChunkStep, str]:
         """Queue a step as a graph of this shape, which the second such step captures."""
-        assert self._graphs is not None
         step = self._describe(chunks, batch, padded=shape[:4], pooled=pooled)
         self._arena.flush()
-        if shape not in self._graphs:
-            launch = functools.partial(self._launch, shape, step)
-            if shape not in self._seen:  # which loads its kernels, for the case that it comes again
+        how = self._replay(shape, shape, self._seen, functools.partial(self._launch, shape, step))
+        self._let_learn(step, shape.places, shape.splits, 0 if shape.pools else shape.chosen, shape)
+        return step, how
+
+    def _replay(self, key: Hashable, shape: Shape, seen: set[Shape], launch: Callable[[], object]) -> str:
+        assert self._graphs is not None
+        if key not in self._graphs:
+            if shape not in seen:  # which loads its kernels, for the case that it comes again
                 launch()
-                self._seen.add(shape)
-                return step, "eager"
-            self._graphs.capture(shape, launch)
-        self._graphs.replay(shape)
-        return step, "graph"
+                seen.add(shape)
+                return "eager"
+            self._graphs.capture(key, launch)
+        self._graphs.replay(key)
+        return "graph"
+
+    def _let_learn(
+        self, step: ChunkStep, count: int, splits: int, chosen: int, shape: Shape | None = None
+    ) -> None:
+        """Let a head that drafts go on over a step, behind its draw."""
+        if (head := self._launcher.head) is None:
+            return
+        how: dict[str, Any] = {"splits": splits, "num_chosen": chosen}
+        learn: Callable[[], object] = functools.partial(head.learn_chunks, step, count, **how)
+        if shape is not None:
+            learn = functools.partial(self._replay, (shape,), shape, self._learnt, learn)
+        self._decoding.special.then = learn
 
     def _pool(self, chunks: tuple[Chunk, ...]) -> MixedRun:
         """Queue a step that yields vectors alone."""
@@ -183,6 +199,7 @@ class MixedSteps:
         splits = self._decoding.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
         chosen = None if choose is None else len(step.sampling) + len(choose)
         hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_units=lora_units)
+        self._let_learn(step, count, splits, len(step.sampling))
         return step, hidden
 
     def _describe(self, chunks: tuple[Chunk, ...], batch: Batch, **more: Any) -> ChunkStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.arena import Arena, HeadArena
 from nanoserve.adapters.pytorch.cuda.batches import buckets, widths_of
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
@@ -18,7 +18,7 @@ from nanoserve.ports.model_spec import ModelSpec
 
 
 class GpuMixers:
-    """The mixers of all layers, and what a step needs of them together.
+    """The mixers of all layers, that of a head that drafts included, and what a step needs of them together.
 
     Attributes:
         by_layer: the mixer of each layer.
@@ -44,11 +44,20 @@ class GpuMixers:
                     f"layers with {name} attention take no drafts on a GPU: turn speculation off"
                 )
             self.by_layer.update(dict.fromkeys(layers, mixer))
+        self._drafting: GpuMixer | None = None
+        if spec.draft is not None:
+            own = spec.draft.layer.mixer
+            self._drafting = KINDS[type(own)].on_gpu()({spec.num_layers: own}, facts)
+            self.by_layer[spec.num_layers] = self._drafting
         self._mixers = tuple(dict.fromkeys(self.by_layer.values()))
         self.tile = min(each.tile for each in self._mixers)
         self.ways = max(each.ways for each in self._mixers)
         self.pads = all(each.pads for each in self._mixers)
-        self.sections = {name: shape for each in self._mixers for name, shape in each.sections.items()}
+        self.sections = {
+            (HeadArena.PREFIX if each is self._drafting else "") + name: shape
+            for each in self._mixers
+            for name, shape in each.sections.items()
+        }
         sizes = buckets(facts.sizes.max_num_seqs)
         most = max(
             bucket * max([1, *widths_of(bucket, facts.sizes)]) * self.choose_splits(bucket, self._longest)
@@ -65,7 +74,7 @@ class GpuMixers:
         """Compute over this cache from now on."""
         rotations = {each: rotary.table(self._longest + self._max_width) for each, rotary in rotaries.items()}
         for each in self._mixers:
-            each.attach(arena, kv.layers, rotations)
+            each.attach(HeadArena(arena) if each is self._drafting else arena, kv.layers, rotations)
 
     def prepare(
         self, spans: Sequence[ChunkSpan], way: int | None = None, padded: Padded | None = None

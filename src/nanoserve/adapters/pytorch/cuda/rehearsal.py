@@ -104,7 +104,9 @@ class Rehearsal:
             self._run_chunks([sizes.max_model_len] * whole + [rest] * (rest > 0))
 
     def _run_chunks(self, lengths: Sequence[int], way: int = 0) -> None:
-        self._launcher.mixed(self._describe_chunks(lengths, way), 0, splits=1)
+        step = self._describe_chunks(lengths, way)
+        self._launcher.mixed(step, 0, splits=1)
+        self._learn(step, 0, 1)
 
     def _beside_a_chunk(self) -> None:
         """Every size of batch beside a chunk, and draws outside of graphs."""
@@ -114,6 +116,7 @@ class Rehearsal:
         for size, every_splits in self._batches():
             for splits in every_splits:
                 hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
+                self._learn(chunk, min(size, most_beside), splits)
             logits = launcher.chosen_logits(launcher.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._draw(shaped, size)
@@ -121,6 +124,10 @@ class Rehearsal:
         for width in widths_of(1, self._arena.sizes):
             for each in (logits[:1], logits[:1].float()):
                 self._draw(each.expand(width, -1).contiguous(), 1, width)
+
+    def _learn(self, step: ChunkStep, count: int, splits: int) -> None:
+        if (head := self._launcher.head) is not None:
+            head.learn_chunks(step, count, splits=splits, num_chosen=min(count + 1, self._most))
 
     def _draw(self, logits: Tensor, size: int, width: int = 0) -> None:
         self._drawing.draw(logits, self._decoding.sink_places[:size], width=width, pdl=False)

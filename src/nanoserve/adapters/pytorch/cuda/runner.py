@@ -202,6 +202,7 @@ class CudaRunner:
         if plan.decoding:
             self._batches.advance()
         if not run.step.sampling:
+            self._special.finish()
             return CudaTicket(step=plan.step, prompt_scores=run.scores, pooled=run.pooled)
         self._batches.add_tokens(run.step.finished)
         ticket = CudaTicket(

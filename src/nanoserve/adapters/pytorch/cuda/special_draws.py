@@ -28,11 +28,13 @@ class SpecialDraws:
 
     Attributes:
         blocks: memory for the masks of steps that are drawn late.
+        then: what is to be launched behind the draw of the step that is computed, and once only.
     """
 
     def __init__(self, arena: Arena, logits: Tensor, sampler: DeviceSampler, drawing: Drawing) -> None:
         self._arena, self._logits, self._sampler, self._drawing = arena, logits, sampler, drawing
         self._held: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
+        self.then: Callable[[], object] | None = None
         sizes = arena.sizes
         self.blocks = PinnedBlocks(
             vocab_size=sampler.vocab_size,
@@ -67,6 +69,12 @@ class SpecialDraws:
             self._drawing.masked_slot = None
         return self.blocks.take()
 
+    def finish(self) -> None:
+        """Launch what comes behind the draw."""
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
     def sample(
         self,
         ticket: CudaTicket,
@@ -80,6 +88,18 @@ class SpecialDraws:
 
         With a width, logits [S * width, vocab] are of as many positions of each row, each of which is shaped as behind the row's drafts.
         """
+        drawn = self._sample(ticket, logits, places, masks, missing)
+        self.finish()
+        return drawn
+
+    def _sample(
+        self,
+        ticket: CudaTicket,
+        logits: Tensor,
+        places: Tensor,
+        masks: Masks | None,
+        missing: Collection[int],
+    ) -> CudaTicket:
         # Scores are of the logits as the model made them; `process` returns a copy.
         rows, width, given = ticket.drawn_rows, ticket.width, ticket.order
         special, places = self._sampler.special(rows), places[: len(rows)]

@@ -162,7 +162,11 @@ def make_workspace(
     quantized = max_tokens * max((each.in_features for each in eight_bits), default=0)
     hidden, vocab_size = head.linear.in_features, model.spec.vocab_size
     entering = [each.linear for each in products if not each.added]
-    inner = max(each.linear.in_features for each in products if each.added)
+    added = [each.linear for each in products if each.added]
+    inner = max(each.in_features for each in added)
+    if model.draft_head is not None:
+        inner = max(inner, model.draft_head.attention.qkv.in_features)
+    widest = max([hidden, *(each.out_features for each in added)])
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)
@@ -176,7 +180,7 @@ def make_workspace(
         chosen_inner=empty(max_num_seqs * inner),
         logits=empty(max_num_seqs, vocab_size),
         partial_sums=empty(
-            max([MOST_SLICES, *(each.routing.slots for each in mixtures)]) * MOST_SKINNY_ROWS * hidden,
+            max([MOST_SLICES, *(each.routing.slots for each in mixtures)]) * MOST_SKINNY_ROWS * widest,
             of=torch.float32,
         ),
         linear=LinearWorkspace.create(

@@ -8,6 +8,7 @@ run over the operations of `cuda/linear_ops.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -96,7 +97,7 @@ class DecoderModel(nn.Module):
         self.slices: Slices | None = None
         self.expert_tokens: Tensor | None = None
         self.is_invariant = False
-        self.draft_head: nn.Module | None = None
+        self.draft_head: Any = None
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
         kept = spec.keeping_layers
         self._groups = [(each, kind_of(kept[each.layers[0]].mixer)) for each in spec.cache_groups]
@@ -174,11 +175,12 @@ class DecoderModel(nn.Module):
         return torch.tensor(scale, dtype=torch.get_default_dtype(), device="cpu").item()
 
     def products(self) -> tuple[Product, ...]:
-        """The layers' products, each shape once, and the head: what a device must be able to compute."""
+        """The layers' products, each shape once, those of a head that drafts, and the head: what a device must be able to compute."""
         found: dict[tuple[str, int, int], Product] = {}
         for each in (product for parts in self.layers for part in parts for product in part.products()):
             found.setdefault((each.name, each.linear.out_features, each.linear.in_features), each)
-        return *found.values(), Product("head", self.head, self.norm)
+        drafting: tuple[Product, ...] = () if self.draft_head is None else self.draft_head.products()
+        return *found.values(), *drafting, Product("head", self.head, self.norm)
 
     @property
     def multiplications(self) -> float:

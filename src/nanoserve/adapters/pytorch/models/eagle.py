@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.norm import Norms, make_norm
+from nanoserve.adapters.pytorch.layers.part import Product
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
@@ -76,6 +77,17 @@ class EagleHead(nn.Module):
         """The head's states [S, hidden] to the likeliest tokens behind them, [S]."""
         return self.token_ids[self.head(self.norm(hidden)).argmax(-1)]
 
+    def products(self) -> tuple[Product, ...]:
+        """Every product of the head, in order; those of its layer read no stream."""
+        inner = [attrs.evolve(each, name=f"{each.name}, drafts") for each in self.feed.products()]
+        return (
+            Product("joined taps", self.join, added=False),
+            Product("qkv, drafts", self.attention.qkv, added=False),
+            Product("output, drafts", self.attention.output),
+            *inner,
+            Product("head, drafts", self.head, self.norm),
+        )
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """As published heads name them."""
         layer: dict[str, Tensor] = {
@@ -97,7 +109,8 @@ def load_head(folder: str, model: DecoderModel) -> EagleHead:
     before = torch.get_default_dtype()
     torch.set_default_dtype(weight.dtype)
     try:
-        head = EagleHead(model)
+        with weight.device:
+            head = EagleHead(model)
     finally:
         torch.set_default_dtype(before)
     stored = {
@@ -117,10 +130,10 @@ def load_head(folder: str, model: DecoderModel) -> EagleHead:
         for name, tensor in wanted.items():
             tensor.copy_(stored[name].data)
         if EMBEDDING in shapes:
-            head.embedding = Embedding(vocab_size, head.spec.hidden_size, None).to(weight.dtype)
+            head.embedding = Embedding(vocab_size, head.spec.hidden_size, None).to(weight)
             head.embedding.weight.copy_(stored[EMBEDDING].data)
         if maps:
-            head.token_ids = head.token_ids + stored[OFFSETS].data.long()
+            head.token_ids = head.token_ids + stored[OFFSETS].data.to(head.token_ids)
         for module in head.modules():
             if isinstance(module, Stored) and module is not model.embedding:
                 module.arrange()

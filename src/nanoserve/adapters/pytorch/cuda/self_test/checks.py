@@ -21,6 +21,7 @@ from nanoserve.adapters.pytorch.kernel_checks import (
 from nanoserve.adapters.pytorch.lora.layout import Layout, Site
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
+from nanoserve.kernels.draft_head import cases as draft_head
 from nanoserve.kernels.experts import cases as experts
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.launch import slice_count, takes_fp8
@@ -153,6 +154,30 @@ def _check_drafted_draws(bench: Bench) -> Iterator[Comparison]:
         yield from sampling.check_drafted_draws(bench.inputs, bench.spec.vocab_size, width)
 
 
+def has_head(bench: Bench) -> bool:
+    """True if a head drafts."""
+    return bench.model.draft_head is not None
+
+
+def _check_entering(bench: Bench) -> Iterator[Comparison]:
+    head = bench.model.draft_head
+    norms, how = (head.input_norm.weight, head.hidden_norm.weight), {"eps": head.spec.norm.eps}
+    embedding = head.embedding
+    for width in (1, bench.max_width):
+        yield from draft_head.check_enter_head(
+            bench.inputs, embedding.weight, width, norms, **how, scale=embedding.scale
+        )
+
+
+def _check_guesses(bench: Bench) -> Iterator[Comparison]:
+    return draft_head.check_guess_tokens(bench.inputs, bench.model.draft_head.spec.vocab_size)
+
+
+def _check_kept_states(bench: Bench) -> Iterator[Comparison]:
+    for width in (1, bench.max_width):
+        yield from draft_head.check_keep_states(bench.inputs, bench.model.draft_head.spec.hidden_size, width)
+
+
 def _vocabulary(bench: Bench) -> list[int]:
     return [bench.spec.vocab_size]
 
@@ -184,6 +209,9 @@ CHECKS: Final = (
     Check("sample_and_append", of_each(sampling.check_sample_and_append, _vocabulary)),
     Check("sample_and_append, drafts", _check_drafted_draws, drafting),
     Check("propose_ngrams", of_each(ngrams.check_propose_ngrams, widths), drafting),
+    Check("enter_head", _check_entering, has_head),
+    Check("guess_tokens", _check_guesses, has_head),
+    Check("keep_states", _check_kept_states, has_head),
     Check("apply_penalties", of_each(logits.check_apply_penalties, _vocabulary)),
     Check("count_tokens", of_each(logits.check_count_tokens, _vocabulary)),
     Check("token_logprobs", of_each(logits.check_token_logprobs, _vocabulary)),
