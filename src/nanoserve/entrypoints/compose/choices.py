@@ -188,10 +188,8 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
         return 1
     if speculate == "eagle3" and settings.draft is None:
         raise BadValueError("speculate", "eagle3 needs a head: name one with draft")
-    if settings.draft is not None and (device == "cuda" or settings.tensor_parallel_size > 1):
-        raise BadValueError(
-            "draft", "heads are computed on a CPU, and by one process alone yet; leave draft out"
-        )
+    if settings.draft is not None and settings.tensor_parallel_size > 1:
+        raise BadValueError("draft", "heads are computed by one process alone yet; leave draft out")
     if settings.draft is not None and speculate == "ngram":
         raise BadValueError(
             "speculate", "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out"
