@@ -1,7 +1,7 @@
 """Nothing of a request keeps the interpreter's lock for long, for then the loop stands still that every client is served by.
 
 Judged is processor time of the thread itself, as the least of many tries. Measured on two cores of 2024, idle or beside fifteen busy programs: bodies of 4 MiB
-keep it for at most 13 ms, constraints at the door and in the engine for 7, prompts of 4 MiB that are too long for 9, and as conversations for 12. One thing takes
+keep it for at most 13 ms, constraints at the door and in the engine for 7, prompts of 4 MiB that are too long for 12, and as conversations for 10. One thing takes
 longer, where a model's context is that long: the tokenizer's library makes the list of a prompt's ids at once, 24 ms for each million.
 """
 

@@ -135,7 +135,7 @@ Message = Mapping[str, Any]
 """One turn: `{"role": "user", "content": "..."}`; content is text, None, or a list of text parts."""
 NO_OPTIONS: Final[Mapping[str, Any]] = {}
 Check = Callable[[int], object] | None
-"""Is told how many ids there are before they are listed, which takes long where they are many; may raise."""
+"""Is told how many ids there are before they are listed, which takes long where they are many; may raise. Of a very long text its first quarter is counted before the whole."""
 
 
 class ChatTemplate(Protocol):

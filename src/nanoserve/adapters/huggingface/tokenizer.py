@@ -19,6 +19,7 @@ MOST_TOKENS: Final = 2**24
 MOST_THREADS: Final = 8
 """The most that encode at once."""
 
+_LONG_TEXT: Final = 1 << 20  # characters; four million tokens keep the lock for 30 ms when they are dropped
 _NAMED_BYTE: Final = re.compile("<0x([0-9A-F]{2})>")
 _SHOWN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _BYTE_SIGNS: Final = {chr(byte): byte for byte in _SHOWN} | {
@@ -111,11 +112,13 @@ class HFTokenizer:
         always recognised. Raises `BadValueError` for text that is not Unicode, such as a lone surrogate.
         """
         check_unicode(text)
-        with self._turns if parse_special else self._special_as_text():
-            # A batch frees the interpreter's lock while it is encoded, and a fast one keeps no offsets, which take as long again.
-            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        if check:
-            check(len(encoded))
+        is_long = check is not None and len(text) > _LONG_TEXT
+        for part in [text[: len(text) // 4], text] if is_long else [text]:
+            with self._turns if parse_special else self._special_as_text():
+                # A batch frees the interpreter's lock while it is encoded, and a fast one keeps no offsets, which take as long again.
+                (encoded,) = self._backend.encode_batch_fast([part], add_special_tokens=add_special_tokens)
+            if check:
+                check(len(encoded))
         ids: list[int] = encoded.ids
         return ids
 
@@ -212,9 +215,8 @@ def _truncate(parts: Sequence[Encoding], most: int) -> None:
     if not longer:
         shorter.truncate(most)
     elif len(parts[0]) + len(parts[1]) > most:
-        kept = min(len(shorter), most // 2)
-        shorter.truncate(kept)
-        longer[0].truncate(most - kept)
+        shorter.truncate(min(len(shorter), most // 2))
+        longer[0].truncate(most - len(shorter))
 
 
 def check_unicode(text: str) -> None:

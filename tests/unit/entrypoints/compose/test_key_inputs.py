@@ -26,17 +26,20 @@ from nanoserve.ports import layer_spec, model_spec
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
+from tests.patience import wait_until
 from tests.tiny_spec import TINY
 from tests.unit.adapters.pytorch.tiny_models import make_prompt, make_tiny_model
 
+WRITES = 18
+"""Six whole blocks of each prompt."""
 PROMPTS = [make_prompt(96, seed=each) for each in range(3)]
 SIZES: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "num_kv_blocks": 40, "max_model_len": 128, "kv_offload_min_tokens": 16, "threads": 1,
 }  # fmt: skip
 
 
-def tell(folder: Path, **more: Any) -> tuple[list[list[int]], int]:
-    """What an engine says to each prompt, and the blocks that it has read from a folder."""
+def tell(folder: Path, *, writes: int = 0, **more: Any) -> tuple[list[list[int]], int]:
+    """What an engine says to each prompt, and the blocks that it has read from a folder; returns when it has written some, too."""
     engine = assemble_bench(EngineSettings(model=str(folder), **SIZES, **more)).engine
     answers: dict[str, list[int]] = {}
     for number, prompt in enumerate(PROMPTS):
@@ -46,6 +49,8 @@ def tell(folder: Path, **more: Any) -> tuple[list[list[int]], int]:
             for event in engine.turn():
                 if isinstance(event, TokensGenerated):
                     answers.setdefault(event.request_id, []).extend(event.token_ids)
+    if writes:
+        wait_until(lambda: engine.state().tiers["disk"].stored == writes)
     tiers = engine.state().tiers
     return list(answers.values()), tiers["disk"].loaded if tiers else 0
 
@@ -66,19 +71,20 @@ def test_models_of_one_shape_whose_files_have_equal_sizes_and_times_share_no_blo
     wanted, _ = tell(second)
     offload: dict[str, Any] = {"kv_offload_memory": 2**20, "kv_offload_dir": str(blocks)}
     tell(first, **offload)
-    assert tell(second, **offload) == (wanted, 0)
+    assert tell(second, writes=WRITES, **offload) == (wanted, 0)
     assert tell(second, **offload) == (wanted, 15)
 
 
 def test_blocks_in_other_numbers_are_never_read(tmp_path: Path) -> None:
-    folder, narrow = tmp_path / "model", {"kv_cache_dtype": "fp8"}
+    folder = tmp_path / "model"
+    narrow: dict[str, Any] = {"kv_cache_dtype": "fp8"}
     make_tiny_model(folder, "llama")
     stamp(folder)
     wanted, _ = tell(folder, **narrow)
     offload: dict[str, Any] = {"kv_offload_memory": 2**20, "kv_offload_dir": str(tmp_path / "blocks")}
-    plain, _ = tell(folder, **offload)
+    plain, _ = tell(folder, writes=WRITES, **offload)
     assert plain != wanted
-    assert tell(folder, **offload, **narrow) == (wanted, 0)
+    assert tell(folder, writes=WRITES, **offload, **narrow) == (wanted, 0)
     assert tell(folder, **offload, **narrow) == (wanted, 15)
     assert tell(folder, **offload) == (plain, 15)
 
