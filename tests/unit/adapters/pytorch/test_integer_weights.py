@@ -113,6 +113,22 @@ def test_experts_and_a_matrix_that_was_not_converted(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, tiny.expected(prompt)["logits"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("layout", ["awq", "W4A16"])
+def test_a_packed_head_beside_the_embedding_that_it_was_tied_to(tmp_path: Path, layout: str) -> None:
+    tiny = make_tiny_model(tmp_path, **SIZES, tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        tmp_path / "model.safetensors",
+    )
+    tiny.reference.lm_head.weight = torch.nn.Parameter(tiny.reference.lm_head.weight.clone())
+    pack(tiny, LAYOUTS[layout], lambda name: "lm_head" in name)
+    prompt = make_prompt(9)
+    (logits,) = PagedRun.start(built(tmp_path, keep=False), [prompt]).step([9])
+    torch.testing.assert_close(logits, tiny.expected(prompt)["logits"], rtol=0, atol=1e-4)
+    assert_same(built(tmp_path, keep=True), built(tmp_path, keep=False))
+
+
 def _lose(part: str) -> Callable[[dict[str, Tensor]], None]:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors[f"a.{part}"]

@@ -276,6 +276,8 @@ def _check(stored: StoredTensor | PackedTensor, destination: Tensor) -> None:
 
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+PACKED_HEADS = ("lm_head.weight_packed", "lm_head.qweight")
+"""By which a checkpoint shows that its head was quantized though it is tied."""
 
 
 def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
@@ -295,7 +297,10 @@ def is_packed(folder: str) -> bool:
 
 def has_own_head(folder: str) -> bool:
     """True if a checkpoint holds a head that is not its embedding; transformers then computes with both, whatever the config says."""
-    embedding, head = map(_outer(folder).get, (EMBEDDING, HEAD))
+    outer = _outer(folder)
+    embedding, head = map(outer.get, (EMBEDDING, HEAD))
+    if embedding is not None and any(each in outer for each in PACKED_HEADS):
+        return True
     if embedding is None or head is None:
         return False
     if embedding.shape != head.shape or head.dtype not in DTYPES:
@@ -307,7 +312,7 @@ def has_own_head(folder: str) -> bool:
 def _outer(folder: str) -> dict[str, Tensor]:
     """The embedding and head of a checkpoint by the ends of their names; nothing of a GGUF file, whose config says so."""
     files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
-    ends = (EMBEDDING, HEAD)
+    ends = (EMBEDDING, HEAD, *PACKED_HEADS)
     found = [stored for file in files for stored in stored_tensors(file, wanted=ends)]
     return {end: stored.data for stored in found for end in ends if stored.name.endswith(end)}
 
