@@ -144,9 +144,7 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
         )
     elif rows > 1:
         partials = torch.empty(slice_count(rows, weights[0]), rows, n, device="cuda")
-        space = LinearWorkspace.create(
-            [(n, k)], stored=[(n, k)], max_m=128, dtype=BF16, device=torch.device("cuda")
-        )
+        space = LinearWorkspace.create(weights[:1], max_m=128, dtype=BF16, device=torch.device("cuda"))
     return [functools.partial(launch_one, weight) for weight in weights]
 
 

@@ -42,7 +42,7 @@ def launch_all():
     for gate in (None, "silu", "gelu_tanh"):
         width = 64 if gate is None else 32
         row_linear(halves(1, 64), halves(64, 64), halves(1, width), norm_weight=norm, gate=gate)
-        space = LinearWorkspace.create([(64, 64)], max_m=2, dtype=HALF, device=cpu)
+        space = LinearWorkspace.create([halves(64, 64)], max_m=2, dtype=HALF, device=cpu)
         skinny_linear(halves(2, 64), halves(64, 64), halves(2, width), workspace=space, gate=gate)
         if gate is not None:
             gated_activation_into(halves(2, 64), halves(2, 32), activation=gate)
@@ -51,10 +51,11 @@ def launch_all():
     for form, count in ((FP8(), 1), (FP8(128), 2), (FP8(128, 128), 2)):
         weight = StoredWeight(form, torch.zeros(64, 256, dtype=FP8.dtype), torch.zeros(64, count))
         fp8_linear(numbers, scales, weight, halves(2, 64))
-    space = LinearWorkspace.create([(2048, 2048)], stored=[(2048, 2048)], max_m=2, dtype=HALF, device=cpu)
     for form in (FP8(), Int4()):
         kept = (torch.zeros(2048, form.stored_width(2048), dtype=form.dtype), torch.zeros(2048, form.scale_count(2048), dtype=form.scale_dtype))
-        skinny_linear(halves(2, 2048), StoredWeight(form, *kept), halves(2, 2048), workspace=space)
+        weight = StoredWeight(form, *kept)
+        space = LinearWorkspace.create([weight], max_m=2, dtype=HALF, device=cpu)
+        skinny_linear(halves(2, 2048), weight, halves(2, 2048), workspace=space)
     x, partials = halves(2, 64), torch.zeros(2, 2, 64)
     add_rms_norm_into(x, norm, halves(2, 64), eps=0.1, partials=partials, branch_norm=norm)
     add_partials_into(x, partials, eps=0.1, branch_norm=norm)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.kernels.forms import FP8, StoredWeight
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.cases import (
     LinearCase,
@@ -84,8 +85,7 @@ SKINNY_SHAPES = [
 def workspace_for(rows: int, product: LinearCase) -> LinearWorkspace:
     weight = product.weight
     assert isinstance(weight, torch.Tensor)
-    n, k = weight.shape
-    space = LinearWorkspace.create([(n, k)], max_m=rows, dtype=weight.dtype, device=weight.device)
+    space = LinearWorkspace.create([weight], max_m=rows, dtype=weight.dtype, device=weight.device)
     space.partials.fill_(torch.nan)
     return space
 
@@ -274,6 +274,8 @@ def test_row_tiles_of_the_measured_shapes() -> None:
 
 def test_a_head_that_is_plain_takes_no_memory_for_slices() -> None:
     how: dict[str, Any] = {"max_m": 64, "dtype": torch.bfloat16, "device": torch.device("cpu")}
-    plain = LinearWorkspace.create([(128256, 4096)], **how)
-    kept = LinearWorkspace.create([(128256, 4096)], **how, stored=[(128256, 4096)])
+    head = torch.empty(128256, 4096, dtype=torch.bfloat16, device="meta")
+    plain = LinearWorkspace.create([head], **how)
+    stored = StoredWeight(FP8(), head.to(FP8.dtype), head[:, :1].float())
+    kept = LinearWorkspace.create([stored], **how)
     assert len(plain.partials) == 1 < len(kept.partials)

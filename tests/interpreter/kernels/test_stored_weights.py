@@ -76,7 +76,7 @@ def test_nothing_is_added_for_experts_that_are_elsewhere(
 
 
 def test_steps_with_two_words_of_scales(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "stored_list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
+    monkeypatch.setattr(launch, "list_tile", lambda *_, **__: ListTile(16, 32, 256, 4, 2))
     experts = random_experts(inputs, 3, 160, 288, form=MXFP4())
     agree(check_feed_lists(inputs, experts, random_choice(inputs, 5, 2, 3)), TOLERANCE[inputs.dtype])
 
@@ -253,7 +253,7 @@ def test_words_that_go_straight_into_registers(
         each.cache_clear()
     half = Inputs(device, torch.float16)
     product = stored_product(half, n, k, form, gate=gate, bias=True)
-    what: dict[str, Any] = {"room": 1 << 20, "per_word": form.per_word, "chunk": form.chunk}
+    what: dict[str, Any] = {"room": 1 << 20, "form": form}
     tile = tuning.skinny_tile(5, n, k, 2, gate=gate is not None, splits=None, **what)
     assert tile.straight is (gate is None or isinstance(form, Int4))
     agree(check_skinny_linear(half, product, [5, 16]), TOLERANCE[torch.float16])

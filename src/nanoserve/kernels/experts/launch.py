@@ -36,9 +36,8 @@ from nanoserve.kernels.experts.tuning import (
     sorting,
     stored_down_tile,
     stored_gate_up_tile,
-    stored_list_tile,
 )
-from nanoserve.kernels.forms import StoredWeight, row_arguments, step_arguments
+from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of, row_arguments, step_arguments
 
 
 class ExpertsWorkspace(NamedTuple):
@@ -142,8 +141,9 @@ def feed_rows(
         "inner_ptr": workspace.inner, "bias_ptr": experts.down_bias, "weights_ptr": chosen.weights, "stream_ptr": stream,
         "N": hidden, "K": size,
     }  # fmt: skip
-    if isinstance(gate_up, StoredWeight) and isinstance(down, StoredWeight):
-        tile = stored_gate_up_tile(hidden, gate_up.form)
+    form = form_of(gate_up)
+    if form is not PLAIN:
+        tile = stored_gate_up_tile(hidden, form)
         stored_row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
             **enter,
             **common,
@@ -152,7 +152,7 @@ def feed_rows(
             CHUNK=tile.chunk,
             num_warps=tile.warps,
         )
-        tile, at_once = stored_down_tile(size, slots, down.form)
+        tile, at_once = stored_down_tile(size, slots, form)
         stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
             **leave, **common, **row_arguments(down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
             num_warps=tile.warps,
@@ -208,11 +208,8 @@ def feed_lists(
 def _tile(
     experts: Experts, tokens: int, slots: int, itemsize: int, *, room: int, invariant: bool
 ) -> ListTile:
-    count, gate_up = experts.down.shape[0] + experts.others, experts.gate_up
-    if isinstance(gate_up, StoredWeight):
-        form = gate_up.form
-        return stored_list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
-    return list_tile(tokens, slots, count, itemsize, room=room, invariant=invariant)
+    count, form = len(experts.down) + experts.others, form_of(experts.gate_up)
+    return list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
 
 
 def list_ways(
@@ -312,10 +309,11 @@ def _multiply(
         **launch_options(pdl),
     }  # fmt: skip
     grid = (num_tiles * triton.cdiv(height, tile.bn),)
-    if isinstance(weight, StoredWeight):
+    if form_of(weight) is not PLAIN:
         pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
         stored_listed_kernel[grid](x_ptr=x, **step_arguments(weight), **common, PAIRS=pairs)
         return
+    assert isinstance(weight, Tensor)
     described, halves = tile.described and k * x.element_size() % 16 == 0, 2 if gate else 1
     if described:
         weight = _described(weight.view(experts * halves, -1, k), halves, tile.bn // halves, tile.bk)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import triton
 
-from nanoserve.kernels.forms import Form
+from nanoserve.kernels.forms import PLAIN, Form
 
 MOST_PROGRAMS = 128
 """Programs that sort a step's pairs: each reads what all have counted."""
@@ -139,8 +139,7 @@ def stored_down_tile(k: int, slots: int, form: Form) -> tuple[RowTile, int]:
     return RowTile(8 if packed else 2, 4, chunk), at_once
 
 
-@cache
-def stored_list_tile(
+def _stored_list_tile(
     tokens: int, slots: int, experts: int, itemsize: int, form: Form, *, room: int, invariant: bool
 ) -> ListTile:
     """`list_tile` of stored weights: a step of one byte a number may not be longer than what has one scale."""
@@ -166,7 +165,7 @@ def stored_list_tile(
 
 @cache
 def list_tile(
-    tokens: int, slots: int, experts: int, itemsize: int, *, room: int, invariant: bool
+    tokens: int, slots: int, experts: int, itemsize: int, form: Form = PLAIN, *, room: int, invariant: bool
 ) -> ListTile:
     """The tile of products over lists, one for gate and up and for down, because they share the lists.
 
@@ -175,9 +174,12 @@ def list_tile(
         slots: experts of a token.
         experts: how many there are, so that each gets tokens * slots / experts on average.
         itemsize: bytes per element.
+        form: of the weights.
         room: bytes of shared memory that a program may have.
         invariant: whether the tile may not depend on the number of tokens.
     """
+    if form is not PLAIN:
+        return _stored_list_tile(tokens, slots, experts, itemsize, form, room=room, invariant=invariant)
     # Half as many again as the average, so that few experts need a second tile.
     bm = max(16, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
     if itemsize == 4:  # without tensor cores: small tiles, which compile quickly

@@ -17,11 +17,12 @@ from typing import Final
 from nanoserve.kernels.forms.fp8 import FP8
 from nanoserve.kernels.forms.integers import Int4, Int8
 from nanoserve.kernels.forms.layout import (
+    PLAIN,
     Form,
     StoredWeight,
+    form_of,
     row_arguments,
     step_arguments,
-    straight_arguments,
 )
 from nanoserve.kernels.forms.mxfp4 import MXFP4
 
@@ -29,6 +30,5 @@ FORMS: Final[Mapping[str, Form]] = {"fp8": FP8(), "mxfp4": MXFP4(), "int4": Int4
 """Each form as it usually comes, by the name that a `ModelSpec` has for it."""
 
 __all__ = [
-    "FORMS", "FP8", "MXFP4", "Form", "Int4", "Int8", "StoredWeight",
-    "row_arguments", "step_arguments", "straight_arguments",
+    "FORMS", "FP8", "MXFP4", "PLAIN", "Form", "Int4", "Int8", "StoredWeight", "form_of", "row_arguments", "step_arguments",
 ]  # fmt: skip

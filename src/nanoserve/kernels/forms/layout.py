@@ -35,6 +35,19 @@ class Form:
     multiple: ClassVar[int] = 1
     chunk: ClassVar[int] = 0
 
+    @property
+    def straight(self) -> int:
+        """`chunk` where all of these share a scale, else 0: kernels load steps then."""
+        return self.chunk if self.chunk and self.group % self.chunk == 0 else 0
+
+    def arguments(self, weight: Any, *, steps: bool = True) -> dict[str, Any]:
+        """The arguments by which kernels of more than one row, or of one, are told of a weight in this form."""
+        scales = self.step_scales(weight.scales) if steps else weight.scales
+        return {
+            "weight_ptr": self.words(weight.numbers), "scale_ptr": scales,
+            "FORM": self.name, "PACK": self.per_word, "GROUP": self.group, "SCALES": scales.shape[-1],
+        }  # fmt: skip
+
     def stored_width(self, width: int) -> int:
         """Elements of `dtype` that a row of so many numbers takes."""
         return width
@@ -68,6 +81,29 @@ class Form:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Plain(Form):
+    """A weight as it is computed with: a tensor alone."""
+
+    group: int = 1
+    name = "plain"
+    unit = 1
+
+    def arguments(self, weight: Any, **_: bool) -> dict[str, Any]:
+        """See `Form`; the same for all kernels."""
+        return {
+            "weight_ptr": weight,
+            "scale_ptr": None,
+            "FORM": self.name,
+            "PACK": 1,
+            "GROUP": 1,
+            "SCALES": 0,
+        }
+
+
+PLAIN: Final = Plain()
+
+
 @dataclass(frozen=True, eq=False)
 class StoredWeight:
     """A weight [..., N, K] in a form.
@@ -92,6 +128,11 @@ class StoredWeight:
         """Where it is."""
         return self.numbers.device
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        return self.numbers.nbytes
+
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -104,40 +145,24 @@ class StoredWeight:
         return self.form.widen(self.numbers, self.scales)
 
 
+def form_of(weight: Tensor | StoredWeight) -> Form:
+    """The form in which a weight is kept; a tensor is `PLAIN`."""
+    return getattr(weight, "form", PLAIN)
+
+
 def row_arguments(weight: Tensor | StoredWeight, chunk: int) -> dict[str, Any]:
     """The arguments by which kernels of one row are told of a weight that they load in chunks of so many numbers."""
-    if isinstance(weight, Tensor):
-        return _plain(weight) | {"UNIT": 1}
-    return _of_form(weight, weight.scales) | {"UNIT": min(weight.form.unit, chunk)}
+    form = form_of(weight)
+    return form.arguments(weight, steps=False) | {"UNIT": min(form.unit, chunk)}
 
 
-def step_arguments(weight: Tensor | StoredWeight) -> dict[str, Any]:
-    """The arguments by which kernels of more than one row are told of a weight."""
-    if isinstance(weight, Tensor):
-        return _plain(weight)
-    return _of_form(weight, weight.form.step_scales(weight.scales))
-
-
-def straight_arguments(weight: StoredWeight) -> dict[str, Any]:
-    """The arguments by which kernels are told of a weight whose words go straight into registers."""
-    words = {"weight_ptr": weight.numbers.view(torch.int32), "PACK": weight.form.chunk // 16}
-    return _of_form(weight, weight.scales) | words
-
-
-def _plain(weight: Tensor) -> dict[str, Any]:
-    return {"weight_ptr": weight, "scale_ptr": None, "FORM": "plain", "PACK": 1, "GROUP": 1, "SCALES": 0}
-
-
-def _of_form(weight: StoredWeight, scales: Tensor) -> dict[str, Any]:
-    form = weight.form
-    pointers = {"weight_ptr": form.words(weight.numbers), "scale_ptr": scales}
-    return {
-        **pointers,
-        "FORM": form.name,
-        "PACK": form.per_word,
-        "GROUP": form.group,
-        "SCALES": scales.shape[-1],
-    }
+def step_arguments(weight: Tensor | StoredWeight, *, straight: bool = False) -> dict[str, Any]:
+    """The arguments by which kernels of more than one row are told of a weight, whose words may go straight into registers."""
+    form = form_of(weight)
+    arguments = form.arguments(weight, steps=not straight)
+    if straight:
+        arguments |= {"weight_ptr": arguments["weight_ptr"].view(torch.int32), "PACK": form.chunk // 16}
+    return arguments
 
 
 def gathered(blocks: Tensor) -> Tensor:

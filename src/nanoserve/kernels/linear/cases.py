@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.forms import StoredWeight
+from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of
 from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.gates import Activation, gated
 from nanoserve.kernels.linear import reference
@@ -24,7 +24,7 @@ from nanoserve.kernels.linear.launch import (
     stored_ways,
     takes_fp8,
     takes_packed,
-    widen_into,
+    widened,
 )
 from nanoserve.kernels.linear.low_rank.cases import Runs, random_delta
 from nanoserve.kernels.linear.low_rank.launch import Delta, shrink
@@ -114,11 +114,8 @@ def check_skinny_linear(
 ) -> Iterator[Comparison]:
     """Each of some numbers of rows, twice: what is left in the scratch memory must not show, nor the counters move."""
     batches = batches or SKINNY_ROWS
-    n, k = product.weight.shape
-    made: dict[str, Any] = {"max_m": max(batches), "dtype": inputs.dtype, "device": inputs.device}
-    space = LinearWorkspace.create(
-        [(n, k)], **made, stored=[(n, k)] if isinstance(product.weight, StoredWeight) else ()
-    )
+    k = product.weight.shape[1]
+    space = _space(inputs, product, batches)
     space.partials.fill_(torch.nan)
     parts = {"weight": product.weight, "bias": product.bias, "gate": product.gate, "workspace": space}
     for rows in batches:
@@ -152,10 +149,8 @@ def check_adapted(
     ranks: Sequence[int] = (16, 64, 32),
 ) -> Iterator[Comparison]:
     """Products of tokens that have adapters of these ranks, or none; `runs` are of columns that read one part (first, end, part)."""
-    n, k = product.weight.shape
-    made: dict[str, Any] = {"max_m": max(batches), "dtype": inputs.dtype, "device": inputs.device}
-    stored = [(n, k)] if isinstance(product.weight, StoredWeight) else ()
-    space = LinearWorkspace.create([(n, k)], **made, stored=stored)
+    k = product.weight.shape[1]
+    space = _space(inputs, product, batches)
     for rows in batches:
         x, normed = inputs.normal(rows, k), rows == 1
         read = x.float()
@@ -168,6 +163,11 @@ def check_adapted(
         out = expect(gated(wanted, product.gate) if product.gate else wanted)
         parts = {"product": product, "delta": delta, "space": space}
         yield from inputs.compare(multiply_adapted, product.case(rows), x=x, out=out, **parts)
+
+
+def _space(inputs: Inputs, product: LinearCase, batches: Sequence[int]) -> LinearWorkspace:
+    made: dict[str, Any] = {"max_m": max(batches), "dtype": inputs.dtype, "device": inputs.device}
+    return LinearWorkspace.create([product.weight], **made)
 
 
 def multiply_adapted(
@@ -242,11 +242,10 @@ def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -
     if product.added:
         before = inputs.normal_like(wanted)
         wanted = wanted + before.float()
-    if isinstance(weight, StoredWeight):
-        stored, weight = weight, inputs.poisoned(*weight.shape)
-        widen_into(stored, weight)
-        yield Comparison(f"widened {product.name}", weight, stored.float().to(inputs.dtype), exact=True)
-
+    if form_of(weight) is not PLAIN:
+        wide = widened(weight, inputs.poisoned(weight.shape.numel()))
+        yield Comparison(f"widened {product.name}", wide, weight.float().to(inputs.dtype), exact=True)
+        weight = wide
     out = expect(wanted, before)
     parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
     yield from inputs.compare(invariant_linear, product.case(rows), x=x, out=out, **parts)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple, Self, TypeGuard
+from collections.abc import Iterable
+from typing import NamedTuple, Self, TypeGuard
 
 import torch
 import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
-from nanoserve.kernels.forms import FP8, Int4, StoredWeight, row_arguments, step_arguments, straight_arguments
+from nanoserve.kernels.forms import FP8, PLAIN, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
 from nanoserve.kernels.linear.triton import (
@@ -56,38 +55,27 @@ class LinearWorkspace(NamedTuple):
     @classmethod
     def create(
         cls,
-        products: Iterable[tuple[int, int]],
+        weights: Iterable[Tensor | StoredWeight],
         *,
         max_m: int,
         dtype: torch.dtype,
         device: torch.device,
-        stored: Collection[tuple[int, int]] = (),
     ) -> Self:
-        """Allocate what `skinny_linear` needs for weights of the given shapes.
+        """Allocate what `skinny_linear` needs for weights like these.
 
         Args:
-            products: (N, K) of each weight.
+            weights: [N, K] each; they may be elsewhere.
             max_m: the most rows of x; what exceeds 128 is not served by `skinny_linear` and needs nothing.
-            dtype: of x and the weights.
-            device: where they are.
-            stored: those that are kept in a form.
+            dtype: of x.
+            device: where the rows will be.
         """
         num_partials, num_counters = 1, 1
-        for n, k in products:
-            forms = ((1, 0), (8, 0), (1, FP8.chunk), (8, Int4.chunk)) if (n, k) in stored else ()
-            kinds = ((0, 0), *forms)
-            for bm, (per_word, chunk) in itertools.product((8, 16, 32, 64, 128), kinds):
-                if bm > padded(min(max_m, MAX_SKINNY_M)):
-                    break
-                more: dict[str, Any] = {
-                    "splits": None,
-                    "room": _room(device),
-                    "per_word": per_word,
-                    "chunk": chunk,
-                }
-                tile = skinny_tile(bm, n, k, dtype.itemsize, gate=False, **more)
+        buckets = [bm for bm in (8, 16, 32, 64, 128) if bm <= padded(min(max_m, MAX_SKINNY_M))]
+        for weight in weights:
+            for bm in buckets:
+                tile = _tile(bm, weight, dtype.itemsize, device, gate=False, splits=None)
                 if tile.splits > 1:
-                    tiles = triton.cdiv(n, tile.bn)
+                    tiles = triton.cdiv(len(weight), tile.bn)
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
                     num_counters = max(num_counters, tiles)
         return cls(
@@ -128,7 +116,8 @@ def row_linear(
         pdl: see `nanoserve.kernels.device.pdl`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
-    tile = row_tile(n, k, _bits(weight), gate=gate is not None)
+    bits = 8 * weight.nbytes // (n * k)
+    tile = row_tile(n, k, bits, gate=gate is not None)
     row_kernel[(triton.cdiv(n, tile.rows),)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight, residual_ptr=residual, eps=eps,
         N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **row_arguments(weight, tile.chunk),
@@ -168,7 +157,7 @@ def skinny_linear(
         ValueError: M is above 128, or the workspace is too small.
     """
     m, (n, k) = len(x), weight.shape
-    tile = _tile(m, n, k, x.element_size(), weight, gate=gate is not None, splits=None)
+    tile = _tile(m, weight, x.element_size(), x.device, gate=gate is not None, splits=None)
     tiles = triton.cdiv(n, tile.bn)
     if tile.splits > 1 and (
         tiles > len(workspace.counters) or tiles * tile.splits * tile.bn * tile.bm > len(workspace.partials)
@@ -182,7 +171,7 @@ def skinny_linear(
 
 def slice_count(m: int, weight: Tensor | StoredWeight) -> int:
     """The slices into which `split_linear` cuts K for m rows of x."""
-    return split_count(m, *weight.shape, stored=isinstance(weight, StoredWeight), chunk=_chunk(weight))
+    return split_count(m, *weight.shape, form=form_of(weight))
 
 
 def split_linear(
@@ -208,19 +197,22 @@ def split_linear(
     m, (n, k) = len(x), weight.shape
     if len(partials) != (count := slice_count(m, weight)):
         raise ValueError(f"{m} rows times a weight of {n} x {k} are {count} slices, not {len(partials)}")
-    tile = _tile(m, n, k, x.element_size(), weight, gate=False, splits=len(partials))
+    tile = _tile(m, weight, x.element_size(), x.device, gate=False, splits=len(partials))
     _launch(
         x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, delta=delta, pdl=pdl
     )  # fmt: skip
 
 
-def widen_into(weight: StoredWeight, out: Tensor) -> None:
-    """Write what a stored weight stands for into `out` [N, K], contiguous, any float dtype; rounded once."""
-    n, k = weight.shape
-    rows, bk = 32, 128
-    widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, bk))](
-        **step_arguments(weight), out_ptr=out, N=n, K=k, ROWS=rows, BK=bk, num_warps=4
-    )
+def widened(weight: Tensor | StoredWeight, scratch: Tensor) -> Tensor:
+    """The weight as a tensor [N, K]: itself, or what a stored one stands for, written into `scratch`, flat, of any float dtype; rounded once."""
+    (n, k), out = weight.shape, weight
+    if form_of(weight) is not PLAIN:
+        rows, bk, out = 32, 128, scratch[: n * k].view(n, k)
+        widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, bk))](
+            **step_arguments(weight), out_ptr=out, N=n, K=k, ROWS=rows, BK=bk, num_warps=4
+        )
+    assert isinstance(out, Tensor)
+    return out
 
 
 def invariant_linear(
@@ -255,14 +247,12 @@ def invariant_linear(
 
 def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
     """True if many rows like x multiply with a weight in 8-bit floats: it is kept in these, and float32 is not asked for."""
-    stored = isinstance(weight, StoredWeight) and isinstance(weight.form, FP8)
-    return stored and x.element_size() < 4
+    return isinstance(form_of(weight), FP8) and x.element_size() < 4
 
 
 def takes_packed(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
     """True if rows like x, which are many, multiply with a weight of packed numbers that is not widened before."""
-    packed = isinstance(weight, StoredWeight) and weight.form.per_word > 1
-    return packed and x.element_size() < 4 and len(x) <= MOST_PACKED_ROWS
+    return form_of(weight).per_word > 1 and x.element_size() < 4 and len(x) <= MOST_PACKED_ROWS
 
 
 def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
@@ -334,34 +324,22 @@ def fp8_linear(
 
 
 def _tile(
-    m: int, n: int, k: int, itemsize: int, weight: Tensor | StoredWeight, *, gate: bool, splits: int | None
+    m: int,
+    weight: Tensor | StoredWeight,
+    itemsize: int,
+    device: torch.device,
+    *,
+    gate: bool,
+    splits: int | None,
 ) -> SkinnyTile:
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
-    per_word = weight.form.per_word if isinstance(weight, StoredWeight) else 0
-    room = _room(weight.device)
-    what: dict[str, Any] = {"room": room, "per_word": per_word, "chunk": _chunk(weight)}
-    return skinny_tile(m, n, k, itemsize, gate=gate, splits=splits, **what)
-
-
-def _chunk(weight: Tensor | StoredWeight) -> int:
-    """The numbers of 16 words that go straight into registers; 0 where some of them have another scale, or kernels load steps."""
-    form = weight.form if isinstance(weight, StoredWeight) else None
-    return form.chunk if form is not None and form.chunk and form.group % form.chunk == 0 else 0
+    room = shared_memory(device) - _MARGIN
+    return skinny_tile(m, *weight.shape, itemsize, gate=gate, splits=splits, room=room, form=form_of(weight))
 
 
 def _pairs(x: Tensor) -> bool:
     return x.dtype is torch.bfloat16 and supports_pdl(x.device)
-
-
-def _room(device: torch.device) -> int:
-    return shared_memory(device) - _MARGIN
-
-
-def _bits(weight: Tensor | StoredWeight) -> int:
-    """The bits that a number takes, its share of a scale left out."""
-    numbers = weight if isinstance(weight, Tensor) else weight.numbers
-    return 8 * numbers.element_size() * numbers.shape[-1] // weight.shape[-1]
 
 
 def _launch(
@@ -378,12 +356,9 @@ def _launch(
     pdl: bool,
 ) -> None:
     n, k = weight.shape
-    arguments = step_arguments(weight)
-    if tile.straight and isinstance(weight, StoredWeight):
-        arguments = straight_arguments(weight)
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
-        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **arguments, PAIRS=_pairs(x),
+        N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight, straight=tile.straight), PAIRS=_pairs(x),
         STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
         GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta, tile=tile.bm),
         PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,

@@ -27,6 +27,8 @@ from typing import Final, NamedTuple
 import torch
 import triton
 
+from nanoserve.kernels.forms import PLAIN, Form
+
 MAX_SKINNY_M = 128
 """The most rows of x that fit into one tile of the skinny products."""
 WIDE = 32_768
@@ -120,11 +122,11 @@ def padded(m: int) -> int:
 
 
 @cache
-def split_count(m: int, n: int, k: int, *, stored: bool = False, chunk: int = 0) -> int:
-    """The slices into which `split_linear` cuts K for m rows of x and weight [n, k], plain or stored: 1 to 8, one per bucket of m; `chunk` as in `skinny_tile`."""
-    if chunk and m <= MOST_STRAIGHT_ROWS and (straight := _straight_splits(n, k)):
+def split_count(m: int, n: int, k: int, *, form: Form = PLAIN) -> int:
+    """The slices into which `split_linear` cuts K for m rows of x and weight [n, k] in a form: 1 to 8, one per bucket of m."""
+    if form.straight and m <= MOST_STRAIGHT_ROWS and (straight := _straight_splits(n, k)):
         return straight
-    if stored:
+    if form is not PLAIN:
         return _doubled(n, k, 4 * BUSY if m <= 32 and k > 2 * n else 2 * BUSY)
     return _slices(padded(m), n, k, 0.0)
 
@@ -175,8 +177,7 @@ def skinny_tile(
     gate: bool,
     splits: int | None,
     room: int,
-    per_word: int = 0,
-    chunk: int = 0,
+    form: Form = PLAIN,
 ) -> SkinnyTile:
     """The tile of a product of m rows of x with weight [n, k].
 
@@ -188,20 +189,20 @@ def skinny_tile(
         gate: whether the rows are those of a gate and an up projection.
         splits: the slices of K if the caller has said how many, else None.
         room: bytes of shared memory that a program may have.
-        per_word: how many numbers a word of a stored weight has; 0 for a plain one.
-        chunk: how many numbers 16 words of 32 bits have, if they may go straight into registers, else 0.
+        form: of the weight.
     """
     bm = padded(m)
-    straight = _straight_splits(n, k) if chunk and m <= MOST_STRAIGHT_ROWS and itemsize == 2 else 0
+    packed = form.per_word > 1
+    straight = _straight_splits(n, k) if form.straight and m <= MOST_STRAIGHT_ROWS and itemsize == 2 else 0
     # Eight-bit floats of a gate and an up projection are so many tiles that slices do not pay.
-    if straight and splits in (None, straight) and (per_word > 1 or not gate):
-        bk = 512 if chunk > 64 and k == 512 * straight else 256
+    if straight and splits in (None, straight) and (packed or not gate):
+        bk = 512 if form.straight > 64 and k == 512 * straight else 256
         return SkinnyTile(16, 64, bk, straight, 1, 0, "evict_first", straight=True)
-    if per_word:
+    if form is not PLAIN:
         if splits is None:
             splits = _doubled(n, k, BUSY) if n < WIDE and not gate else 1
-        bm = 8 if m <= 8 and per_word == 1 else bm
-        return _stored_tile(bm, n, itemsize, per_word, gate=gate, splits=splits, room=room)
+        bm = 8 if m <= 8 and not packed else bm
+        return _stored_tile(bm, n, itemsize, gate=gate, splits=splits, room=room, packed=packed)
     if splits is None:
         splits = _slices(bm, n, k, JOINING) if bm == 16 and n < WIDE and not gate else 1
     bn, bk, stages = _shape(bm, n, k // splits, splits, itemsize, gate=gate)
@@ -216,7 +217,7 @@ def skinny_tile(
 
 
 def _stored_tile(
-    bm: int, n: int, itemsize: int, per_word: int, *, gate: bool, splits: int, room: int
+    bm: int, n: int, itemsize: int, *, gate: bool, splits: int, room: int, packed: bool
 ) -> SkinnyTile:
     """The tile of a product with a stored weight, whose steps are long enough for whole lines of its words.
 
@@ -225,14 +226,14 @@ def _stored_tile(
     """
     if itemsize == 4:
         return SkinnyTile(max(bm, 16), 32, 32, splits, 2, 0, "")
-    warps, bn, bk, stages = 4, 64, 256 if per_word > 1 else 128, 3
-    if bm <= 16 and per_word == 1:
+    warps, bn, bk, stages = 4, 64, 256 if packed else 128, 3
+    if bm <= 16 and not packed:
         warps, bn, stages = 2, 32, 3 if bm == 8 else 4
     elif bm == 128:
         bk = 64
     elif bm == 64 and (gate or n >= WIDE):
         bn, bk = 128, 128
-    elif (bm == 64 and per_word == 1) or (bm == 16 and triton.cdiv(n, bn) * splits <= 2 * BUSY):
+    elif (bm == 64 and not packed) or (bm == 16 and triton.cdiv(n, bn) * splits <= 2 * BUSY):
         stages = 4  # few programs for each multiprocessor, or long steps of x
     bytes_per_stage = (bn + bm * itemsize) * bk
     return SkinnyTile(bm, bn, bk, splits, max(1, min(stages, room // bytes_per_stage)), 0, "", warps)

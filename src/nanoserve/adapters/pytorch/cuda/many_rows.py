@@ -9,14 +9,13 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.forms import StoredWeight
 from nanoserve.kernels.linear.launch import (
     fp8_linear,
     invariant_linear,
     packed_linear,
     takes_fp8,
     takes_packed,
-    widen_into,
+    widened,
 )
 from nanoserve.kernels.pointwise.launch import gated_activation_into, quantize_rows_into
 from nanoserve.ports.layer_spec import Activation
@@ -62,12 +61,7 @@ class VendorProducts:
         if takes_packed(matrix, x) and not self.invariant:
             packed_linear(x, matrix, out, bias=bias, residual=out if add else None)
             return
-        weight = matrix
-        if isinstance(matrix, StoredWeight):
-            weight = space.widened[: matrix.shape.numel()].view(matrix.shape)
-            widen_into(matrix, weight)
-        assert isinstance(weight, Tensor)
-        self.multiply_plain(x, weight, bias, out, add=add)
+        self.multiply_plain(x, widened(matrix, space.widened), bias, out, add=add)
 
     def multiply_plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool

@@ -184,11 +184,7 @@ def make_workspace(
             of=torch.float32,
         ),
         linear=LinearWorkspace.create(
-            [(each.out_features, each.in_features) for each in skinny],
-            max_m=MOST_SKINNY_ROWS,
-            dtype=dtype,
-            device=device,
-            stored={(each.out_features, each.in_features) for each in skinny if each.weight_form is not None},
+            [each.matrix for each in skinny], max_m=MOST_SKINNY_ROWS, dtype=dtype, device=device
         ),
         widened=empty(max((each.shape.numel() for each in stored), default=0)),
         quantized=(
