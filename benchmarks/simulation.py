@@ -20,15 +20,11 @@ import attrs
 
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve_cluster.entrypoints.simulate.assembly import (
-    ROUTER_POLICIES,
-    ReplicaShape,
-    WorkloadShape,
-    simulate,
-    summarise,
-)
+from nanoserve_cluster.domain.routing.policies import POLICIES
+from nanoserve_cluster.domain.simulation.summary import summarise
+from nanoserve_cluster.domain.simulation.workload import WorkloadShape
+from nanoserve_cluster.entrypoints.simulate.assembly import ReplicaShape, draw_load, simulate
 from nanoserve_cluster.entrypoints.simulate.hardware import GPUS, kv_blocks, step_cost
-from nanoserve_cluster.entrypoints.simulate.offered import draw_load
 from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, TracedRequest
 
 BLOCK_SIZE = 64
@@ -95,7 +91,7 @@ def show_policies(replicas: int, duration: float, seeds: int) -> None:
             for seed in range(seeds):
                 shape = attrs.evolve(CHAT, duration=duration)
                 trace = draw_load(shape, replica, replicas, load, seed=seed)
-                runs = [(policy, policy, 0.0) for policy in ROUTER_POLICIES]
+                runs = [(policy, policy, 0.0) for policy in POLICIES]
                 if load > 0.5:
                     runs += [(f"lmetric, {delay:g} s late", "lmetric", delay) for delay in (0.1, 1.0)]
                 for name, policy, delay in runs:
@@ -125,7 +121,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=300.0)
     parser.add_argument("--load", type=float, default=0.8)
     parser.add_argument("--shape", default="mooncake", choices=SHAPES)
-    parser.add_argument("--policy", default="lmetric", choices=ROUTER_POLICIES)
+    parser.add_argument("--policy", default="lmetric", choices=POLICIES)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     if options.what == "speed":

@@ -1,1 +1,1 @@
-"""Bindings of the cluster's ports: published traces of requests, and a runner that only counts time."""
+"""Readers of published traces of requests."""

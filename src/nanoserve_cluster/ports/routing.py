@@ -23,13 +23,11 @@ class ReplicaView:
         replica: its number, which it keeps when it is restarted.
         requests: sent to it and not known to have ended, whether they run or wait.
         pending_tokens: prompt tokens of those that are not known to have been computed.
-        reported: when what is known of it was true, in seconds; a policy may distrust what is old.
     """
 
     replica: int
     requests: int = 0
     pending_tokens: int = 0
-    reported: float = 0.0
 
 
 @attrs.frozen(kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
 
-from nanoserve.ports.driving import EngineHandle
 from nanoserve_cluster.ports.routing import RandomDraw
 
 
@@ -37,48 +37,14 @@ class ComputedStep:
     """One step of a simulated device.
 
     Attributes:
-        began, ended: seconds on the virtual clock.
+        ended: seconds on the virtual clock.
         decoding: rows that yielded a further token.
         prefilled: seeds of the sequences that yielded their first token, or their next one after a preemption.
     """
 
-    began: float
     ended: float
     decoding: int
     prefilled: tuple[int, ...]
-
-
-class SimulatedRunner(Protocol):
-    """The interface of an engine's runner that a simulation reads.
-
-    Attributes:
-        handed: numbers of requests whose prompts were computed elsewhere, so that they cost nothing here.
-    """
-
-    handed: set[int]
-
-    @property
-    def busy(self) -> float:
-        """Seconds that the device has computed."""
-
-    def take(self) -> list[ComputedStep]:
-        """The steps collected since the last time."""
-
-
-@attrs.frozen
-class SimulatedEngine:
-    """An engine as it is shipped, over a runner that only counts time.
-
-    Attributes:
-        max_model_len: tokens at which every answer ends, its prompt's included.
-        least_step: seconds; no step takes less.
-    """
-
-    engine: EngineHandle
-    runner: SimulatedRunner
-    clock: VirtualClock
-    max_model_len: int
-    least_step: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
@@ -196,9 +162,9 @@ class ServedRequest:
         return (self.e2e - self.ttft) / max(self.output_tokens - 1, 1)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class SimulatedRun:
-    """All that a run yielded; the same scenario, trace and seed give an equal one.
+    """All that a run has yielded; the same scenario, trace and seed give an equal one.
 
     Attributes:
         served: every request that was answered, in the order in which they ended.
@@ -211,15 +177,15 @@ class SimulatedRun:
     """
 
     scenario: Scenario
-    served: Sequence[ServedRequest]
-    refused: Mapping[str, int]
-    sent: int
-    gaps: Mapping[int, Mapping[int, int]]
-    steps: int
-    busy_seconds: float
-    replica_seconds: float
-    preemptions: int
-    ended: float
+    served: list[ServedRequest] = attrs.field(factory=list)
+    refused: Counter[str] = attrs.field(factory=Counter)
+    sent: int = 0
+    gaps: defaultdict[int, Counter[int]] = attrs.field(factory=lambda: defaultdict(Counter))
+    steps: int = 0
+    busy_seconds: float = 0.0
+    replica_seconds: float = 0.0
+    preemptions: int = 0
+    ended: float = 0.0
 
 
 @attrs.frozen(kw_only=True)

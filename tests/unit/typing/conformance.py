@@ -23,8 +23,7 @@ from nanoserve.ports.driven import ChatTemplate, Clock, ModelRunner, ReferenceMo
 from nanoserve.ports.driving import EngineClient, EngineHandle, Link, Reply
 from nanoserve.ports.grammar import Grammars, LateDrawing
 from nanoserve.ports.step import StepPlan
-from nanoserve_cluster.adapters.cost_runner import CostRunner
-from nanoserve_cluster.ports.simulation import SimulatedRunner
+from nanoserve_cluster.domain.simulation.cost_runner import CostRunner
 from tests.fakes.constant_runner import ConstantRunner
 from tests.fakes.finite_grammars import FiniteGrammars
 from tests.fakes.memory_runner import MemoryRunner
@@ -66,5 +65,5 @@ def process(reply: PendingReply, link: SocketLink) -> tuple[Reply, Link]:
     return reply, link
 
 
-def simulated(runner: CostRunner) -> tuple[ModelRunner[Any], SimulatedRunner]:
-    return runner, runner
+def simulated(runner: CostRunner) -> ModelRunner[Any]:
+    return runner

@@ -34,16 +34,17 @@ class ReportedBlocks:
         self._names: OrderedDict[tuple[Tier, int, BlockHash], BlockHash] = OrderedDict()
         self._places: Counter[BlockHash] = Counter()
 
-    def apply(self, event: KVEvent) -> None:
-        """Enter one event; blocks of another size, and those that follow a block which is not known, are left out."""
-        match event:
-            case BlockStored():
-                self._store(event)
-            case BlockRemoved():
-                told = [(event.tier, event.group, each) for each in event.block_hashes]
-                self._remove([self._names.pop(each) for each in told if each in self._names])
-            case AllBlocksCleared():
-                self.clear()
+    def apply(self, *events: KVEvent) -> None:
+        """Enter events; blocks of another size, and those that follow a block which is not known, are left out."""
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._store(event)
+                case BlockRemoved():
+                    told = [(event.tier, event.group, each) for each in event.block_hashes]
+                    self._remove([self._names.pop(each) for each in told if each in self._names])
+                case AllBlocksCleared():
+                    self.clear()
 
     def clear(self) -> None:
         """Nothing is known of the replica's cache any more."""

@@ -46,8 +46,8 @@ class Router:
             raise BadValueError("router_policy", f"must be one of {', '.join(POLICIES)}, got {policy!r}")
         self._choose = POLICIES[policy]
         self.reads_prefixes: Final = self._choose in _READ_PREFIXES
-        self._index = index
-        self._block_size = block_size
+        self.index = index
+        self.block_size = block_size
         self._draw = draw
         self._views: dict[int, ReplicaView] = {}
         self._routed = 0
@@ -57,25 +57,25 @@ class Router:
         """True if no replica takes requests."""
         return not self._views
 
-    def join(self, replica: int, at: float) -> None:
+    def join(self, replica: int) -> None:
         """A replica takes requests from now on; its cache is empty."""
-        self._views[replica] = ReplicaView(replica, reported=at)
+        self._views[replica] = ReplicaView(replica)
 
     def leave(self, replica: int) -> None:
         """A replica takes no requests any more, and its cache is lost."""
         self._views.pop(replica, None)
-        self._index.forget(replica)
+        self.index.forget(replica)
 
     def route(
         self, token_ids: tuple[int, ...], affinity: int, *, without: AbstractSet[int] = frozenset()
     ) -> Placement:
         """Choose a replica for a prompt, and count it as sent; one that is not `without` must take requests."""
-        hashes = block_names(token_ids, self._block_size) if self.reads_prefixes else []
+        hashes = block_names(token_ids, self.block_size) if self.reads_prefixes else []
         # At least one token is always computed.
         most = len(token_ids) - 1
         cached = {
-            replica: min(blocks * self._block_size, most)
-            for replica, blocks in self._index.matches(hashes).items()
+            replica: min(blocks * self.block_size, most)
+            for replica, blocks in self.index.matches(hashes).items()
         }
         asked = RoutedRequest(
             number=self._routed, num_tokens=len(token_ids), affinity=affinity, cached_tokens=cached
@@ -88,21 +88,19 @@ class Router:
         view.requests += 1
         view.pending_tokens += new_tokens
         if hashes:
-            self._index.add(view.replica, hashes)
-        return Placement(view.replica, new_tokens, tuple(hashes[-(-in_cache // self._block_size) :]))
+            self.index.add(view.replica, hashes)
+        return Placement(view.replica, new_tokens, tuple(hashes[-(-in_cache // self.block_size) :]))
 
-    def note_prefilled(self, placement: Placement, at: float) -> None:
+    def note_prefilled(self, placement: Placement) -> None:
         """The replica reports that a prompt is computed."""
         if view := self._views.get(placement.replica):
             view.pending_tokens -= placement.new_tokens
-            view.reported = at
 
     def note_not_computed(self, placement: Placement) -> None:
         """The replica has refused the prompt, or failed on it: what was entered as cached there in advance is not."""
-        self._index.remove(placement.replica, placement.new_blocks)
+        self.index.remove(placement.replica, placement.new_blocks)
 
-    def note_ended(self, placement: Placement, at: float) -> None:
+    def note_ended(self, placement: Placement) -> None:
         """The replica reports that a request has ended; that its prompt is computed was reported before."""
         if view := self._views.get(placement.replica):
             view.requests -= 1
-            view.reported = at

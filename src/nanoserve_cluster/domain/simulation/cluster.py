@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -33,7 +33,7 @@ from nanoserve.ports.events import SequencePreempted, TokensGenerated
 from nanoserve.ports.request import FinishReason
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
 from nanoserve_cluster.domain.routing.router import Router
-from nanoserve_cluster.domain.simulation.replica import Attempt, SimulatedReplica
+from nanoserve_cluster.domain.simulation.replica import Attempt, SimulatedEngine, SimulatedReplica
 from nanoserve_cluster.domain.simulation.summary import gap_bucket
 from nanoserve_cluster.ports.routing import RandomDraw
 from nanoserve_cluster.ports.simulation import (
@@ -43,12 +43,9 @@ from nanoserve_cluster.ports.simulation import (
     ScaleUp,
     Scenario,
     ServedRequest,
-    SimulatedEngine,
     SimulatedRun,
     TracedRequest,
 )
-
-MakeEngine = Callable[[], SimulatedEngine]
 
 
 class Cluster:
@@ -60,7 +57,9 @@ class Cluster:
         draw: the router's, seeded.
     """
 
-    def __init__(self, scenario: Scenario, make_engine: MakeEngine, draw: RandomDraw) -> None:
+    def __init__(
+        self, scenario: Scenario, make_engine: Callable[[], SimulatedEngine], draw: RandomDraw
+    ) -> None:
         self._scenario = scenario
         self._make_engine = make_engine
         index = PrefixIndex(scenario.index_blocks)
@@ -74,11 +73,7 @@ class Cluster:
         self._order = itertools.count()
         self._reports: deque[tuple[float, Attempt, bool]] = deque()
         self._stranded: deque[tuple[int, TracedRequest, int]] = deque()
-        self._served: list[ServedRequest] = []
-        self._refused: Counter[str] = Counter()
-        self._gaps: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        self._steps = self._preemptions = 0
-        self._busy_seconds = self._replica_seconds = self._ended = 0.0
+        self._run = SimulatedRun(scenario=scenario)
 
     def run(self, trace: Iterable[TracedRequest]) -> SimulatedRun:
         """Serve the whole trace, which is in the order of its times; raises `BadValueError` for replicas that there are not."""
@@ -86,7 +81,6 @@ class Cluster:
         self._add_replicas(self._scenario.prefill_replicas, 0.0, self._prefill_router)
         for incident in self._scenario.incidents:
             self._plan_incident(incident)
-        sent = 0
         arrivals = iter(trace)
         coming = next(arrivals, None)
         while coming is not None or self._timeline or self._busy:
@@ -99,26 +93,12 @@ class Cluster:
             if due <= arrival and self._timeline:
                 heapq.heappop(self._timeline)[2](at)
             elif coming is not None:
-                self._send(sent, coming, 1, at)
-                sent += 1
+                self._send(self._run.sent, coming, 1, at)
+                self._run.sent += 1
                 coming = next(arrivals, None)
         for replica in self._replicas:
-            self._close_books(replica, self._ended)
-        return self._result(sent)
-
-    def _result(self, sent: int) -> SimulatedRun:
-        return SimulatedRun(
-            scenario=self._scenario,
-            served=self._served,
-            refused=dict(self._refused),
-            sent=sent,
-            gaps={window: dict(counts) for window, counts in self._gaps.items()},
-            steps=self._steps,
-            busy_seconds=self._busy_seconds,
-            replica_seconds=self._replica_seconds,
-            preemptions=self._preemptions,
-            ended=self._ended,
-        )
+            self._close_books(replica, self._run.ended)
+        return self._run
 
     # Time
 
@@ -170,7 +150,7 @@ class Cluster:
             if step.decoding:
                 bucket = gap_bucket(step.ended - replica.last_token)
                 window = int(step.ended // self._scenario.window)
-                self._gaps[window][bucket] += step.decoding
+                self._run.gaps[window][bucket] += step.decoding
             replica.last_token = step.ended
             for number in step.prefilled:
                 self._note_prefilled(replica, replica.attempts.get(number), at)
@@ -178,7 +158,7 @@ class Cluster:
             if isinstance(event, TokensGenerated):
                 self._note_ended(replica, event, at)
             elif isinstance(event, SequencePreempted):
-                self._preemptions += 1
+                self._run.preemptions += 1
         if replica.when_drained is not None and not replica.attempts:
             replica.when_drained(at)
 
@@ -201,8 +181,8 @@ class Cluster:
             decodes.is_handed = True
             self._at(at + self._scenario.handover * traced.num_tokens, lambda then: self._add(decodes, then))
             return
-        self._ended = max(self._ended, times.finished)
-        self._served.append(
+        self._run.ended = max(self._run.ended, times.finished)
+        self._run.served.append(
             ServedRequest(
                 at=traced.at,
                 ttft=times.first_token - traced.at,
@@ -224,11 +204,11 @@ class Cluster:
         """Let the router know of what was reported long enough ago."""
         reports, delay = self._reports, self._scenario.report_delay
         while reports and reports[0][0] + delay <= at:
-            reported, attempt, has_ended = reports.popleft()
+            _, attempt, has_ended = reports.popleft()
             if self._replicas[attempt.placement.replica].life == attempt.life:
                 router = self._router if attempt.decodes is None else self._prefill_router
                 note = router.note_ended if has_ended else router.note_prefilled
-                note(attempt.placement, reported)
+                note(attempt.placement)
 
     def _send(self, number: int, traced: TracedRequest, count: int, at: float) -> None:
         if self._router.is_empty:
@@ -265,7 +245,7 @@ class Cluster:
         try:
             replica.add(attempt, attempt.traced.token_ids(), at)
         except (RequestRefusedError, BadValueError) as error:
-            self._refused[type(error).__name__] += 1
+            self._run.refused[type(error).__name__] += 1
             for each in (attempt,) if attempt.decodes is None else (attempt, attempt.decodes):
                 self._report(each, at, has_ended=False)
                 self._report(each, at, has_ended=True)
@@ -339,7 +319,7 @@ class Cluster:
         for replica in replicas:
             if not replica.is_up:
                 replica.start(self._make_engine(), at)
-                self._routers[replica.number].join(replica.number, at)
+                self._routers[replica.number].join(replica.number)
         stranded, self._stranded = self._stranded, deque()
         for each in stranded:
             self._send(*each, at)
@@ -352,6 +332,6 @@ class Cluster:
 
     def _close_books(self, replica: SimulatedReplica, at: float) -> None:
         if replica.is_up:
-            self._replica_seconds += max(at - replica.up_since, 0.0)
-            self._busy_seconds += replica.busy_seconds
-            self._steps += replica.num_steps
+            self._run.replica_seconds += max(at - replica.up_since, 0.0)
+            self._run.busy_seconds += replica.busy_seconds
+            self._run.steps += replica.num_steps

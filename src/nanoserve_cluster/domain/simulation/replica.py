@@ -7,11 +7,29 @@ from collections.abc import Callable
 
 import attrs
 
+from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve_cluster.domain.routing.router import Placement
-from nanoserve_cluster.ports.simulation import ComputedStep, SimulatedEngine, TracedRequest
+from nanoserve_cluster.domain.simulation.cost_runner import CostRunner
+from nanoserve_cluster.ports.simulation import ComputedStep, TracedRequest, VirtualClock
+
+
+@attrs.frozen
+class SimulatedEngine:
+    """An engine as it is shipped, over a runner that only counts time.
+
+    Attributes:
+        max_model_len: tokens at which every answer ends, its prompt's included.
+        least_step: seconds; no step takes less.
+    """
+
+    engine: EngineHandle
+    runner: CostRunner
+    clock: VirtualClock
+    max_model_len: int
+    least_step: float = 0.0
 
 
 @attrs.define(eq=False)
@@ -68,21 +86,23 @@ class SimulatedReplica:
     @property
     def time(self) -> float:
         """The time of its own clock."""
+        return self._engine.clock.time
+
+    @property
+    def _engine(self) -> SimulatedEngine:
         assert self._running is not None
-        return self._running.clock.time
+        return self._running
 
     def answer_tokens(self, traced: TracedRequest) -> int:
         """The length of a request's answer here: as long as it asks for, or as there is room for behind its prompt."""
-        assert self._running is not None
-        return min(traced.output_tokens, self._running.max_model_len - traced.num_tokens)
+        return min(traced.output_tokens, self._engine.max_model_len - traced.num_tokens)
 
     def quiet_until(self) -> float:
         """Until then no prompt is computed and no request ends, if none is added: each step yields one token for each.
 
         Not before the end of the turn that was taken last.
         """
-        running = self._running
-        assert running is not None
+        running = self._engine
         last_steps = [each.last_step for each in self.attempts.values() if each.last_step is not None]
         if not last_steps or len(last_steps) < len(self.attempts):
             return running.clock.time
@@ -93,14 +113,12 @@ class SimulatedReplica:
     @property
     def busy_seconds(self) -> float:
         """Seconds that its device has computed in this life."""
-        assert self._running is not None
-        return self._running.runner.busy
+        return self._engine.runner.busy
 
     @property
     def num_steps(self) -> int:
         """Planned in this life."""
-        assert self._running is not None
-        return self._running.engine.counts().steps
+        return self._engine.engine.counts().steps
 
     def start(self, made: SimulatedEngine, at: float) -> None:
         """Begin a life, with an empty cache."""
@@ -118,8 +136,8 @@ class SimulatedReplica:
 
     def add(self, attempt: Attempt, token_ids: tuple[int, ...], at: float) -> None:
         """Hand a request to the engine, which looks at it in its next turn. Raises what the engine raises."""
-        assert self._running is not None
-        self._running.engine.add(
+        running = self._engine
+        running.engine.add(
             Request(
                 request_id=str(attempt.number),
                 prompt_token_ids=token_ids,
@@ -130,14 +148,13 @@ class SimulatedReplica:
         )
         self.attempts[attempt.number] = attempt
         if attempt.is_handed:
-            self._running.runner.handed.add(attempt.number)
+            running.runner.handed.add(attempt.number)
         if not self.is_queued:
-            self._running.clock.time = max(self._running.clock.time, at)
+            running.clock.time = max(running.clock.time, at)
 
     def turn(self) -> bool:
         """Turn the engine once, if there is something to do; returns whether there was."""
-        running = self._running
-        assert running is not None
+        running = self._engine
         if not running.engine.has_work:
             return False
         self.events = running.engine.turn()

@@ -93,9 +93,8 @@ def _scaling(settings: RaySettings) -> dict[str, Any]:
 def _gpus(settings: RaySettings, serving: Serving) -> float:
     if settings.num_gpus is not None:
         return settings.num_gpus
-    has_gpus = serving.engine.device == "cuda" or (
-        serving.engine.device == "auto" and bool(ray.cluster_resources().get("GPU"))
-    )
+    device = serving.engine.device
+    has_gpus = device == "cuda" or (device == "auto" and bool(ray.cluster_resources().get("GPU")))
     return serving.engine.tensor_parallel_size if has_gpus else 0
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, LogSettings, TraceSettings
-from nanoserve.entrypoints.compose.config.configuration import read_configuration, settings_of
-from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.configuration import TABLES, read_configuration, settings_of
 from nanoserve.entrypoints.compose.config.kinds import integer, number, one_of, or_none
-from nanoserve.entrypoints.compose.config.serve_settings import (
-    AccessSettings,
-    BoundSettings,
-    ListenSettings,
-    WatchSettings,
-)
-from nanoserve.entrypoints.compose.config.setting import Setting, setting
+from nanoserve.entrypoints.compose.config.serve_settings import BatchSettings
+from nanoserve.entrypoints.compose.config.setting import setting
 from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.domain.routing.policies import POLICIES
@@ -31,6 +24,7 @@ APP: Final = "nanoserve_cluster.entrypoints.ray:app"
 class RaySettings:
     """Ray's part of the arguments: how many replicas, with which resources, and how requests reach them."""
 
+    TABLE: ClassVar = "ray"
     replicas: int = setting(1, integer(low=1), "Replicas of the model; where they scale, the fewest.")
     max_replicas: int | None = setting(
         None, or_none(integer(low=1), "none"), "Scale by load up to so many replicas."
@@ -64,39 +58,17 @@ class RaySettings:
     )
 
 
-_ELSEWHERE: Final = {"host", "port", "uds", "admin_uds", "metrics_port", "in_process"}
-"""Where a replica listens is Ray's business."""
 _OF_ONE_SERVER: Final = ("trace", "kv_events_port", "kv_events_replay_port")
 """A file and ports that the replicas of one machine would all take."""
 _NOT_PASSED_ON: Final = {
-    *_ELSEWHERE,
+    *("host", "port", "uds", "admin_uds", "metrics_port", "in_process"),
     *_OF_ONE_SERVER,
-    "trace_limit",
-    "kv_events_host",
-    "kv_events_topic",
-    "kv_events_format",
+    *("trace_limit", "kv_events_host", "kv_events_topic", "kv_events_format"),
 }
-_OWN: Final = {
-    field.name: Setting(name=field.name, table="ray", default=field.default, **field.metadata)
-    for field in attrs.fields(RaySettings)
-}
-_PASSED_ON: Final = (
-    frozenset(
-        each.name
-        for declared in (
-            EngineSettings,
-            ListenSettings,
-            AccessSettings,
-            BoundSettings,
-            AnswerSettings,
-            WatchSettings,
-            LogSettings,
-            TraceSettings,
-        )
-        for each in settings_of(declared)
-    )
-    - _NOT_PASSED_ON
-)
+"""Where a replica listens is Ray's business."""
+_OWN: Final = {each.name: each for each in settings_of(RaySettings)}
+_SERVING: Final = {*TABLES[""], *TABLES["serve"]} - {BatchSettings}
+_PASSED_ON: Final = {each.name for declared in _SERVING for each in settings_of(declared)} - _NOT_PASSED_ON
 
 
 def read_arguments(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[RaySettings, Serving]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import Awaitable, Collection, Sequence
 from typing import Final, TypeVar
 
@@ -81,9 +80,7 @@ def _read(setting: str, number: int, url: str, *ports: str) -> Replica:
     if len(ports) > 2 or not all(each.isdecimal() and 0 < int(each) <= MAX_PORT for each in ports):
         raise BadValueError(setting, f"takes at most two ports behind the URL, got {','.join(ports)!r}")
     host = f"[{address.host}]" if ":" in address.host else address.host
-    events, replay = itertools.islice(
-        itertools.chain((f"tcp://{host}:{each}" for each in ports), itertools.repeat(None)), 2
-    )
+    events, replay = (*(f"tcp://{host}:{each}" for each in ports), None, None)[:2]
     return Replica(number=number, url=address.url, events=events, replay=replay)
 
 
@@ -162,7 +159,7 @@ class Fleet:
             return
         log = structlog.get_logger().bind(replica=replica.url)
         if obstacle is None:
-            self.table.join(replica.number, time.monotonic())
+            self.table.join(replica.number)
             if replica.events is not None and self.table.reads_prefixes:
                 self._following[replica.number] = asyncio.create_task(
                     self.table.follow(replica.number, replica.events, replica.replay)

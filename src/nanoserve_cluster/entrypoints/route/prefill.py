@@ -8,6 +8,7 @@ computes what it does not find.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ import structlog
 from nanoserve_cluster.entrypoints.route.bounds import Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet
 from nanoserve_cluster.entrypoints.route.prompts import prefill_body, read_prompt
-from nanoserve_cluster.entrypoints.route.visits import answer_to, request_to, visiting
+from nanoserve_cluster.entrypoints.route.visits import request_to, visiting
 
 
 class PrefillStage:
@@ -39,9 +40,9 @@ class PrefillStage:
             replica = self.fleet.replicas[placement.replica]
             tried.add(replica.number)
             with visiting(self.fleet, replica, placement, ended) as visit:
-                request, reason = request_to(replica, scope, target, asked), ""
+                request, client, reason = request_to(replica, scope, target, asked), self.fleet.client, ""
                 try:
-                    async with answer_to(request, replica, self.fleet.client) as answer:
+                    async with aclosing(await replica.heard(client.send(request, stream=True))) as answer:
                         await replica.heard(self._keeping.whole(answer))
                         visit.is_computed = answer.is_success
                         visit.outcome = "answered"

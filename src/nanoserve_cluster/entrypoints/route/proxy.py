@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from contextlib import aclosing
 from typing import Any, Final
 
-import attrs
 import httpx
 import msgspec
 import structlog
@@ -20,15 +20,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
+from nanoserve.entrypoints.compose.host_names import names_elsewhere
 from nanoserve.entrypoints.server.http.errors import RequestError, send_problem
 from nanoserve.entrypoints.server.http.sse import ClientLeftError, left, unless
+from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.prompts import Prompt, read_prompt, token_ids
-from nanoserve_cluster.entrypoints.route.table import Placement
-from nanoserve_cluster.entrypoints.route.visits import HOP, answer_to, request_to, visiting
+from nanoserve_cluster.entrypoints.route.table import RoutingTable
+from nanoserve_cluster.entrypoints.route.visits import HOP, request_to, visiting
 
 _SERVER: Final = {b"date", b"server"}
 """Headers that the server of this process writes."""
@@ -41,12 +42,14 @@ _ENDS: Final = {
     b"application/x-ndjson": (b"\n", b'{"error":"%s"}\n'),
 }
 """How a whole piece of a stream ends, and what tells its reader of a failure."""
+Whole = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""An answer: its status, headers and body."""
 
 
 class _UnansweredError(Exception):
     """Nothing of an answer was passed on; what the replica has refused with, if it answered at all."""
 
-    def __init__(self, reason: str, refusal: _WholeAnswer | None = None) -> None:
+    def __init__(self, reason: str, refusal: Whole | None = None) -> None:
         super().__init__(reason)
         self.refusal = refusal
 
@@ -116,15 +119,11 @@ class Proxy(Collector):
     # Answers of its own
 
     async def _send_health(self, path: str, send: Send) -> None:
-        replicas = {each.url: each.obstacle or {"requests": each.requests} for each in self._replicas()}
+        replicas = {each.url: each.obstacle or {"requests": each.requests} for _, each in self._replicas()}
         is_ready = bool(self._fleet.up) and not self.is_draining
         status = 200 if is_ready or path == "/livez" else 503
         content = msgspec.json.encode({"status": "ok" if is_ready else "unavailable", "replicas": replicas})
         await _send_whole(send, status, [(b"content-type", b"application/json")], content)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: names are not registered anywhere."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """The metrics, as of now."""
@@ -138,24 +137,23 @@ class Proxy(Collector):
             ended.add_metric(labels, count)
         yield ended
         for name, text, value in (
-            ("up", "1 where it gets requests", lambda each: each.obstacle is None),
-            ("requests_running", "Requests that it has", lambda each: each.requests),
-            ("cached_blocks", "Blocks of prefixes that it is believed to have", self._cached_blocks),
+            ("up", "1 where it gets requests", lambda _, each: each.obstacle is None),
+            ("requests_running", "Requests that it has", lambda _, each: each.requests),
+            (
+                "cached_blocks",
+                "Blocks of prefixes that it is believed to have",
+                lambda table, each: table.cached_blocks(each.number),
+            ),
         ):
             gauge = GaugeMetricFamily(f"nanoserve:router_replica_{name}", text, labels=("replica",))
-            for each in self._replicas():
-                gauge.add_metric((each.url,), value(each))
+            for table, each in self._replicas():
+                gauge.add_metric((each.url,), value(table, each))
             yield gauge
 
-    def _replicas(self) -> list[Replica]:
-        """All of them, those that compute prompts last."""
-        prefill = () if self._prefill is None else self._prefill.fleet.replicas.values()
-        return [*self._fleet.replicas.values(), *prefill]
-
-    def _cached_blocks(self, replica: Replica) -> int:
-        is_decoding = self._fleet.replicas.get(replica.number) is replica
-        fleet = self._fleet if is_decoding or self._prefill is None else self._prefill.fleet
-        return fleet.table.cached_blocks(replica.number)
+    def _replicas(self) -> list[tuple[RoutingTable, Replica]]:
+        """All of them with the tables that they are in, those that compute prompts last."""
+        fleets = [self._fleet] if self._prefill is None else [self._fleet, self._prefill.fleet]
+        return [(fleet.table, each) for fleet in fleets for each in fleet.replicas.values()]
 
     async def _send_metrics(self, send: Send) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -165,13 +163,9 @@ class Proxy(Collector):
 
     def _check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Replicas see the router's requests only, so it keeps other sites' pages away for them."""
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        for host in hosts if self._names is not None else ():
-            if not needs_no_name_server(host) and host_name(host) not in (self._names or ()):
-                message = (
-                    "The Host header names another server; if it is this one, start it with --allowed-host."
-                )
-                raise RequestError(421, message, code="host_not_allowed")
+        if names_elsewhere(headers, self._names) is not None:
+            message = "The Host header names another server; if it is this one, start it with --allowed-host."
+            raise RequestError(421, message, code="host_not_allowed")
 
     def _check_open(self) -> None:
         if self.is_draining:
@@ -182,14 +176,14 @@ class Proxy(Collector):
 
     async def _pass_on(self, scope: Any, target: bytes, body: bytes, send: Send) -> None:
         tried: set[int] = set()
-        refusal: _WholeAnswer | None = None
-        is_prefilled = self._prefill is None
+        refusal: Whole | None = None
+        prefill = self._prefill
         while self._fleet.up - tried and (placement := await self._place(scope, body, tried)):
             replica = self._fleet.replicas[placement.replica]
             tried.add(replica.number)
-            if not is_prefilled and self._prefill is not None:
-                is_prefilled = True
-                await self._prefill.compute(scope, target, body, placement.new_tokens, self._ended)
+            if prefill is not None:
+                await prefill.compute(scope, target, body, placement.new_tokens, self._ended)
+                prefill = None
             try:
                 await self._ask(replica, placement, request_to(replica, scope, target, body), send)
             except _UnansweredError as error:
@@ -203,7 +197,7 @@ class Proxy(Collector):
             headers = {"retry-after": "1"}
             message = "No server is there to answer; try again soon."
             raise RequestError(503, message, code="no_replica", headers=headers)
-        await _send_whole(send, refusal.status, refusal.headers, refusal.body)
+        await _send_whole(send, *refusal)
 
     async def _place(self, scope: Any, body: bytes, tried: set[int]) -> Placement | None:
         """Choose a replica, if one is left. The prompt is read for each choice: its ids are too many to keep."""
@@ -229,11 +223,14 @@ class Proxy(Collector):
         is_begun, tail, kind = False, b"", b""
         with visiting(self._fleet, replica, placement, self._ended) as visit:
             try:
-                async with answer_to(request, replica, self._fleet.client) as answer:
+                async with aclosing(
+                    await replica.heard(self._fleet.client.send(request, stream=True))
+                ) as answer:
                     visit.is_computed = answer.is_success
                     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         visit.outcome = "refused"
-                        raise _UnansweredError("it answers 503", await replica.heard(self._whole(answer)))
+                        body = await replica.heard(self.keeping.whole(answer))
+                        raise _UnansweredError("it answers 503", (answer.status_code, _passed(answer), body))
                     kind = answer.headers.get("content-type", "").partition(";")[0].encode()
                     async for piece in self._pieces(answer, replica, is_stream=kind in _ENDS):
                         if not is_begun:
@@ -277,12 +274,8 @@ class Proxy(Collector):
             pieces = answer.aiter_raw()
             while piece := await replica.heard(anext(pieces, b"")):
                 yield piece
-        elif whole := (await replica.heard(self._whole(answer))).body:
+        elif whole := await replica.heard(self.keeping.whole(answer)):
             yield whole
-
-    async def _whole(self, answer: httpx.Response) -> _WholeAnswer:
-        body = await self.keeping.whole(answer)
-        return _WholeAnswer(answer.status_code, _passed(answer), body)
 
 
 def _target(scope: Any) -> bytes:
@@ -301,15 +294,6 @@ def _target(scope: Any) -> bytes:
         )
         raise RequestError(400, message, code="invalid_target")
     return target
-
-
-@attrs.frozen
-class _WholeAnswer:
-    """A whole answer."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 def _passed(answer: httpx.Response) -> list[tuple[bytes, bytes]]:

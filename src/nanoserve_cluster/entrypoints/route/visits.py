@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 import httpx
 
+from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
-from nanoserve_cluster.entrypoints.route.table import Placement, RoutingTable
+from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
 HOP: Final = {
     *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
@@ -38,7 +38,7 @@ class Visit:
     def note_prefilled(self) -> None:
         """Its prompt is computed, or will not be."""
         if self.replica.life == self.life and not self.is_prefilled:
-            self.table.note_prefilled(self.placement, time.monotonic())
+            self.table.note_prefilled(self.placement)
         self.is_prefilled = True
 
 
@@ -58,19 +58,7 @@ def visiting(
         if replica.life == visit.life:
             if not visit.is_computed:
                 fleet.table.note_not_computed(placement)
-            fleet.table.note_ended(placement, time.monotonic())
-
-
-@contextlib.asynccontextmanager
-async def answer_to(
-    request: httpx.Request, replica: Replica, client: httpx.AsyncClient
-) -> AsyncIterator[httpx.Response]:
-    """The head of a replica's answer, whose body can be read; raises `httpx.TransportError`."""
-    answer = await replica.heard(client.send(request, stream=True))
-    try:
-        yield answer
-    finally:
-        await answer.aclose()
+            fleet.table.note_ended(placement)
 
 
 def request_to(replica: Replica, scope: Any, target: bytes, body: bytes) -> httpx.Request:

@@ -11,14 +11,15 @@ import attrs
 from nanoserve.entrypoints.app.traces.reader import TraceFile
 from nanoserve.entrypoints.bench.report import check_writable, show, table
 from nanoserve.entrypoints.compose.bootstrap import trace_format
-from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import TraceHeader
-from nanoserve_cluster.entrypoints.simulate.assembly import FittedCost, fit_cost, observed_steps
+from nanoserve_cluster.domain.simulation.observed_steps import observed_steps
+from nanoserve_cluster.entrypoints.simulate.fitting import FittedCost, fit_cost
 from nanoserve_cluster.ports.step_cost import StepCost
 
 FORMAT: Final = "nanoserve step cost 1"
-_SIZES: Final = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_SIZES: Final = ("block_size", "num_blocks", *LIMITS)
 _MEANINGS: Final = {
     "fixed": "every step",
     "weights": "reading all weights",
@@ -42,17 +43,6 @@ class MeasuredReplica:
     max_num_batched_tokens: int
     max_model_len: int
     cost: StepCost
-
-    def sizes(self, block_size: int, vocab_size: int) -> EngineSizes:
-        """Return the sizes of this memory in blocks of another size."""
-        return EngineSizes(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            vocab_size=vocab_size,
-            block_size=block_size,
-            num_blocks=(max(self.num_blocks * self.block_size // block_size, 1),),
-        )
 
 
 def run_calibration(log: str, out: str | None) -> None:

@@ -92,8 +92,7 @@ def show_cases(title: str, cases: Sequence[SimulatedCase], objectives: Mapping[s
     show(
         title,
         f"{len(trace)} requests in {trace[-1].at:.0f} s: {sum(tokens) / len(trace):,.0f} tokens in, "
-        f"{sum(answers) / len(trace):,.0f} out on average"
-        "; times in milliseconds",
+        f"{sum(answers) / len(trace):,.0f} out on average; times in milliseconds",
         table(headings, rows, box=None, pad_edge=False),
         *_say_refused(cases),
         *(_say_enough(cases, objectives) if objectives else ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -14,21 +14,22 @@ from nanoserve.entrypoints.compose.bootstrap import read_model_spec
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError
+from nanoserve_cluster.adapters.request_files import read_requests
+from nanoserve_cluster.domain.routing.policies import POLICIES
+from nanoserve_cluster.domain.simulation.summary import JUDGED, by_window, summarise
+from nanoserve_cluster.domain.simulation.workload import WorkloadShape
 from nanoserve_cluster.entrypoints.simulate.assembly import (
-    JUDGED,
-    ROUTER_POLICIES,
+    MANY_TOKENS,
     ReplicaShape,
-    WorkloadShape,
-    by_window,
+    draw_load,
     draw_requests,
-    read_requests,
+    offered_load,
     simulate,
-    summarise,
 )
-from nanoserve_cluster.entrypoints.simulate.calibration import MeasuredReplica, read_measured
+from nanoserve_cluster.entrypoints.simulate.calibration import LIMITS, MeasuredReplica, read_measured
 from nanoserve_cluster.entrypoints.simulate.hardware import GPUS, check_simulated, kv_blocks, step_cost
-from nanoserve_cluster.entrypoints.simulate.offered import draw_load, offered_load
 from nanoserve_cluster.entrypoints.simulate.results import SimulatedCase, draw_windows, show_cases
 from nanoserve_cluster.entrypoints.simulate.settings import ClusterSettings, TrafficSettings
 from nanoserve_cluster.ports.simulation import (
@@ -45,8 +46,6 @@ DEFAULT_LOAD: Final = 0.8
 DEFAULT_DURATION: Final = 300.0
 BLOCK_SIZE: Final = 64
 """The block size of simulated caches by default: small blocks take longer and more memory, and give equal results."""
-MANY_TOKENS: Final = 2**62
-"""A vocabulary in which every piece of a trace is a token."""
 WINDOWS: Final = 60
 
 
@@ -61,6 +60,8 @@ def run_simulation(configuration: Configuration, *, json_file: str | None, plot_
         configuration.engine, **{"block_size": BLOCK_SIZE} | configuration.given(["block_size"])
     )
     replica, name = _choose_replica(settings, cluster)
+    if settings.max_itl_ms is not None:
+        replica = attrs.evolve(replica, max_itl=settings.max_itl_ms / 1000)
     seed = configuration.sampling.seed or 0
     cases = []
     for count in sorted(set(cluster.replicas)):
@@ -114,10 +115,10 @@ def _run_case(
 
 def _choose_policies(cluster: ClusterSettings) -> Sequence[str]:
     if cluster.routing == ("all",):
-        return ROUTER_POLICIES
+        return tuple(POLICIES)
     for each in cluster.routing:
-        if each not in ROUTER_POLICIES:
-            raise BadValueError("routing", f"must be of {', '.join(ROUTER_POLICIES)}, or all; got {each!r}")
+        if each not in POLICIES:
+            raise BadValueError("routing", f"must be of {', '.join(POLICIES)}, or all; got {each!r}")
     return tuple(dict.fromkeys(cluster.routing))
 
 
@@ -147,27 +148,21 @@ def _choose_replica(settings: EngineSettings, cluster: ClusterSettings) -> tuple
     sizes = choose_sizes(settings, spec, "cuda", int(gpu.memory * 1e9))
     blocks = settings.num_kv_blocks or kv_blocks(spec, gpu, count, sizes.block_size)
     sizes = attrs.evolve(sizes, vocab_size=MANY_TOKENS, num_blocks=(blocks,))
-    cost = step_cost(spec, gpu, count)
-    replica = ReplicaShape(cost=cost, sizes=sizes, depth=settings.depth or 2, max_itl=_max_itl(settings))
-    return replica, f"{model} on {count} x {cluster.gpu}"
+    shape = ReplicaShape(cost=step_cost(spec, gpu, count), sizes=sizes, depth=settings.depth or 2)
+    return shape, f"{model} on {count} x {cluster.gpu}"
 
 
 def _measured_replica(settings: EngineSettings, measured: MeasuredReplica) -> ReplicaShape:
-    sizes = measured.sizes(settings.block_size, MANY_TOKENS)
-    given = {
-        name: value
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-        if (value := getattr(settings, name)) is not None
-    }
-    if settings.num_kv_blocks is not None:
-        given["num_blocks"] = (settings.num_kv_blocks,)
+    tokens = measured.num_blocks * measured.block_size
+    given: dict[str, Any] = {name: value for name in LIMITS if (value := getattr(settings, name)) is not None}
+    sizes = EngineSizes(
+        vocab_size=MANY_TOKENS,
+        block_size=settings.block_size,
+        num_blocks=(settings.num_kv_blocks or max(tokens // settings.block_size, 1),),
+        **{name: getattr(measured, name) for name in LIMITS} | given,
+    )
     depth = settings.depth or (1 if measured.device == "cpu" else 2)
-    sizes = attrs.evolve(sizes, **given)
-    return ReplicaShape(cost=measured.cost, sizes=sizes, depth=depth, max_itl=_max_itl(settings))
-
-
-def _max_itl(settings: EngineSettings) -> float | None:
-    return None if settings.max_itl_ms is None else settings.max_itl_ms / 1000
+    return ReplicaShape(cost=measured.cost, sizes=sizes, depth=depth)
 
 
 def _choose_trace(

@@ -29,7 +29,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from nanoserve.entrypoints.app.orders import CURRENT, Client
 from nanoserve.entrypoints.compose.config.kinds import ValueKind, integer, number, secrets, text
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
-from nanoserve.entrypoints.compose.host_names import host_name, needs_no_name_server
+from nanoserve.entrypoints.compose.host_names import names_elsewhere
 from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
 from nanoserve.ports.checks import shown
 from nanoserve.ports.counts import Buckets, Lock
@@ -162,16 +162,12 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if self._names is None:
-            return
-        for host in (value.decode("latin-1") for name, value in headers if name == b"host"):
-            if not needs_no_name_server(host) and host_name(host) not in self._names:
-                raise RequestError(
-                    421,
-                    f"The Host header names {shown(host)}, which is not this server; if it is, start the server with "
-                    "--allowed-host NAME.",
-                    code="host_not_allowed",
-                )
+        if (host := names_elsewhere(headers, self._names)) is not None:
+            message = (
+                f"The Host header names {shown(host)}, which is not this server; if it is, start the server with "
+                "--allowed-host NAME."
+            )
+            raise RequestError(421, message, code="host_not_allowed")
 
     def _let_in(self, scope: Any) -> None:
         rings, wanted = [self._keys], "one of clients (--api-key)"

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from nanoserve.ports.errors import BadValueError
 from nanoserve_cluster.domain.simulation.observed_steps import ObservedStep
@@ -24,6 +26,7 @@ _MOST_STEPS: Final = 3000
 _ROUNDS: Final = 8
 _SURE: Final = 0.01
 """Errors below this fraction count alike."""
+Floats = NDArray[np.float64]
 
 
 @attrs.frozen(kw_only=True)
@@ -71,74 +74,39 @@ def _mean_error(cost: StepCost, steps: Sequence[ObservedStep]) -> float:
 
 
 def _fit_with_knee(steps: Sequence[ObservedStep], knee: int) -> StepCost:
-    features = [_features(step.work, knee) for step in steps]
-    weights = [1.0 / step.seconds**2 for step in steps]
-    found = [0.0] * 5
+    seconds = np.array([step.seconds for step in steps])
+    features = np.array([_features(step.work, knee) for step in steps], np.float64)
+    weights = seconds**-2.0
+    found = np.zeros(5)
     for _ in range(_ROUNDS):
-        found = _least_squares(features, [step.seconds for step in steps], weights)
-        weights = [
-            1.0 / step.seconds**2 / max(abs(_dot(found, row) / step.seconds - 1), _SURE)
-            for row, step in zip(features, steps, strict=True)
-        ]
-    fixed, token, row, context, pair = found
+        found = _least_squares(features, seconds, weights)
+        weights = seconds**-2.0 / np.maximum(np.abs(features @ found / seconds - 1), _SURE)
+    fixed, token, row, context, pair = found.tolist()
     return StepCost(fixed=fixed, weights=token * knee, token=token, row=row, context=context, pair=pair)
 
 
 def _features(work: StepWork, knee: int) -> tuple[float, ...]:
-    return (1.0, float(max(work.tokens, knee)), float(work.rows), float(work.context), float(work.pairs))
+    return 1, max(work.tokens, knee), work.rows, work.context, work.pairs
 
 
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+def _least_squares(features: Floats, values: Floats, weights: Floats) -> Floats:
+    """Weighted least squares with no parameter below 0: the most negative one is left out until none is.
 
-
-def _least_squares(
-    features: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]
-) -> list[float]:
-    """Weighted least squares with no parameter below 0: the most negative one is left out until none is."""
-    size = len(features[0])
-    scales = [max((row[place] for row in features), default=0.0) or 1.0 for place in range(size)]
-    rows = [[each / scale for each, scale in zip(row, scales, strict=True)] for row in features]
-    gram = [[0.0] * size for _ in range(size)]
-    moments = [0.0] * size
-    for row, value, weight in zip(rows, values, weights, strict=True):
-        for i in range(size):
-            weighted = weight * row[i]
-            moments[i] += weighted * value
-            for j in range(i, size):
-                gram[i][j] += weighted * row[j]
-    for i in range(size):
-        for j in range(i):
-            gram[i][j] = gram[j][i]
-    kept = list(range(size))
+    A small ridge holds near 0 what the data does not determine.
+    """
+    scales = features.max(axis=0)
+    scales[scales == 0] = 1
+    rows = features / scales
+    weighted = rows.T * weights
+    gram, moments = weighted @ rows, weighted @ values
+    kept = list(range(len(scales)))
+    result = np.zeros(len(scales))
     while kept:
-        found = _solve([[gram[i][j] for j in kept] for i in kept], [moments[i] for i in kept])
-        least = min(found)
-        if least >= 0:
+        part = gram[np.ix_(kept, kept)]
+        ridge = 1e-9 * part.diagonal().max() * np.eye(len(kept))
+        found = np.linalg.solve(part + ridge, moments[kept])
+        if found.min() >= 0:
+            result[kept] = found / scales[kept]
             break
-        kept.pop(found.index(least))
-    result = [0.0] * size
-    for place, each in zip(kept, found if kept else [], strict=True):
-        result[place] = each / scales[place]
+        kept.pop(int(found.argmin()))
     return result
-
-
-def _solve(matrix: list[list[float]], values: list[float]) -> list[float]:
-    """Gaussian elimination with pivots; what the data does not determine is held near 0 by a small ridge."""
-    size = len(values)
-    ridge = 1e-9 * max(matrix[i][i] for i in range(size))
-    rows = [[*line, value] for line, value in zip(matrix, values, strict=True)]
-    for i in range(size):
-        rows[i][i] += ridge
-    for i in range(size):
-        pivot = max(range(i, size), key=lambda line: abs(rows[line][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for line in range(i + 1, size):
-            factor = rows[line][i] / rows[i][i]
-            for column in range(i, size + 1):
-                rows[line][column] -= factor * rows[i][column]
-    found = [0.0] * size
-    for i in reversed(range(size)):
-        rest = sum(rows[i][j] * found[j] for j in range(i + 1, size))
-        found[i] = (rows[i][size] - rest) / rows[i][i]
-    return found

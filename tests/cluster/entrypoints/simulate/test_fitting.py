@@ -4,8 +4,8 @@ import attrs
 import pytest
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.domain.simulation.fitting import fit_cost
 from nanoserve_cluster.domain.simulation.observed_steps import ObservedStep, observed_steps
+from nanoserve_cluster.entrypoints.simulate.fitting import fit_cost
 from tests.cluster.domain.simulation.small_cluster import TRUE, recorded
 
 

@@ -25,7 +25,12 @@ class _Row:
 
 
 class CostRunner:
-    """Fulfils `ModelRunner` and `ports.simulation.SimulatedRunner`."""
+    """Fulfils `ModelRunner`.
+
+    Attributes:
+        busy: seconds that the device has computed.
+        handed: numbers of requests whose prompts were computed elsewhere, so that they cost nothing here.
+    """
 
     def __init__(self, cost: StepCost, clock: VirtualClock) -> None:
         self._cost = cost
@@ -69,7 +74,7 @@ class CostRunner:
         begins = max(self._clock.time, self._free_at)
         self._free_at = begins + self._cost.seconds(work)
         self.busy += self._free_at - begins
-        return ComputedStep(begins, self._free_at, decoding, prefilled), yielded
+        return ComputedStep(self._free_at, decoding, prefilled), yielded
 
     def collect(self, ticket: tuple[ComputedStep, list[int]], /) -> StepResult:
         """Wait until the step is done."""
