@@ -5,10 +5,12 @@ A turn passes here once per row, so a token without text takes the short way: it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
-from nanoserve.domain.scheduling.steps import Progress
+from nanoserve.domain.scheduling.steps import InFlightStep, Progress
 from nanoserve.domain.sequence import Sequence
 from nanoserve.domain.text.stream import NOTHING, IdStream, OutputStream, SilentStream, TextStream
 from nanoserve.ports.driven import Tokenizer
@@ -21,7 +23,7 @@ from nanoserve.ports.events import (
     TokensGenerated,
 )
 from nanoserve.ports.request import FinishReason
-from nanoserve.ports.step import TokenLogprobs
+from nanoserve.ports.step import StepResult, TokenLogprobs
 
 
 class Answers:
@@ -30,10 +32,21 @@ class Answers:
     `tokenizer=None` leaves every text empty.
     """
 
-    def __init__(self, table: SequenceTable, tokenizer: Tokenizer | None) -> None:
-        self._table = table
-        self._tokenizer = tokenizer
+    def __init__(self, table: SequenceTable, tokenizer: Tokenizer | None, limits: Limits) -> None:
+        self._table, self._tokenizer = table, tokenizer
+        self._expert_bytes = math.prod(limits.routed_experts)
         self._streams: dict[Sequence, OutputStream] = {}
+
+    def take_byproducts(self, flight: InFlightStep, result: StepResult) -> None:
+        """Let living sequences have the results of a step beside tokens: vectors, scores of prompts, and experts, which come anew after a preemption."""
+        by_row = {row: each for row, each in flight.by_row.items() if each.finish_reason is None}
+        for row in by_row.keys() & result.prompt_logprobs:
+            by_row[row].prompt_logprobs.update(result.prompt_logprobs[row])
+        for row in by_row.keys() & result.routed_experts:
+            found = result.routed_experts[row]
+            by_row[row].routed_experts[found.first * self._expert_bytes :] = found.data
+        for row in by_row.keys() & result.pooled:
+            by_row[row].pooled = result.pooled[row]
 
     def report(self, gained: list[Progress], events: list[EngineEvent]) -> None:
         """Append the events of one committed step. An answer that cannot be read ends with an error, alone."""

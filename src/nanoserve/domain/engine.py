@@ -78,7 +78,7 @@ class Engine(Generic[TicketT]):
             if cache.tiers is not None:
                 cache.tiers.events = cache.events
         self.scheduler = Scheduler(limits, cache, clock, constraints)
-        self._answers = Answers(self.scheduler.table, tokenizer)
+        self._answers = Answers(self.scheduler.table, tokenizer, limits)
         self._pipeline = Pipeline(self.scheduler, runner, self._answers, depth=depth, on_failure=on_failure)
         self._has_text = tokenizer is not None
         self._runner = runner

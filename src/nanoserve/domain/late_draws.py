@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.grammar import AT_FAULT
 from nanoserve.ports.request import FinishReason
 
@@ -23,11 +24,14 @@ class LateDraws:
         self._scheduler = scheduler
         self.is_undrawn = False
 
-    def draw(self, ticket: object) -> list[Sequence]:
-        """Draw it; returns who compute their newest token again, as their masks are late."""
-        self.is_undrawn = False
+    def draw(self, ticket: object, recorder: Recorder | None, *, begin: bool) -> None:
+        """Draw it, or only `begin` its masks. Rows whose masks are late compute their newest token again, which the recorder is told."""
         constraints, table = self._scheduler.constraints, self._scheduler.table
         missed_before, flight = constraints.missed, self._scheduler.flights[0]
+        if begin:
+            constraints.begin(flight)
+            return
+        self.is_undrawn = False
         drawn = constraints.draw(flight, ticket)
         for sequence in drawn.stuck:
             table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
@@ -41,7 +45,8 @@ class LateDraws:
                 self._repeat(sequence, sits_out=sequence in missed_before)
         for sequence in [each for each in late if each not in again]:
             table.preempt(sequence)
-        return [each for each in again if each not in wide]
+        if recorder is not None:
+            recorder.note_repeated([each for each in again if each not in wide])
 
     def _repeat(self, sequence: Sequence, *, sits_out: bool) -> None:
         """Have a row compute its newest token again, in the step behind the newest planned one, or once it is let go."""

@@ -1,7 +1,8 @@
 """The loop: plans steps, keeps up to `depth` of them in flight, and brings them home in order.
 
 This loop is all there is. With depth 1 it works in lock-step; with depth 2 the next step is planned and queued while
-the device still computes, because planning needs to know only that a token exists, not which.
+the device still computes, because planning needs to know only that a token exists, not which. Steps whose rows follow a grammar are
+drawn later than others (`late_draws.py`), and steps may fail (`failures.py`). Next: the runner of a GPU, `adapters/pytorch/cuda/runner.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from nanoserve.domain.late_draws import LateDraws
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.tracing.recorder import Recorder
 from nanoserve.ports.driven import ModelRunner
-from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.events import EngineEvent
-from nanoserve.ports.step import StepPlan, StepResult
+from nanoserve.ports.step import StepPlan
 
 TicketT = TypeVar("TicketT")
 
@@ -91,13 +91,15 @@ class Pipeline(Generic[TicketT]):
         plan, ticket = self._in_flight.popleft()
         try:
             result = self._runner.collect(ticket)
-            _check(plan, result)
+            plan.check(result)
             if result.broken:
                 self._failures.end_broken(plan, result.broken)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
             return
         flight = self._scheduler.flights[0]
+        if result.pooled or result.prompt_logprobs or result.routed_experts:
+            self._answers.take_byproducts(flight, result)
         gained = self._scheduler.commit(result)
         if self.recorder is not None:
             self.recorder.note_committed(flight, result, gained)
@@ -118,15 +120,9 @@ class Pipeline(Generic[TicketT]):
             return
         plan, ticket = self._in_flight[0]
         try:
-            if begin:
-                self._scheduler.constraints.begin(self._scheduler.flights[0])
-                return
-            repeated = self._late_draws.draw(ticket)
+            self._late_draws.draw(ticket, self.recorder, begin=begin)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(plan, error)
-            return
-        if self.recorder is not None:
-            self.recorder.note_repeated(repeated)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         self._forget_flights()
@@ -135,14 +131,3 @@ class Pipeline(Generic[TicketT]):
     def _forget_flights(self) -> None:
         self._in_flight.clear()
         self._late_draws.is_undrawn = False
-
-
-def _check(plan: StepPlan, result: StepResult) -> None:
-    """Raise `StepFailedError` unless each row has yielded what it was to yield."""
-    asked, yielded, counts = len(plan.sampling_rows), len(result.token_ids), result.counts
-    if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > plan.width):
-        raise StepFailedError(f"{asked} rows were to yield up to {plan.width} tokens and {counts} came")
-    if not counts and asked != yielded:
-        raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
-    if {*plan.pooling_rows} != {*result.pooled}:
-        raise StepFailedError(f"rows {plan.pooling_rows} were to yield vectors and {[*result.pooled]} did")

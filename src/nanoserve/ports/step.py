@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.pooling import Pooling
 
 if TYPE_CHECKING:
@@ -180,10 +181,8 @@ class StepPlan:
         copies: contents to carry over before anything is computed: a kept state into a row's live one, or a live state
             into a snapshot of it. No target is another copy's source or target, so they may be done at once. A row
             whose first chunk starts at 0 begins with an empty state, whatever is in its slot.
-        decoding: rows that compute their newest token, which may still be in flight on the device, and yield
-            the next one. The same tuple object is passed while membership does not change.
-        width: tokens that each decoding row computes at the most; 1 is an ordinary step. It is never more than
-            `EngineSizes.max_width`, and rows times width are never more than the most tokens of a step.
+        decoding: rows that compute their newest token, which may be in flight, and yield the next; the same tuple object while these rows decode.
+        width: the most tokens that each of them computes, up to `EngineSizes.max_width`; all of them fit into a step. 1 is an ordinary step.
         masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
             queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
         drafts: of a wide step, those of masked rows; the others of these have none.
@@ -226,8 +225,20 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """How many tokens this step computes, as many drafts as it can have among them."""
-        chunks = self.chunks
-        return (sum(chunk.length for chunk in chunks) if chunks else 0) + len(self.decoding) * self.width
+        in_chunks = sum([each.length for each in self.chunks]) if self.chunks else 0
+        return in_chunks + len(self.decoding) * self.width
+
+    def check(self, result: StepResult) -> None:
+        """Raise `StepFailedError` unless each row has yielded what it was to yield."""
+        asked, yielded, counts = len(self.sampling_rows), len(result.token_ids), result.counts
+        if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > self.width):
+            raise StepFailedError(f"{asked} rows were to yield up to {self.width} tokens and {counts} came")
+        if not counts and asked != yielded:
+            raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
+        if {*self.pooling_rows} != {*result.pooled}:
+            raise StepFailedError(
+                f"rows {self.pooling_rows} were to yield vectors and {[*result.pooled]} did"
+            )
 
 
 @attrs.frozen
@@ -264,11 +275,9 @@ class StepResult:
         counts: of a wide step, how many tokens each of these rows has gained; empty where each has one.
         num_drafts: of a wide step, how many drafts were compared, and `drafted_rows`, of how many rows.
         logprobs: by row, for the rows that asked, of each token that it gained.
-        prompt_logprobs: by row, a map from prompt position (>= 1) to the log-probabilities of the prompt token
-            there, for the positions that this step's chunks computed.
+        prompt_logprobs: by row, by prompt position (>= 1) that its chunk computed, the log-probabilities of the prompt token there.
         pooled: by row, the vectors of the rows whose chunks pool.
-        routed_experts: by row, of the tokens that the step has computed of the rows that asked, and with a row's first ones those of the
-            prefix that was found.
+        routed_experts: by row that asked, of the tokens that the step has computed, and with its first ones those of the prefix found.
         broken: rows whose logits or vectors are not finite; what stands for them in `token_ids` means nothing.
         copied: steps, this one or earlier ones, whose `stores` and `loads` are all done; each is reported once, at the latest with
             the first step collected after they are done that computes nothing, which may wait for them.

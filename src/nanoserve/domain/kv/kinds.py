@@ -1,4 +1,4 @@
-"""The law of each kind of cache group: those of recurrent states and of what is kept nowhere are here, the others in `laws.py`."""
+"""The law of each kind of cache group: what layers with windows, with states, and without any cache make different from `laws.Law`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,51 @@ from collections.abc import Sequence
 
 import attrs
 
-from nanoserve.domain.kv.laws import Find, Law, WindowLaw
+from nanoserve.domain.kv.laws import Find, Law
 from nanoserve.domain.kv.states import Snapshots
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Uncached, Window
+
+
+@attrs.frozen(kw_only=True)
+class WindowLaw(Law):
+    """A token reads the last `window` ones, its own included; a prefix is reused where those before its end are there."""
+
+    window: int
+    forgets = True
+
+    def first_read(self, start: int) -> int:
+        """The block of the oldest token that the token at `start` sees."""
+        return max(0, start - self.window + 1) // self.block_size
+
+    def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
+        """Behind every run of blocks that is as long as the window."""
+        lengths, run = {0}, 0
+        for length, content in enumerate(hashes, start=1):
+            run = run + 1 if find(content) is not None else 0
+            if run >= length - self.first_read(length * self.block_size):
+                lengths.add(length)
+        return lengths
+
+    def fresh_pages(self, shared: int, num_tokens: int, chunk_end: int) -> int:  # noqa: ARG002 - chunk by chunk
+        """For the first chunk; a prompt never needs all its blocks at once."""
+        return -(-chunk_end // self.block_size) - shared
+
+    def peak_pages(self, num_tokens: int, max_chunk: int) -> int:
+        """A window and a chunk, and one more because both begin anywhere in a block."""
+        everything = -(-num_tokens // self.block_size)
+        return min(everything, -(-(self.window - 1 + max_chunk) // self.block_size) + 1)
+
+    def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:
+        """A window for every row, half as much again for prefixes that wait to be reused, and one step's chunks."""
+        if alone:
+            return super().pool_need(max_model_len, max_chunk, alone=alone)
+        held, every = self.peak_pages(max_model_len, 1), -(-max_model_len // self.block_size)
+        return PoolNeed(
+            least=self.peak_pages(max_model_len, max_chunk),
+            per_row=min(held + held // 2, every),
+            fixed=-(-max_chunk // self.block_size) + 1,
+        )
 
 
 @attrs.frozen

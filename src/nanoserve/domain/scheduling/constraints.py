@@ -143,7 +143,7 @@ class Constraints:
                 try:
                     self._start(family, grammar.result())
                 except Exception as error:  # noqa: BLE001 - grammars are foreign: they may raise anything
-                    arrived.append((sequence, _reason(error)))
+                    arrived += [(each, _reason(error)) for each in family]
                 else:
                     arrived += [(each, None) for each in family]
         return arrived

@@ -9,7 +9,6 @@ tokens that are known for every step in flight. `plan` makes a step from four so
 1. Rows in the decode set compute one token each; only those at the first position of a block are looked at (`DecodeSet`).
 2. Prefills that have begun go on with the tokens that are left of the step's budget, the oldest first.
 3. Waiting sequences are admitted, strictly from the head of the queue, while there are tokens, rows and blocks.
-   Deferred sequences do 2 and 3 behind all others, and beside answers of others with fewer rows and tokens.
 4. What `commit` has found since the last plan goes along: rows given back, blocks exchanged for equal ones.
 
 Most steps are the one before, one token further: nothing waits or prefills, nothing was added, ended or exchanged since, and no
@@ -23,19 +22,18 @@ Nothing of a plan is taken back once it is handed out (`Draft` is still mutable,
 that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has, is withdrawn from the draft,
 and waits for its old place in the queue: it has no chunk in the draft yet, whose blocks another one could have found.
 
-A first reader can skip what has a file of its own: drafts (`speculation.py`), grammars (`constraints.py`), copies in other tiers and
-recurrent states (`kv`), chunks under a bound of time (`chunk_budget.py`), and who is to blame for a failed step (`isolation.py`).
+A first reader can skip what has a file of its own: deferred sequences (`deferred.py`), drafts (`speculation.py`), grammars (`constraints.py`),
+copies in other tiers and recurrent states (`kv`), chunks under a bound of time (`chunk_budget.py`),
+and who is to blame for a failed step (`isolation.py`). Next: where sequences stand (`sequence_table.py`).
 """
 
 from __future__ import annotations
-
-import math
-from typing import Final
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.constraints import Constraints
+from nanoserve.domain.scheduling.deferred import DeferredShare
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
@@ -45,17 +43,7 @@ from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.step import Chunk, StepPlan, StepResult
-
-DEFERRED_CHUNK: Final = 128
-"""The most tokens of deferred prompts in a step that others wait for, and only where it has no prompts of theirs."""
-AFTERWARDS: Final = 0.1
-"""Seconds for which more of them wait in case that another one comes, as in a conversation."""
-
-
-def _is_answered(sequence: Sequence) -> bool:
-    """True if somebody waits for each of its tokens."""
-    return not sequence.is_deferred and sequence.request.pooling is None
+from nanoserve.ports.step import StepPlan, StepResult
 
 
 class Scheduler:
@@ -77,10 +65,10 @@ class Scheduler:
         self.flights: list[InFlightStep] = []
         self.committed_step = 0
         self.last_commit = 0.0
-        self._last_answered = -math.inf
         itl = limits.max_itl
         self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
+        self._deferred = DeferredShare(self.table, is_bounded=limits.deferred_rows is not None)
         self._speculation = Speculation(limits, cache, self.table) if limits.max_width > 1 else None
 
     @property
@@ -103,31 +91,28 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
-        now, table = self._clock.now(), self.table
+        now, table, drafter = self._clock.now(), self.table, self._speculation
         for sequence in table.deadlines.due(now):
             table.finish(sequence, FinishReason.TIMEOUT)
-        chooses = self._speculation is not None and not self.constraints.matchers
-        width = self._speculation.choose_width() if self._speculation and chooses else 1
+        if self.constraints.compiling or self.constraints.late or self.cache.tiers is not None:
+            self._let_arrived_go()
+        width = 1 if drafter is None else drafter.choose_width()
         if table.is_settled and width and not self.cache.exchanged and not table.decoding.has_date(width):
             return self._repeat(width, now)
-        self._let_arrived_go()
-        if self._speculation and self.constraints.matchers:  # a grammar may have come
-            width = self._speculation.choose_width()
         if not width or (self.suspects and self.flights):
             return None
-        drafts = self._speculation.drafts if self._speculation else {}
-        draft = Draft(table.step + 1, width, drafts)
-        if table.has_deferred:
-            self._make_way(draft, now)
+        draft = Draft(table.step + 1, width, {} if drafter is None else drafter.drafts)
+        if has_deferred := table.has_deferred:
+            self._deferred.make_way(draft, now)
         self._grow_decoding(draft)
         left = self.limits.max_num_batched_tokens - width * len(table.decoding)
         if self._chunk_budget is not None:
             left = self._chunk_budget.allowance(left, len(table.decoding))
-        for deferred in (False, True) if table.has_deferred else (False,):
-            if deferred and self.limits.deferred_rows and table.rows.has_answers:
-                left = 0 if draft.chunks else min(left, DEFERRED_CHUNK)
-            left = self._continue_prefills(draft, left, deferred=deferred)
-            left = self._admit(draft, left, now, deferred=deferred)
+        left = self._continue_prefills(draft, left)
+        left = self._admit(draft, left, now)
+        if has_deferred:
+            left = self._continue_prefills(draft, self._deferred.tokens(draft, left), deferred=True)
+            self._admit(draft, left, now, deferred=True)
         tiers = self.cache.tiers
         computes_something = draft.chunks or table.decoding or table.loras.planned
         if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
@@ -136,25 +121,13 @@ class Scheduler:
 
     def _let_arrived_go(self) -> None:
         """Sequences wait no more for what has come since: a grammar, a mask, or blocks from another tier."""
-        if self.constraints.compiling or self.constraints.late:
-            for sequence, error in self.constraints.arrivals():
-                if error is None:
-                    self.table.let_go(sequence)
-                    continue
-                for each in self.table.requests[sequence.request.request_id].copy():
-                    self.table.finish(each, FinishReason.ERROR, error)
-        if self.cache.tiers is not None:
-            for sequence in self.cache.tiers.poll():
+        for sequence, error in self.constraints.arrivals():
+            if error is None:
                 self.table.let_go(sequence)
-
-    def _make_way(self, draft: Draft, now: float) -> None:
-        """Take rows of deferred sequences back that are too many beside those that are being answered, are about to be or just were."""
-        rows, first = self.table.rows, self.table.next_in_line()
-        if any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first)):
-            self._last_answered = now
-        rows.has_answers = now < self._last_answered + AFTERWARDS
-        while rows.has_too_many_deferred():
-            self.table.preempt(rows.youngest(), draft)
+            else:
+                self.table.finish(sequence, FinishReason.ERROR, error)
+        for sequence in () if self.cache.tiers is None else self.cache.tiers.poll():
+            self.table.let_go(sequence)
 
     def _repeat(self, width: int, now: float) -> StepPlan:
         """The step before, one token further."""
@@ -167,7 +140,90 @@ class Scheduler:
         self.counters.steps += 1
         return plan
 
+    def _grow_decoding(self, draft: Draft) -> None:
+        """Give rows that decode the blocks that they come to; where there is none, the youngest give theirs back."""
+        decoding = self.table.decoding
+        for sequence in decoding.needing_blocks(draft.width):
+            while sequence in decoding:
+                start, end = decoding.span(sequence, draft.width)
+                updates = self.cache.grow(sequence, start, end)
+                if updates is not None:
+                    draft.table_updates += updates
+                    if self.cache.has_states:
+                        draft.copy(self.cache.states.take(sequence, start, decoding=True))
+                    break
+                # The youngest may be this one: it has then left the decode set, which ends the loop.
+                self.table.preempt(self.table.rows.youngest(), draft)
+
+    def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool = False) -> int:
+        """Compute further chunks of prompts; returns the tokens that are left."""
+        for sequence in [each for each in self.table.prefilling if each.is_deferred is deferred]:
+            if left <= 0:
+                break
+            # One that is further back may have been preempted for the blocks of one before it.
+            if sequence.phase is Phase.RUNNING:
+                left -= self._compute_chunk(sequence, draft, left)
+        return left
+
+    def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
+        start = sequence.num_scheduled_tokens
+        if self.cache.has_states:
+            self.cache.states.keep_for(sequence, self.table.next_in_line(), 0)
+        end = self.cache.chunk_end(sequence, start, most)
+        while (updates := self.cache.grow(sequence, start, end)) is None:
+            victim = self.table.rows.youngest()
+            if victim is sequence:
+                return 0
+            self.table.preempt(victim, draft)
+        draft.table_updates += updates
+        if self.cache.has_states:
+            draft.copy(self.cache.states.take(sequence, start, decoding=False))
+        self.cache.promises.give(sequence, start, end, draft.step)
+        if draft.compute(sequence, start, end).is_last:
+            self.table.prefilling.remove(sequence)
+        return end - start
+
+    def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool = False) -> int:
+        """Give rows to those that wait, and compute their first chunks; returns the tokens that are left."""
+        table, rows, cache = self.table, self.table.rows, self.cache
+        while left > 0 and (rows.free or (rows.has_deferred and not deferred)):
+            sequence = table.next_in_line()
+            if sequence is None or sequence.is_deferred is not deferred:
+                break
+            if not table.may_sit(sequence, draft.step, self.committed_step):
+                break
+            shared = cache.match(sequence)
+            start = shared * self.limits.block_size
+            chunk_end = cache.chunk_end(sequence, start, left)
+            if chunk_end == start or (cache.has_states and self._will_find_more(sequence, start, draft)):
+                break  # it is computed whole, in a step that has room for it, or from a state that is on its way
+            spare = self._spare if rows.running else [0] * len(self._spare)
+            if not rows.free or not cache.can_admit(sequence, shared, chunk_end, spare=spare):
+                if deferred or not rows.has_deferred:
+                    break
+                table.preempt(rows.youngest(), draft)  # which makes way
+                continue
+            tiers = None if self.suspects else cache.tiers
+            run = [] if tiers is None else tiers.worth_fetching(sequence, shared)
+            if run and tiers is not None and tiers.num_waiting >= len(rows.free):
+                break  # what comes in for more sequences than there are rows would displace what others need
+            table.waiting.pop(sequence)
+            if run and tiers is not None and tiers.fetch(sequence, shared, run):
+                table.hold(sequence)
+                continue
+            draft.copy(cache.admit(sequence, shared, chunk_end))
+            sequence.num_scheduled_tokens = start
+            draft.admit(sequence, table.seat(sequence, now))
+            left -= self._compute_chunk(sequence, draft, left)
+        return left
+
+    def _will_find_more(self, sequence: Sequence, start: int, draft: Draft) -> bool:
+        """True if a state is on its way from which the sequence could go on further than from `start`."""
+        copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
+        return self.cache.states.is_expected(sequence, start, self.table.prefilling, copies)
+
     def _dispatch(self, draft: Draft, now: float) -> StepPlan:
+        """Seal the draft, and move those that decode from now on, or no more."""
         table, members, tiers = self.table, self.table.decoding, self.cache.tiers
         table.step = draft.step
         decoding = members.snapshot()
@@ -195,109 +251,35 @@ class Scheduler:
         table.is_settled = bool(members) and not moves
         return plan
 
-    def _grow_decoding(self, draft: Draft) -> None:
-        decoding = self.table.decoding
-        for sequence in decoding.needing_blocks(draft.width):
-            while sequence in decoding:
-                start, end = decoding.span(sequence, draft.width)
-                updates = self.cache.grow(sequence, start, end)
-                if updates is not None:
-                    draft.table_updates += updates
-                    if self.cache.has_states:
-                        draft.copy(self.cache.states.take(sequence, start, decoding=True))
-                    break
-                # The youngest may be this one: it has then left the decode set, which ends the loop.
-                self.table.preempt(self.table.rows.youngest(), draft)
-
-    def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool) -> int:
-        for sequence in [each for each in self.table.prefilling if each.is_deferred is deferred]:
-            if left <= 0:
-                break
-            # One that is further back may have been preempted for the blocks of one before it.
-            if sequence.phase is Phase.RUNNING:
-                left -= self._compute_chunk(sequence, draft, left)
-        return left
-
-    def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
-        start = sequence.num_scheduled_tokens
-        if self.cache.has_states:
-            self.cache.states.keep_for(sequence, self.table.next_in_line(), 0)
-        end = self.cache.chunk_end(sequence, start, most)
-        while (updates := self.cache.grow(sequence, start, end)) is None:
-            victim = self.table.rows.youngest()
-            if victim is sequence:
-                return 0
-            self.table.preempt(victim, draft)
-        draft.table_updates += updates
-        if self.cache.has_states:
-            draft.copy(self.cache.states.take(sequence, start, decoding=False))
-        self.cache.promises.give(sequence, start, end, draft.step)
-        if draft.compute(sequence, start, end).is_last:
-            self.table.prefilling.remove(sequence)
-        return end - start
-
-    def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool) -> int:
-        table, rows, cache = self.table, self.table.rows, self.cache
-        while left > 0 and (rows.free or (rows.has_deferred and not deferred)):
-            sequence = table.next_in_line()
-            if sequence is None or sequence.is_deferred is not deferred:
-                break
-            if not table.may_sit(sequence, draft.step, self.committed_step):
-                break
-            shared = cache.match(sequence)
-            start = shared * self.limits.block_size
-            if cache.has_states and self._will_find_more(sequence, start, draft):
-                break
-            chunk_end = cache.chunk_end(sequence, start, left)
-            if chunk_end == start:
-                break  # it is computed whole, in a step that has room for it
-            spare = self._spare if rows.running else [0] * len(self._spare)
-            if not rows.free or not cache.can_admit(sequence, shared, chunk_end, spare=spare):
-                if deferred or not rows.has_deferred:
-                    break
-                table.preempt(rows.youngest(), draft)  # which makes way
-                continue
-            tiers = None if self.suspects else cache.tiers
-            run = [] if tiers is None else tiers.worth_fetching(sequence, shared)
-            if run and tiers is not None and tiers.num_waiting >= len(rows.free):
-                break  # what comes in for more sequences than there are rows would displace what others need
-            table.waiting.pop(sequence)
-            if run and tiers is not None and tiers.fetch(sequence, shared, run):
-                table.hold(sequence)
-                continue
-            draft.copy(cache.admit(sequence, shared, chunk_end))
-            sequence.num_scheduled_tokens = start
-            draft.admit(sequence, table.seat(sequence, now))
-            left -= self._compute_chunk(sequence, draft, left)
-        return left
-
-    def _will_find_more(self, sequence: Sequence, start: int, draft: Draft) -> bool:
-        """True if a state is on its way from which the sequence could go on further than from `start`."""
-        copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
-        return self.cache.states.is_expected(sequence, start, self.table.prefilling, copies)
-
     def commit(self, result: StepResult) -> list[Progress]:
         """Bring home the oldest step in flight. Returns what each living sequence gained; of a wide step, its first token.
 
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
-        flight, now = self.flights.pop(0), self._clock.now()
+        flight, now, drafter = self.flights.pop(0), self._clock.now(), self._speculation
         self._observe(flight, now)
         self.committed_step = flight.plan.step
-        if self._speculation is not None:
-            self._speculation.members.land(flight.plan.width)
         self._note_written(flight, result, now)
-        if flight.is_exact:
-            landed = flight.land(result, self.constraints.missed, self.table.cut_short_at)
+        if drafter is None:
+            progress, stopped = flight.land(result, self.constraints.missed, self.table.cut_short_at)
         else:
-            assert self._speculation is not None
-            landed = self._speculation.land(flight, result)
-        progress = self._gain(*landed)
+            progress, stopped = drafter.land(flight, result)
+        self._gain(progress, stopped)
         if self.suspects:
             cleared = self.suspects.acquit()
             if cleared is not None and self.suspects:  # it stands back while others are left
                 self.table.preempt(cleared)
         return progress
+
+    def _observe(self, flight: InFlightStep, now: float) -> None:
+        # With several steps in flight, this one could not begin before the one ahead of it was done.
+        seconds = now - max(flight.planned_at, self.last_commit)
+        self.last_commit = now
+        num_prefill = sum([each.length for _, each in flight.chunks]) if flight.chunks else 0
+        num_decoding = len(flight.plan.decoding)
+        self.counters.computed_prompt_tokens += num_prefill
+        if self._chunk_budget is not None and num_prefill + num_decoding:
+            self._chunk_budget.observe(num_prefill=num_prefill, num_decoding=num_decoding, seconds=seconds)
 
     def _note_written(self, flight: InFlightStep, result: StepResult, now: float) -> None:
         """Let be found from now on what a step has computed and copied."""
@@ -307,15 +289,17 @@ class Scheduler:
         if flight.chunks:
             cache.promises.settle(step, result.broken)
         for sequence, chunk in flight.chunks:
-            self._commit_chunk(sequence, chunk, result, now)
+            has_missed, is_alive = sequence in missed, sequence.phase is not Phase.FINISHED
+            if chunk.is_last and is_alive and sequence.first_token is None and not has_missed:
+                sequence.first_token = now
+            if sequence.phase is Phase.RUNNING:
+                cache.share(sequence, chunk.start + chunk.length - has_missed)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
             if sequence.phase is Phase.RUNNING and sequence not in missed:
                 cache.share(sequence, len(sequence.token_ids))
         if flight.copies:
             cache.states.settle(flight.copies)
-        if result.routed_experts:
-            flight.land_routed(result, math.prod(self.limits.routed_experts))
 
     def commit_more(self) -> list[Progress]:
         """Return what living sequences gained by the next token of the step that was committed last; empty when all of it is home."""
@@ -331,26 +315,6 @@ class Scheduler:
         for sequence, error in self.constraints.consume(progress) if self.constraints.matchers else ():
             self.table.finish(sequence, FinishReason.ERROR, error)
         return progress
-
-    def _commit_chunk(self, sequence: Sequence, chunk: Chunk, result: StepResult, now: float) -> None:
-        if sequence.phase is Phase.FINISHED:
-            return
-        missed = sequence in self.constraints.missed
-        sequence.prompt_logprobs.update(result.prompt_logprobs.get(chunk.row, {}))
-        if chunk.is_last and sequence.first_token is None and not missed:
-            sequence.first_token = now
-        if sequence.phase is Phase.RUNNING:
-            self.cache.share(sequence, chunk.start + chunk.length - missed)
-
-    def _observe(self, flight: InFlightStep, now: float) -> None:
-        # With several steps in flight, this one could not begin before the one ahead of it was done.
-        seconds = now - max(flight.planned_at, self.last_commit)
-        self.last_commit = now
-        num_tokens, num_decoding = flight.plan.num_tokens, len(flight.plan.decoding)
-        prefill = num_tokens - num_decoding * flight.plan.width
-        self.counters.computed_prompt_tokens += prefill
-        if self._chunk_budget is not None and num_tokens:
-            self._chunk_budget.observe(num_prefill=prefill, num_decoding=num_decoding, seconds=seconds)
 
     def preempt_all(self) -> None:
         """Give every row back; all that run are computed again. Steps in flight are forgotten.

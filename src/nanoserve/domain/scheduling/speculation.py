@@ -168,10 +168,14 @@ class Speculation:
 
     def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
         """As `InFlightStep.land`, of each row's first token; `land_more` has the others."""
+        missed = self._table.constraints.missed
+        self.members.land(flight.plan.width)
+        if flight.is_exact:
+            return flight.land(result, missed, self._table.cut_short_at)
         self._note(flight, result)
-        self._rounds = rounds(flight, result, self._table.constraints.missed)
+        self._rounds = rounds(flight, result, missed)
         progress, stopped = self.land_more()
-        return progress, stopped + flight.land_vectors(result)
+        return progress, stopped + flight.pooled()
 
     def land_more(self) -> tuple[list[Progress], list[Stopped]]:
         """Append one more token of the step to each sequence that has one and lives; nothing when all of it is home."""

@@ -200,27 +200,17 @@ class InFlightStep:
             progress = [each for each in progress if each[0].finish_reason is None and each[0] not in missed]
             for sequence, token, _ in progress:
                 sequence.token_ids.append(token)
-            return progress, stopped_by([each[0] for each in progress]) + self.land_vectors(result)
+            return progress, stopped_by([each[0] for each in progress]) + self.pooled()
         decoding = self.decoding
         for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
             tokens.append(token)
         nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
         return progress, stopped_by(self.through if nothing_stops else decoding.sequences)
 
-    def land_vectors(self, result: StepResult) -> list[Stopped]:
+    def pooled(self) -> list[Stopped]:
         """The sequences that end with the vector of their prompt."""
-        living = [each for each in self.chunks if each[1].pools and each[0].finish_reason is None]
-        for sequence, chunk in living:
-            sequence.pooled = result.pooled[chunk.row]
-        return [(sequence, -1, FinishReason.STOP) for sequence, _ in living]
-
-    def land_routed(self, result: StepResult, token_bytes: int) -> None:
-        """Let living sequences have the experts of their tokens; of those that were computed before, anew."""
-        of_rows = {chunk.row: sequence for sequence, chunk in self.chunks}
-        of_rows.update(zip(self.plan.decoding, self.decoding.sequences, strict=True))
-        for row, found in result.routed_experts.items():
-            if of_rows[row].finish_reason is None:
-                of_rows[row].routed_experts[found.first * token_bytes :] = found.data
+        living = [each for each, chunk in self.chunks if chunk.pools and each.finish_reason is None]
+        return [(each, -1, FinishReason.STOP) for each in living]
 
 
 def stopped_by(sequences: Iterable[Sequence]) -> list[Stopped]:
