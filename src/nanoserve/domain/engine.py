@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Generic
 
+import attrs
+
 from nanoserve.domain.answers import Answers
 from nanoserve.domain.failures import FailureNote
 from nanoserve.domain.invariants import audit, holders
@@ -337,13 +339,9 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
         grammar_compiles=grammars.compiles,
         grammar_compile_seconds=grammars.compile_seconds,
         mask_seconds=grammars.mask_seconds,
-        late_compiles=counted.late_compiles,
-        graph_steps=dict(counted.graph_steps),
-        expert_tokens=dict(counted.expert_tokens),
-        busiest_expert_tokens=counted.busiest_expert_tokens,
+        **attrs.asdict(counted),
         lora_requests=dict(table.loras.requests),
         paused=table.waiting.is_closed,
-        device_wait_seconds=counted.device_wait_seconds or 0.0,
         tiers={} if scheduler.cache.tiers is None else scheduler.cache.tiers.counts(),
     )
 

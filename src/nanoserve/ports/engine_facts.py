@@ -130,8 +130,27 @@ class TierCounts:
     refused: int = 0
 
 
+@attrs.frozen
+class RunnerCounts:
+    """Counts that only a runner can make, since it was built; one that counts nothing returns `RunnerCounts()`.
+
+    Attributes:
+        device_wait_seconds: how long `collect` has waited for a device that is not the CPU.
+        late_compiles: kernels that were not ready when a step needed them.
+        graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
+        expert_tokens: by rank, where each has whole experts, the tokens that those computed, a token once for each of its experts;
+            `busiest_expert_tokens` would be those of a rank that had the most in every layer.
+    """
+
+    device_wait_seconds: float = 0.0
+    late_compiles: int = 0
+    graph_steps: Mapping[str, int] = attrs.field(factory=dict)
+    expert_tokens: Mapping[str, int] = attrs.field(factory=dict)
+    busiest_expert_tokens: int = 0
+
+
 @attrs.frozen(kw_only=True)
-class EngineState:
+class EngineState(RunnerCounts):
     """The engine's books at one moment; counters count from the start of its process.
 
     Attributes:
@@ -147,10 +166,6 @@ class EngineState:
             the cache groups of one kind, by its name: states are kept at some lengths only, and windows are evicted first.
         grammar_compiles: constraints that were made ready, and `grammar_compile_seconds` of workers; `mask_seconds` kept the
             engine for masks, and `late_masks` sequences missed a step because theirs took longer.
-        late_compiles: kernels that were not ready when a step needed them.
-        graph_steps: steps by how they were launched (graph, eager); empty on a CPU.
-        expert_tokens: by rank, where each has whole experts, the tokens that those computed, a token once for each of its experts;
-            `busiest_expert_tokens` would be those of a rank that had the most in every layer.
         lora_requests: requests by the adapter that they named, of those that have their names still.
         paused: whether no steps are made although there may be work.
         tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty where nothing is.
@@ -183,11 +198,6 @@ class EngineState:
     grammar_compile_seconds: float = 0.0
     mask_seconds: float = 0.0
     late_masks: int = 0
-    late_compiles: int = 0
-    graph_steps: Mapping[str, int] = attrs.field(factory=dict)
-    expert_tokens: Mapping[str, int] = attrs.field(factory=dict)
-    busiest_expert_tokens: int = 0
-    device_wait_seconds: float = 0.0
     lora_requests: Mapping[str, int] = attrs.field(factory=dict)
     paused: bool = False
     tiers: Mapping[str, TierCounts] = attrs.field(factory=dict)
@@ -197,22 +207,6 @@ class EngineState:
         """How busy the experts of a rank were on average, where those of the busiest one of each layer were so always; 1 is even."""
         busiest = self.busiest_expert_tokens * len(self.expert_tokens)
         return sum(self.expert_tokens.values()) / busiest if busiest else 1.0
-
-
-@attrs.frozen
-class RunnerCounts:
-    """Counts that only a runner can make, since it was built; one that counts nothing returns `RunnerCounts()`.
-
-    Attributes:
-        device_wait_seconds: how long `collect` has waited for the device; None where it is not measured.
-        late_compiles, graph_steps, expert_tokens, busiest_expert_tokens: as in `EngineState`.
-    """
-
-    device_wait_seconds: float | None = None
-    late_compiles: int = 0
-    graph_steps: Mapping[str, int] = attrs.field(factory=dict)
-    expert_tokens: Mapping[str, int] = attrs.field(factory=dict)
-    busiest_expert_tokens: int = 0
 
 
 @attrs.frozen

@@ -263,10 +263,9 @@ def run_load(engine: EngineHandle, load: BenchLoad, sampling: SamplingParams) ->
     generated = sum(each.num_generated for each in ends)
     if generated != load.num_output_tokens:
         raise StepFailedError(f"{generated} tokens were generated instead of {load.num_output_tokens}")
-    counts_waits = engine.counts().runner.device_wait_seconds is not None
-    return BenchRun(load=load, began=began, marks=marks, ends=ends, counts_waits=counts_waits)
+    return BenchRun(load=load, began=began, marks=marks, ends=ends, counts_waits=marks[-1][3] > 0)
 
 
 def _mark(engine: EngineHandle) -> Mark:
     now, counts = time.monotonic(), engine.counts()
-    return (now, counts.generated_tokens, counts.prompt_tokens, counts.runner.device_wait_seconds or 0.0)
+    return (now, counts.generated_tokens, counts.prompt_tokens, counts.runner.device_wait_seconds)
