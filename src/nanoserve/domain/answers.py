@@ -38,7 +38,7 @@ class Answers:
         self._streams: dict[Sequence, OutputStream] = {}
 
     def take_byproducts(self, flight: InFlightStep, result: StepResult) -> None:
-        """Let living sequences have the results of a step beside tokens: vectors, scores of prompts, and experts, which come anew after a preemption."""
+        """Let living sequences have the results of a step beside tokens: vectors, scores of prompts, and experts, which come again after a preemption."""
         by_row = {row: each for row, each in flight.by_row.items() if each.finish_reason is None}
         for row in by_row.keys() & result.prompt_logprobs:
             by_row[row].prompt_logprobs.update(result.prompt_logprobs[row])

@@ -131,7 +131,7 @@ class Engine(Generic[TicketT]):
         return list(self.scheduler.table.requests)
 
     def turn(self) -> list[EngineEvent]:
-        """Fill the pipeline, bring home the oldest step, and report what happened, as `Pipeline.advance` does."""
+        """Fill the pipeline, collect the oldest step, and report what happened, as `Pipeline.advance` does."""
         events = self._events
         if self._stands:
             for sequence in self.scheduler.table.deadlines.due(self._clock.now()):
@@ -202,7 +202,7 @@ class Engine(Generic[TicketT]):
         return Steering(paused=is_paused, asleep=self._asleep, weights=self._weights, lost=self._lost)
 
     def pause(self, mode: PauseMode) -> None:
-        """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as ever."""
+        """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as usual."""
         if mode is PauseMode.ABORT:
             for request_id in self.request_ids():
                 self.abort(request_id)
@@ -234,7 +234,7 @@ class Engine(Generic[TicketT]):
 
     @property
     def weight_store(self) -> WeightStore:
-        """The store that reads new weights. Raises `BadValueError` where there is none."""
+        """The store that reads new weights. Raises `BadValueError` if there is none."""
         if self._weight_store is None:
             raise BadValueError("weights", "those of this engine cannot be updated: they came from no folder")
         return self._weight_store
@@ -243,7 +243,7 @@ class Engine(Generic[TicketT]):
         """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused.
 
         Nothing that the weights before have computed is found any more. Sequences with rows keep what they have, and share it with
-        nobody; what they lose by preemption is computed anew.
+        nobody; what they lose by preemption is computed again.
         """
         is_open = self._paused is None and not self._asleep and not self._lost
         if self._pipeline or (is_open and self.scheduler.table.requests):

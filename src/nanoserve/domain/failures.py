@@ -24,7 +24,7 @@ class Failures:
         self._note = note or (lambda *_: None)
 
     def blame(self, plan: StepPlan, error: Exception) -> None:
-        """A step in flight has failed. Nothing stays in flight. Raises `RunnerLostError` where the runner cannot compute any more."""
+        """A step in flight has failed. Nothing stays in flight. Raises `RunnerLostError` if the runner cannot compute any more."""
         if isinstance(error, RunnerLostError):
             raise error
         scheduler = self._scheduler

@@ -35,7 +35,7 @@ class _Slot:
 
 
 class Loras:
-    """The adapters of an engine with so many slots.
+    """The adapters of an engine with this many slots.
 
     Attributes:
         named: the adapters that requests may name.
@@ -133,7 +133,7 @@ class Loras:
             slot.digest, slot.last_step = b"", 0
 
     def audit(self, running: Iterable[Sequence], alive: Iterable[Sequence]) -> str:
-        """The first fault of the books; empty where there is none."""
+        """The first fault of the books; empty if there is none."""
         rows = Counter(each.lora_slot for each in running if each.lora)
         if any(slot.rows != rows[slot.number] for slot in self._slots) or rows[0]:
             return "rows and slots of adapters disagree"

@@ -31,7 +31,7 @@ class PrefixStatistics:
 
 
 class BlockAllocator:
-    """Blocks 1 to `num_blocks`, each free or referenced (block 0 is the sink and never handed out).
+    """Blocks 1 to `num_blocks`, each free or referenced (block 0 is the sink and never given out).
 
     A freed block whose content has a hash stays findable until it is evicted: those first of which this was asked for when
     they were released, then the least recently used. `on_lost`, if set, is called with each hash that cannot be found any more.
@@ -121,7 +121,7 @@ class BlockAllocator:
         return block
 
     def settle(self, block: int, step: int) -> bool:
-        """The step has written the block; False where the name it gave is gone."""
+        """The step has written the block; False if the name it gave is gone."""
         if self.promised.get(block) != step:
             return False
         del self.promised[block]

@@ -49,7 +49,7 @@ class EventLog:
         self._notes.append((None, "device", None, 0))
 
     def take(self) -> Iterator[KVEvent] | None:
-        """The events since the last time, to be walked once, at any time; None where nothing has changed."""
+        """The events since the last time, to be walked once, at any time; None if nothing has changed."""
         if not self._notes:
             return None
         notes, self._notes = self._notes, []

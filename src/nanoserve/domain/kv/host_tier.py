@@ -59,7 +59,7 @@ class HostTier:
             self._idle.move_to_end(slot)
 
     def reserve(self, name: BlockHash) -> int | None:
-        """A slot to write a new content into; None where all are in use."""
+        """A slot to write a new content into; None if all are in use."""
         if name in self._slot_of:
             raise SlotAccountingError(f"the content {name!r} is in a slot already")
         if self._free:

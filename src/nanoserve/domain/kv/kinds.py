@@ -58,7 +58,7 @@ class RecurrentLaw(Law):
     """One state per row, overwritten by every step; it can be reused only where a snapshot of it was kept."""
 
     def first_read(self, start: int) -> int:
-        """The block at whose end the state is that the token at `start` goes on from."""
+        """The block at whose end the state is that the token at `start` continues from."""
         return max(0, start // self.block_size - 1)
 
     def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:

@@ -58,7 +58,7 @@ def hash_root(
     weights: str = "",
     kept: str = "auto",
 ) -> BlockHash | None:
-    """Where the chain of a request's block names starts; None where its blocks are never shared.
+    """Where the chain of a request's block names starts; None if its blocks are never shared.
 
     `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start, `kept` the
     `EngineSizes.kv_cache_dtype`. Where caching is off, the sequences of one request still share blocks, and with no other request.

@@ -1,7 +1,7 @@
 """The states of recurrent cache groups: where a row's live state is, and which copies of it are kept.
 
 A row that runs holds one live state in every recurrent group, and the newest snapshot that it has taken. Every step overwrites the
-live state, so it cannot be shared: a snapshot is a copy of it, and a sequence that goes on from a snapshot gets a copy, too.
+live state, so it cannot be shared: a snapshot is a copy of it, and a sequence that continues from a snapshot gets a copy, too.
 Both are `BlockCopy`s of a plan, done before its step computes: the state *after* step s is what the row holds *before* its
 next step computes, so one rule at one moment serves to restore and to keep. A row that ends or is preempted in between
 has no snapshot. A state at length 0 is empty: nothing is copied for it, and nothing cleared.
@@ -58,10 +58,10 @@ class Snapshots:
 class PlannedCopy:
     """A copy in a step that is not committed; it holds its source, and a snapshot its target, until it is.
 
-    The copies of a plan are done all at once, in a kernel or on the way to another tier: a source that is handed out
+    The copies of a plan are done all at once, in a kernel or on the way to another tier: a source that is given out
     again before that could be overwritten before it is read.
 
-    `length`: of how many tokens the target will be the state; None where the target is the sequence's live state.
+    `length`: of how many tokens the target will be the state; None if the target is the sequence's live state.
     """
 
     sequence: Sequence
@@ -155,7 +155,7 @@ class States:
     def is_expected(
         self, sequence: Sequence, reused: int, prefilling: Iterable[Sequence], copies: Iterable[PlannedCopy]
     ) -> bool:
-        """True if those `prefilling`, or `copies` in flight, will make a state to go on from that is further than `reused` tokens."""
+        """True if those `prefilling`, or `copies` in flight, will make a state to continue from that is further than `reused` tokens."""
         return any(self.keep_for(giver, sequence, reused) for giver in prefilling) or any(
             reused < (each.length or 0) <= self._common(each.sequence, sequence)
             for each in copies

@@ -10,11 +10,11 @@ written to the directory, and pinned meanwhile.
 
 *In.* A sequence that is about to be admitted, and whose prefix goes on in host memory where the device's ends, is not admitted: it is
 held back, in no line, where it blocks no other sequence. Fresh blocks are filled for it. When the runner reports them, they
-get their names, as if a step had computed them, and the sequence stands in line again, to find a longer prefix on the device.
+get their names, as if a step had computed them, and the sequence is in the queue again, to find a longer prefix on the device.
 So no step reads a block that is on its way, and no sequence owns one. What is in the directory comes into slots first, in the same way.
 
 *Failure.* After a step that failed nothing is known of the copies in flight: what they would have named is forgotten, and the next
-plan says that they do not count. Slots into which they may still write are not used before that plan has come home.
+plan says that they do not count. Slots into which they may still write are not used before that plan has returned.
 
 Only one cache group is carried, all of whose blocks are read by every later token: of a window or a state a part would be missed.
 """
@@ -107,11 +107,11 @@ class Tiers:
 
     @property
     def is_busy(self) -> bool:
-        """True if copies are planned or under way, so that a step is called for even if it computes nothing."""
+        """True if copies are planned or under way, so that a step is needed even if it computes nothing."""
         return bool(self._unsent or self._sent)
 
     def calls_for_step(self, *, is_idle: bool) -> bool:
-        """True if a step without computation is of use: it takes copies along, or brings news of them where nothing else does."""
+        """True if a step without computation is useful: it takes copies along, or brings news of them where nothing else does."""
         return bool(self._unsent) or (is_idle and bool(self._sent))
 
     def keep(self, sequence: Sequence, first: int, last: int) -> None:
@@ -149,7 +149,7 @@ class Tiers:
         return len(self._waiting)
 
     def worth_fetching(self, sequence: Sequence, shared: int) -> list[BlockHash]:
-        """The names of what follows the first `shared` blocks and is in the tiers; none where it is too little."""
+        """The names of what follows the first `shared` blocks and is in the tiers; none if it is too little."""
         if sequence.hash_root is None or sequence.computes_all:
             return []
         most = (len(sequence.token_ids) - 1) // self._block_size
@@ -245,7 +245,7 @@ class Tiers:
         )
 
     def settle(self, step: int, copied: Iterable[int]) -> None:
-        """A step came home, and with it the news that all copies of some steps are done."""
+        """A step is done, and with it the news that all copies of some steps are done."""
         if self._doubtful_until is not None and step >= self._doubtful_until:
             for slot in self._doubtful:
                 self.host.complete(slot, is_good=False)

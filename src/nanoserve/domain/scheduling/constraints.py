@@ -88,7 +88,7 @@ class Constraints:
     def open(self, family: list[Sequence], constraint: Constraint) -> bool:
         """The sequences of one request start; whether they may at once, or only when `arrivals` has them.
 
-        Raises `BadValueError` where the constraint cannot be kept.
+        Raises `BadValueError` if the constraint cannot be kept.
         """
         request = family[0].request
         if self._grammars is None or self._drawer is None:
@@ -167,7 +167,7 @@ class Constraints:
         return (*finished, *decoding)
 
     def draft(self, sequence: Sequence, count: int) -> tuple[int, ...]:
-        """Up to so many drafts of a sequence that has a constraint, all of which its masks allow."""
+        """Up to this many drafts of a sequence that has a constraint, all of which its masks allow."""
         matcher = self.matchers[sequence]
         # Masks that the engine changes itself, it changes for the newest token alone.
         if sequence in self._free or sequence in self._unsure or not sequence.sampling.drafts:

@@ -84,7 +84,7 @@ class WaitingQueue:
         return self._lengths.get(class_name, 0)
 
     def check_room(self, request: Request) -> None:
-        """Raise `QueueFullError` where the request's sequences would exceed its class's bound."""
+        """Raise `QueueFullError` if the request's sequences would exceed its class's bound."""
         bound, length = self._bounds[request.request_class], self._lengths[request.request_class]
         if bound is not None and length + request.sampling.n > bound:
             raise QueueFullError(
@@ -92,17 +92,17 @@ class WaitingQueue:
             )
 
     def push(self, sequence: Sequence) -> None:
-        """Let a waiting or preempted sequence stand in line."""
+        """Let a waiting or preempted sequence be in the queue."""
         name = sequence.request.request_class
         self._lines[name].push(sequence.order, sequence)
         self._lengths[name] += 1
 
     def hold_back(self, sequence: Sequence) -> None:
-        """Count a sequence as waiting before it may stand in line."""
+        """Count a sequence as waiting before it may be in the queue."""
         self._lengths[sequence.request.request_class] += 1
 
     def let_go(self, sequence: Sequence) -> None:
-        """Let a sequence that was held back stand in line."""
+        """Let a sequence that was held back be in the queue."""
         self._lines[sequence.request.request_class].push(sequence.order, sequence)
 
     def head(self, is_open: Callable[[str], bool]) -> Sequence | None:

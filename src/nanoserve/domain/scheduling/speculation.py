@@ -27,7 +27,7 @@ LEARNING_RATE: Final = 0.25
 CLEARLY_BETTER: Final = 1.03
 """A wide step must bring so many times the tokens of a narrow one in the same time."""
 RECONSIDER: Final = 4
-"""After so many wide steps, and when rows come or go, the width is chosen anew."""
+"""After so many wide steps, and when rows come or go, the width is chosen again."""
 PROBE_AFTER: Final = 64
 """After so many narrow steps a wide one shows whether drafts have become better."""
 IDLE_SECONDS: Final = 0.0003
@@ -60,7 +60,7 @@ class Speculation:
         self._rounds: list[list[Progress]] = []
 
     def choose_width(self) -> int:
-        """Tokens that decoding rows compute in the next step; 0 where it must wait for steps in flight.
+        """Tokens that decoding rows compute in the next step; 0 if it must wait for steps in flight.
 
         A narrow step has no limits of rows on the device, so it waits until it is known that no row has come to its end.
         """
@@ -153,7 +153,7 @@ class Speculation:
         return best if speeds[best] > CLEARLY_BETTER * speeds[1] else 1
 
     def _seconds(self, num_tokens: int) -> float:
-        """Seconds of a step of so many tokens, on the line through the two measured ones that are nearest."""
+        """Seconds of a step of this many tokens, on the line through the two measured ones that are nearest."""
         if len(self._costs) == 1:
             return self._costs[0][1]
         right = bisect.bisect_left(self._costs, (num_tokens, 0.0))

@@ -49,7 +49,7 @@ class WideDecodeSet(DecodeSet):
             self.is_exact = False
 
     def land(self, width: int) -> None:
-        """The oldest step in flight, of that width, has come home with its tokens."""
+        """The oldest step in flight, of that width, has returned with its tokens."""
         self.landed += width
         self.in_flight -= 1
 

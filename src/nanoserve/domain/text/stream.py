@@ -1,6 +1,6 @@
 """The visible output of one sequence: text, ids and log-probabilities, released together and cut at the same place.
 
-Half a character is never shown. A window of recent ids is decoded anew with each token, so that what a tokenizer does between
+Half a character is never shown. A window of recent ids is decoded again with each token, so that what a tokenizer does between
 tokens (spaces, joined bytes) comes out as in the whole decode; the technique is that of Hugging Face's text-generation-inference.
 A token whose text does not depend on its neighbours is looked up instead.
 """

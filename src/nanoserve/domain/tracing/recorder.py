@@ -95,7 +95,7 @@ class Recorder:
         self._happened.extend(trace.Repetition(each.key) for each in sequences)
 
     def note_committed(self, flight: InFlightStep, result: StepResult, gained: list[Progress]) -> None:
-        """A step came home; where it was wide, it may have given fewer tokens than it was planned for."""
+        """A step is done; where it was wide, it may have given fewer tokens than it was planned for."""
         self._note_moves()
         lacks = surplus(flight, result)
         self._happened.extend(trace.Repetition(sequence.key, count) for sequence, count in lacks)

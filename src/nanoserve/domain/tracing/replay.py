@@ -22,7 +22,7 @@ class Replay:
             recurrent group, how many sequences hold each state, live or as their newest snapshot.
         findable: per cache group, the blocks whose content can be found. One that no table holds is free, and cached.
         decoding: the keys that decode in the newest planned step; empty until a step was planned.
-        committed: the newest step that was brought home; 0 until there was one.
+        committed: the newest step that was collected; 0 until there was one.
     """
 
     def __init__(self, start: trace.Snapshot) -> None:

@@ -50,7 +50,7 @@ class _Object:
         self._waiting: list[str] = []
 
     def read(self) -> Reading[bool]:
-        """True if it is a call, and whole, maybe but for its bracket; members of an object `function` count as its own."""
+        """True if it is a call, and whole, maybe except its bracket; members of an object `function` count as its own."""
         reader = self._reader
         if (yield from reader.skip()) != "{":
             return False
@@ -112,7 +112,7 @@ def _arguments(reader: Reader, sink: Sink, closers: tuple[str, ...]) -> Reading[
 
 
 def _other_value(reader: Reader, closers: tuple[str, ...]) -> Reading[str | None]:
-    """Any value, a string decoded; None where it is wrong."""
+    """Any value, a string decoded; None if it is wrong."""
     first = yield from reader.peek()
     if first in {'"', "'"}:
         return (yield from reader.string(_LONGEST_TEXT))
@@ -167,7 +167,7 @@ _OPENING: Final = frozenset("\"'[{")
 
 
 def read_pythonic(reader: Reader, output: Output) -> Reading[bool]:
-    """The list and its calls; False where it stops being one, with a call open if that happens within its arguments."""
+    """The list and its calls; False if it stops being one, with a call open if that happens within its arguments."""
     if (yield from reader.skip()) != "[":
         return False
     reader.take()
@@ -192,7 +192,7 @@ def read_pythonic(reader: Reader, output: Output) -> Reading[bool]:
 
 
 def _keywords(reader: Reader, output: Output) -> Reading[bool]:
-    """Keywords and their values, as members of an object whose names and slips are mended."""
+    """Keywords and their values, as members of an object whose names and slips are repaired."""
     output.arguments("{")
     while (following := (yield from reader.skip())) != ")":
         if following == ",":
@@ -218,7 +218,7 @@ def _keywords(reader: Reader, output: Output) -> Reading[bool]:
 
 
 def _word(reader: Reader, limit: int, others: str) -> Reading[str]:
-    """Letters, digits, underscores and `others`; empty where more than `limit` of them come."""
+    """Letters, digits, underscores and `others`; empty if more than `limit` of them come."""
     word = ""
     while len(character := (yield from reader.peek())) == 1:
         if not (character.isalnum() or character == "_" or character in others):

@@ -43,7 +43,7 @@ def read_channels(form: Channels, reader: Reader, output: Output, prompt_tail: s
 
 
 def _header(form: Channels, reader: Reader, header: str) -> Reading[tuple[str, bool]]:
-    """The header up to its end; False where the answer ends within it, or it is too long to be one."""
+    """The header up to its end; False if the answer ends within it, or it is too long to be one."""
     marks = (form.channel, form.constrain, form.message, form.start, *form.ends)
     while True:
         more, mark = yield from reader.collect(marks, _LONGEST_HEADER)

@@ -88,9 +88,9 @@ class Calls:
     Attributes:
         section: around all calls of an answer, or around each where `one_each` is set.
         loose: a call without its section is a call, too.
-        open: before each call; empty where nothing is.
-        also: what some models of the family write in place of `open`.
-        close: after each call; empty where its arguments end it.
+        open: before each call; empty if nothing is.
+        also: what some models of the family write instead of `open`.
+        close: after each call; empty if its arguments end it.
         bare: calls may also begin without `open`, as the first thing of the answer.
         pad: white space behind `open` and before `close`.
         between: what stands between two calls.
@@ -134,8 +134,8 @@ class Dialect:
 
     Attributes:
         name: by which an operator asks for it.
-        reasoning: None where the family has none that is marked.
-        calls: None where the family has no calls that are known.
+        reasoning: None if the family has none that is marked.
+        calls: None if the family has no calls that are known.
         channels: for families whose answers are messages of channels; the other two are None then.
         earlier_arguments: as what the chat template reads the arguments of earlier calls.
     """

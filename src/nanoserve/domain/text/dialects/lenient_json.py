@@ -1,4 +1,4 @@
-"""Arguments as models write them to JSON, as they come: what is JSON passes unchanged, slips are mended, what is open is closed.
+"""Arguments as models write them to JSON, as they come: what is JSON passes unchanged, slips are repaired, what is open is closed.
 
 The slips are those that parsers of other servers forgive: quotes, constants and numbers as Python writes them, names without quotes, commas
 and brackets too many or too few, line breaks within strings.

@@ -66,7 +66,7 @@ class InputText:
 
 
 def _length_of_escape(text: str) -> int:
-    r"""The length of the escape at the beginning of a text, a pair of surrogates being one; 0 where it is cut."""
+    r"""The length of the escape at the beginning of a text, a pair of surrogates being one; 0 if it is cut."""
     if not text.startswith("\\u"):
         return 2 if len(text) > 1 else 0
     is_high = text[2:3] in {"d", "D"} and text[3:4] in set("89abAB")
@@ -143,7 +143,7 @@ class Output:
         self._gap = ""
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that began last, as the model wrote them: slips are mended."""
+        """More of the arguments of the call that began last, as the model wrote them: slips are repaired."""
         if self._arguments is not None:
             self._add_arguments(self._arguments.push(text))
 

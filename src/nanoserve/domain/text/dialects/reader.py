@@ -79,7 +79,7 @@ class Reader:
 
         Only what may be the beginning of a mark is held back. A sink that returns True stops the reading: the answer is
         `END` then, too. Control tokens other than the marks are dropped, or are text where `keep_tokens` is set. `trims`
-        leaves out up to so many line breaks before a mark.
+        leaves out up to this many line breaks before a mark.
         """
         letters = [mark for mark in marks if mark not in self.tokens]
         while True:
@@ -156,7 +156,7 @@ class Reader:
         self._text = text + self._text
 
     def string(self, limit: int) -> Reading[str | None]:
-        """A string in either quote, decoded, of at most `limit` characters; None where there is none."""
+        """A string in either quote, decoded, of at most `limit` characters; None if there is none."""
         parts: list[str] = []
         if (yield from self.peek()) not in {'"', "'"}:
             return None
@@ -169,7 +169,7 @@ class Reader:
     def value(self, sink: Sink, closers: Sequence[str], *, limit: int | None = None) -> Reading[bool]:
         """One JSON string, object or array goes into `sink` as it comes, unchanged. Words need no quotes, and quotes may be single.
 
-        False where it stops being that, or is longer than `limit`: reading stops before the first character that is wrong.
+        False if it stops being that, or is longer than `limit`: reading stops before the first character that is wrong.
         A control token is text within strings, unless it is one of the `closers`; nothing else is.
         """
         depth, quote, length = 0, "", 0

@@ -104,7 +104,7 @@ def _literal(name: str, field: Mapping[str, Any], side: str) -> str:
 
 
 def _parts(name: str, field: Mapping[str, Any], side: str) -> list[str]:
-    """Literal, name of a group, literal ... with white space as NUL; empty where the field has none."""
+    """Literal, name of a group, literal ... with white space as NUL; empty if the field has none."""
     if isinstance(literal := field.get(side), str):
         return [literal]
     if isinstance(literal, list) and literal and all(isinstance(each, str) for each in literal):

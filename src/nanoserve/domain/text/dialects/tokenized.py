@@ -102,7 +102,7 @@ class TokenizedDialect:
     ) -> Constraint | None:
         """The constraint of an answer whose calls are of those tools and fit their schemas.
 
-        None where nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
+        None if nothing is to be kept: without tools that may be called, and where calls are free and no tool is strict.
         With a `schema`, which an answer without calls must fit, there is always something, and with a `budget`, the most tokens of
         reasoning, wherever there may be some.
         """
@@ -189,7 +189,7 @@ def json_schema_of(constraint: Constraint) -> Mapping[str, Any] | None:
 
 
 def choose_dialect(facts: DialectFacts, name: str | None = None) -> TokenizedDialect | None:
-    """The dialect of a model, or the one of that name; None where nothing says which, and for `NO_DIALECT`.
+    """The dialect of a model, or the one of that name; None if nothing says which, and for `NO_DIALECT`.
 
     The model's own `response_template` goes first where it can be read, then the table by the chat template and the type.
     Raises `ModelLoadError` for a name that no dialect has, and for a `response_template` that was asked for and cannot be read.
