@@ -57,7 +57,7 @@ def check_switch(name: str, value: object) -> None:
 
 
 def check_texts(name: str, values: Iterable[object], most: int, characters: int) -> None:
-    """Non-empty texts, at most so many, with at most so many characters together."""
+    """Non-empty texts, at most this many, with at most this many characters together."""
     texts = tuple(values)
     if len(texts) > most:
         raise BadValueError(name, f"takes at most {most} strings, got {len(texts)}")

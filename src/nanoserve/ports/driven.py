@@ -30,7 +30,7 @@ class ModelRunner(Protocol[TicketT]):
     A runner keeps one row of state per admitted sequence and applies each plan's deltas to it. `submit` may return
     before the step is computed; tickets are collected once each, in order. Either call may raise `StepFailedError`
     (or anything else): the engine then collects nothing more of the steps in flight, releases every row and
-    goes on with a fresh plan, so a runner must accept a plan that releases rows it does not hold.
+    continues with a fresh plan, so a runner must accept a plan that releases rows it does not hold.
     """
 
     def submit(self, plan: StepPlan, /) -> TicketT:
@@ -51,12 +51,12 @@ class Drafter(Protocol):
     """
 
     def propose(self, token_ids: Sequence[int], count: int, /) -> Sequence[int]:
-        """Up to `count` tokens that may follow; none where it has no guess. Ids are of the vocabulary."""
+        """Up to `count` tokens that may follow; none if it has no guess. Ids are of the vocabulary."""
 
 
 @attrs.frozen(kw_only=True)
 class TokenizerFacts:
-    """A tokenizer's settings as a model's files state them; None where they are silent.
+    """A tokenizer's settings as a model's files state them; None if they are silent.
 
     It is for clients that render conversations themselves; this engine has a `ChatTemplate` for that.
 
@@ -100,7 +100,7 @@ class Tokenizer(Protocol):
     ) -> tuple[list[int], int]:
         """A text that is to be pooled, or a pair of texts, to ids; and where the second text begins by its token type, or 0.
 
-        Cut to `at_most` tokens, special ones included. Raises `BadValueError` where these alone are as many.
+        Cut to `at_most` tokens, special ones included. Raises `BadValueError` if these alone are as many.
         """
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
@@ -110,7 +110,7 @@ class Tokenizer(Protocol):
         """The bytes of the token, which may be a part of a character; of special tokens those of their names."""
 
     def text_of(self, token_id: int, /) -> str | None:
-        """The text that the token adds to any text, whatever its neighbours; None where that depends on something."""
+        """The text that the token adds to any text, whatever its neighbours; None if that depends on something."""
 
 
 @attrs.frozen(kw_only=True)

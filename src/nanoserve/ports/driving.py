@@ -47,7 +47,7 @@ class EngineHandle(Protocol):
         """The requests that have not ended."""
 
     def turn(self) -> list[EngineEvent]:
-        """Plan and submit what there is room for, bring home the oldest step, and say what happened."""
+        """Plan and submit what there is room for, collect the oldest step, and say what happened."""
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
@@ -79,7 +79,7 @@ class EngineHandle(Protocol):
 
     @property
     def weight_store(self) -> WeightStore:
-        """The store that reads new weights. Raises `BadValueError` where there is none."""
+        """The store that reads new weights. Raises `BadValueError` if there is none."""
 
     def write_weights(self, facts: WeightsFacts) -> None:
         """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused."""

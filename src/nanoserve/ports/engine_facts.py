@@ -25,8 +25,8 @@ class EngineSizes:
         num_blocks: KV blocks (or states) of each cache group, the sink not counted, or one number for every group; none
             until memory is shared out.
         prefix_caching: whether computed blocks are kept by content and reused for equal prefixes.
-        host_slots: KV blocks that host memory holds beside; 0 where nothing is kept there.
-        max_loras: slots for adapters, so the most that one step computes with; 0 where there are none.
+        host_slots: KV blocks that host memory holds beside; 0 if nothing is kept there.
+        max_loras: slots for adapters, so the most that one step computes with; 0 if there are none.
         max_lora_rank: the largest rank of an adapter.
         max_logprobs: how many of the likeliest tokens a request may have reported for each position.
         processed_logprobs: whether the log-probabilities of answers are of what was drawn from, not of the model's own logits.
@@ -154,7 +154,7 @@ class EngineState(RunnerCounts):
     """The engine's books at one moment; counters count from the start of its process.
 
     Attributes:
-        at: when this was read, `last_step` when the last step was brought home (or the engine became ready).
+        at: when this was read, `last_step` when the last step was collected (or the engine became ready).
         running, waiting: living sequences, by whether they hold a device row; `waiting_tokens` are the prompt tokens
             of the waiting ones.
         running_requests, waiting_requests: living requests, by whether one of their sequences holds a device row.
@@ -168,7 +168,7 @@ class EngineState(RunnerCounts):
             engine for masks, and `late_masks` sequences missed a step because theirs took longer.
         lora_requests: requests by the adapter that they named, of those that have their names still.
         paused: whether no steps are made although there may be work.
-        tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty where nothing is.
+        tiers: what is kept of the KV cache beside the device, by tier (host, disk); empty if nothing is.
     """
 
     at: float

@@ -275,7 +275,7 @@ class Logged:
     Attributes:
         lines: records as `TraceFormat` writes them, with a line break between two of them.
         header: the log's first line, where `lines` is a snapshot; None otherwise.
-        follows: False where parts are missing before this one, which is a snapshot then; a reader of the part before
+        follows: False if parts are missing before this one, which is a snapshot then; a reader of the part before
             needs the snapshot only in this case.
     """
 
@@ -326,5 +326,5 @@ Order = Pause | Resume | ReadWeights | WriteWeights | Sleep | WakeUp
 
 
 def owner_of(request_id: str) -> str:
-    """Whose a request is: what stands before the last dot of its id; empty where there is none."""
+    """Whose a request is: what stands before the last dot of its id; empty if there is none."""
     return request_id.rpartition(".")[0]

@@ -18,7 +18,7 @@ else:
 
 @attrs.frozen
 class SequenceTimes:
-    """Clock readings in seconds; None where the moment did not come."""
+    """Clock readings in seconds; None if the moment did not come."""
 
     arrived: float
     first_scheduled: float | None = None

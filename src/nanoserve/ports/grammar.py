@@ -57,7 +57,7 @@ class ReasoningLimit:
 
     Attributes:
         tokens: the most, marks left out; above 0.
-        open: with what it begins to, if it does, as the first thing it says; empty where the prompt has begun it.
+        open: with what it begins to, if it does, as the first thing it says; empty if the prompt has begun it.
         close: what ends it.
     """
 
@@ -72,7 +72,7 @@ class Constraint:
 
     Attributes:
         kind: the language that `text` is written in, a `ConstraintKind` where the engine's grammars know those.
-        whitespace: what may stand between the parts of JSON, beside nothing, as a regular expression; empty where nothing may.
+        whitespace: what may stand between the parts of JSON, beside nothing, as a regular expression; empty if nothing may.
         after: token ids of a mark, such as the end of reasoning: until the answer has said them in a row nothing is
             constrained, except that it may not end. Empty: the constraint holds from the first token on.
         reasoning: a limit of it. Where the prompt has begun it, the constraint holds behind the mark that ends it; else the
@@ -200,7 +200,7 @@ class Grammars(Protocol):
     def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
         """Up to `count` tokens that the matcher would consume one after the other.
 
-        First those that write a text which must come next, then what `more` guesses behind them. None where that takes time.
+        First those that write a text which must come next, then what `more` guesses behind them. None if that takes time.
         """
 
     def fill(

@@ -21,9 +21,9 @@ class BlockStored:
 
     Attributes:
         group: the number of the cache group.
-        parent: the name of the block before the first one; None where that one begins the text.
+        parent: the name of the block before the first one; None if that one begins the text.
         block_hashes: their names, in order.
-        token_ids: what they hold, all blocks together; empty where the prompt was salted, which nobody else may read.
+        token_ids: what they hold, all blocks together; empty if the prompt was salted, which nobody else may read.
     """
 
     group: int
@@ -104,7 +104,7 @@ class BlockDirectory(Protocol):
         """Begin to bring a block into a slot; reported by `finished`."""
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
-        """Begin to write a block from a slot, reported by `finished`; False where too much waits to be written already."""
+        """Begin to write a block from a slot, reported by `finished`; False if too much waits to be written already."""
 
     def finished(self) -> list[DirectoryWork]:
         """Return the copies that are done since the last call."""

@@ -72,7 +72,7 @@ class RopeSpec:
     """Rotary position embedding: base `theta`, optionally rescaled.
 
     Attributes:
-        size: how many of a head's first elements turn; None for all of them, 0 where positions are not encoded.
+        size: how many of a head's first elements turn; None for all of them, 0 if positions are not encoded.
         interleaved: whether a checkpoint pairs neighbours (0, 1), (2, 3) ... and not element i with i + size / 2.
     """
 
@@ -132,8 +132,8 @@ class BidirectionalSpec:
     """Multi-head attention of an encoder: a token reads the tokens behind it as well as those before, and nothing is kept.
 
     Attributes:
-        rope: of size 0 where positions are not encoded here.
-        window: a token reads those that are less than so many positions away; None for all of them.
+        rope: of size 0 if positions are not encoded here.
+        window: a token reads those that are less than this many positions away; None for all of them.
     """
 
     num_heads: int
@@ -159,7 +159,7 @@ class LatentSpec:
 
     Attributes:
         latent_dim: of the vector that is kept; `rope_dim` more elements, one rotated key for all heads, lie beside it.
-        query_dim: of the vector that queries are made of; None where they are projected at once.
+        query_dim: of the vector that queries are made of; None if they are projected at once.
         nope_dim, value_dim: of one head's key without position, and of its value.
         scale: what scores are multiplied with.
     """
@@ -255,7 +255,7 @@ class ExpertsSpec:
     Attributes:
         size: of one expert.
         held: the experts that a rank has, where whole ones are divided over ranks; None for all of them.
-        shared_size: of the expert that every token passes through; 0 where there is none.
+        shared_size: of the expert that every token passes through; 0 if there is none.
         shared_gate: whether that one is multiplied by the sigmoid of a projection to one number.
         clamp: gpt-oss's gate: (min(gate, clamp) * sigmoid(1.702 gate)) * (clamped up + 1); None for silu(gate) * up.
         bias: whether experts have biases.

@@ -1,7 +1,7 @@
 """LoRA adapters (Hu et al. 2021): what an engine knows of one, and the store that has their numbers.
 
 An adapter adds scale B A x to some products W x of a model. It is known by the digest of its numbers; names are given to
-digests, and may be given anew.
+digests, and may be given again.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class CacheGroup:
 
     @property
     def window(self) -> int | None:
-        """The sliding window in tokens; None where the kind has none."""
+        """The sliding window in tokens; None if the kind has none."""
         return self.kind.tokens if isinstance(self.kind, Window) else None
 
     def page_bytes(self, block_size: int, element_bytes: int) -> int:
@@ -128,7 +128,7 @@ class PoolNeed:
         least: with fewer, not even one sequence of the longest length fits.
         per_row, fixed: more than `fixed` and `per_row` for each running sequence are of no use.
         usual: what a sequence of usual length holds, where more pages always hold more text: such groups share what
-            the others leave. None where the law bounds what a row can use.
+            the others leave. None if the law bounds what a row can use.
     """
 
     least: int
@@ -171,7 +171,7 @@ class EncoderSpec:
     """An encoder's vectors of tokens: normed sums of those of its ids, and of learned ones of positions and token types.
 
     Attributes:
-        positions: rows of the table of positions; 0 where there is none.
+        positions: rows of the table of positions; 0 if there is none.
         first_position: the row of the first token.
         token_types: rows of the table of types, if there are positions. The second text of a pair has type 1 where there are two.
         prefix: how a checkpoint calls the model beside its classifier.
@@ -234,7 +234,7 @@ class ModelSpec:
         logit_soft_cap: logits x then become cap * tanh(x / cap).
         further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
         exceeds_float16: whether its activations leave the range of float16.
-        dtype: the name of the dtype its weights are stored in, such as `bfloat16`, but for those that are quantized.
+        dtype: the name of the dtype its weights are stored in, such as `bfloat16`, except those that are quantized.
         stored: the form of these; `packing`, how integers are packed.
         eos_token_ids: the ids that end a sequence.
         pooled_layers: what pooled vectors pass through, in order; all tokens' states where each is classified.
@@ -316,7 +316,7 @@ class ModelSpec:
 
     @property
     def complete_group(self) -> int | None:
-        """The first cache group whose blocks hold all tokens of a sequence; None where none does."""
+        """The first cache group whose blocks hold all tokens of a sequence; None if none does."""
         groups = enumerate(self.cache_groups)
         return next((place for place, each in groups if isinstance(each.kind, Full | Latent)), None)
 

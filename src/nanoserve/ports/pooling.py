@@ -64,7 +64,7 @@ class Activation(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class PoolerSpec:
-    """The vectors that a model makes of texts in place of answers, as its files say.
+    """The vectors that a model makes of texts instead of answers, as its files say.
 
     Attributes:
         width: numbers in a vector.

@@ -42,7 +42,7 @@ class Request:
         request_id: the engine's key, made by the entry point and unique among living requests.
         prompt_token_ids: at least one id, all inside the vocabulary (the entry point has checked).
         seed: the resolved seed; sequence i of the request draws from a seed derived from it and i.
-        eos_token_ids: the model's end-of-sequence ids; empty where `ignore_eos` is set.
+        eos_token_ids: the model's end-of-sequence ids; empty if `ignore_eos` is set.
         unsearched_token_ids: in whose text, and across it, no stop string is looked for: marks are no text of an answer.
         bad_token_sequences: `sampling.bad_words` as token ids.
         priority: lower runs first under the priority policy; ties by arrival.

@@ -74,7 +74,7 @@ class WeightStore(Protocol):
     is_lost: bool
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
-        """Read a folder of safetensors files, or tensors by their names there, on top of what was read before unless `anew`; in any thread.
+        """Read a folder of safetensors files, or tensors by their names there, on top of what was read before unless `again`; in any thread.
 
         With `partial`, what is not read stays as it is. Raises `BadValueError`, and nothing is changed.
         """
@@ -102,7 +102,7 @@ class Steering:
     Attributes:
         paused: whether it makes no steps until it is resumed.
         asleep: the parts that there is no memory for; no steps are made while there are any.
-        lost: why a new engine could not read again the weights that the one before had; empty where it has them.
+        lost: why a new engine could not read again the weights that the one before had; empty if it has them.
     """
 
     paused: bool = False

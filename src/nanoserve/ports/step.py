@@ -13,7 +13,7 @@ in flight. For a row of n tokens, with drafts d(1) to d(k), k < w, the step
 3. keeps s(0), and s(i) while all drafts before it were right: d(1) = s(0), ..., d(i) = s(i - 1) (`accepted_length`).
 
 So the row gains 1 to k + 1 tokens, which are those that narrow steps would have given it, whoever guessed, and its length grows by as
-many. What was written behind them is garbage that the next step writes anew. The host learns the counts at `collect`.
+many. What was written behind them is garbage that the next step writes again. The host learns the counts at `collect`.
 
 A row never comes to be longer than its `max_length`: what is drawn beyond is not kept, so a row at its end gains nothing (count 0), and
 a wide step writes nothing at position `max_length` - 1 or behind it (such writes go to the sink). Up to there its blocks are reserved,
@@ -89,7 +89,7 @@ class AdmittedRow:
         block_tables: per cache group, the block of each `block_size` tokens, in order; of a recurrent group, its one
             live state.
         max_length: its tokens at the end of its answer at the most; see wide steps above.
-        lora_slot: the slot of its adapter; 0 where it has none.
+        lora_slot: the slot of its adapter; 0 if it has none.
         routed_experts: whether results say which experts its tokens go through.
         pooling: what the row's tokens are made into; such a row never yields a token.
     """
@@ -272,7 +272,7 @@ class StepResult:
 
     Attributes:
         token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a wide step all that a row has gained, row after row.
-        counts: of a wide step, how many tokens each of these rows has gained; empty where each has one.
+        counts: of a wide step, how many tokens each of these rows has gained; empty if each has one.
         num_drafts: of a wide step, how many drafts were compared, and `drafted_rows`, of how many rows.
         logprobs: by row, for the rows that asked, of each token that it gained.
         prompt_logprobs: by row, by prompt position (>= 1) that its chunk computed, the log-probabilities of the prompt token there.

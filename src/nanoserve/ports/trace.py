@@ -28,7 +28,7 @@ class TraceHeader:
         windows: of each cache group, its sliding window in tokens (None: it has none).
         kinds: of each cache group: `full`, `window`, `latent` or `recurrent`. Empty in logs that are older than
             the kinds: those are full and windowed.
-        pools: blocks, or states, of each cache group; empty where each has `num_blocks`.
+        pools: blocks, or states, of each cache group; empty if each has `num_blocks`.
         has_words: whether the tokens' ids and texts are written too.
     """
 
@@ -114,7 +114,7 @@ class TracedChunk:
 
 @attrs.frozen
 class PlannedStep:
-    """A step was handed to the runner; `decoding` is None where the same sequences decode as in the step before.
+    """A step was handed to the runner; `decoding` is None if the same sequences decode as in the step before.
 
     The first one after a `Snapshot` always says which sequences decode. Each of them computes `width` tokens at the most.
     """
@@ -256,7 +256,7 @@ class Turn:
     Attributes:
         at: seconds since the trace began.
         happened: in order, with the steps handed to the runner (usually one, several while the pipeline fills).
-        committed: the step that was brought home.
+        committed: the step that was collected.
         num_generated: tokens that it brought.
         kv: what changed in the KV cache, in order.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache so far, and found.
