@@ -1,4 +1,4 @@
-"""The common inputs of cases of attention: heads, queries of chunks, tokens at their places, and caches of NaN but for what is seen."""
+"""The common inputs of cases of attention: heads, queries of chunks, tokens at their places, and caches of NaN except what is seen."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Heads(NamedTuple):
         return 0 if self.window is None else max(0, position + 1 - self.window)
 
     def projections(self, inputs: Inputs, tokens: int) -> Tensor:
-        """Random queries, keys and values of so many tokens, as they come from one product: the first of wider rows."""
+        """Random queries, keys and values of this many tokens, as they come from one product: the first of wider rows."""
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return inputs.normal(tokens, width + self.num_heads * self.head_dim)[:, :width]
 
@@ -160,7 +160,7 @@ class Queries(NamedTuple):
         return out
 
     def tiles(self, most: int, chunks: Sequence[Chunk] | None = None) -> Tensor:
-        """Int32 [tiles, 4]: these chunks, or others instead, in tiles of at most so many queries."""
+        """Int32 [tiles, 4]: these chunks, or others instead, in tiles of at most this many queries."""
         tiles = make_tiles(self.chunks if chunks is None else chunks, most)
         return torch.tensor(tiles, dtype=torch.int32, device=self.tokens.device)
 
@@ -244,13 +244,13 @@ class LatentHeads(NamedTuple):
         return float((self.nope_dim + self.rope_dim) ** -0.5)
 
     def cache(self, inputs: Inputs, lengths: Sequence[int], *, unwritten: int = 0) -> LatentCache:
-        """A pool that is NaN but for random entries of rows of so many tokens; see `paged_cache`."""
+        """A pool that is NaN but for random entries of rows of this many tokens; see `paged_cache`."""
         heads = Heads(1, 1, self.width, self.block_size)
         cache = paged_cache(inputs, heads, [(0, length) for length in lengths], unwritten=unwritten)
         return LatentCache(cache.keys[:, 0], cache.tables, self.latent_dim)
 
     def turns(self, inputs: Inputs, positions: int) -> Tensor:
-        """Cosines and sines of so many positions."""
+        """Cosines and sines of this many positions."""
         if self.rotations is not None:
             return self.rotations
         angles = inputs.normal(positions, self.rope_dim // 2, dtype=torch.float32)

@@ -11,7 +11,7 @@ from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 @triton.jit(do_not_specialize=["target_ptr", "upload_ptr"])
 def scatter_segments(target_ptr, upload_ptr, SEGMENT: tl.constexpr):
     """Program i: segment i, up to SEGMENT integers; its descriptor in the upload is (destination in the target, length, source)."""
-    # Neither pointer is specialised on: whether it is a multiple of 16 bytes changes, and would be compiled anew.
+    # Neither pointer is specialised on: whether it is a multiple of 16 bytes changes, and would be compiled again.
     descriptor_ptr = upload_ptr + tl.program_id(0) * 3
     destination = tl.load(descriptor_ptr).to(tl.int64)
     length = tl.load(descriptor_ptr + 1)

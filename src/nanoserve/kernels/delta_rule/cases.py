@@ -45,7 +45,7 @@ def random_tokens(inputs: Inputs, heads: DeltaHeads, count: int) -> Tensor:
 def random_states(
     inputs: Inputs, heads: DeltaHeads, rows: Sequence[tuple[int, int]], slots: int
 ) -> DeltaStates:
-    """NaN but for what rows (slot, tokens so far) have left."""
+    """NaN except what rows (slot, tokens so far) have left."""
     shape = heads.num_value_heads, heads.key_dim, heads.value_dim
     states = DeltaStates(
         inputs.poisoned(slots, *shape, dtype=torch.float32),

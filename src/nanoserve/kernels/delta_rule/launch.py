@@ -37,7 +37,7 @@ class TileSpace(NamedTuple):
     def create(
         cls, tokens: int, nets: Sequence[DeltaHeads], *, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        """For so many tokens of the largest of some nets; nothing where there are none."""
+        """For so many tokens of the largest of some nets; nothing if there are none."""
         keys = max((2 * heads.num_key_heads * heads.key_dim for heads in nets), default=0)
         value_heads = max((heads.num_value_heads for heads in nets), default=0)
         return cls(
@@ -184,7 +184,7 @@ def _keep_recent(
 
 
 def _sizes(heads: DeltaHeads, *unused: str) -> dict[str, Any]:
-    """The dimensions as kernels know them, but for those that one has no use for."""
+    """The dimensions as kernels know them, except those that one has no use for."""
     sizes = {
         "KEY_HEADS": heads.num_key_heads, "VALUE_HEADS": heads.num_value_heads,
         "KEY_DIM": heads.key_dim, "VALUE_DIM": heads.value_dim,

@@ -169,7 +169,7 @@ def newest_token_kernel(
 ):  # fmt: skip
     """Program (n, h): value head h of the newest token of place n.
 
-    Columns of a state have nothing to do with one another but for the norm of the result, so COLUMNS of them at a time are
+    Columns of a state have nothing to do with one another except the norm of the result, so COLUMNS of them at a time are
     in registers, and several programs fit beside each other. S^T k and S^T q of the state before are summed together: the
     result follows from both without another sum over the state.
 

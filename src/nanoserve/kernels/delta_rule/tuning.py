@@ -16,7 +16,7 @@ CONVOLVED: Final = 16
 NEWEST_COLUMNS: Final = 64
 """Columns of a state that the program of a newest token has in registers at a time."""
 FEW_PROGRAMS: Final = 64
-"""Up to so many programs leave half of a large GPU idle."""
+"""Up to this many programs leave half of a large GPU idle."""
 
 
 class Advance(NamedTuple):

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def load_part(pointers, exists, SIZE: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr):
-    """SIZE elements from each of `pointers` on, [N, PADDED]; zero where nothing exists and behind."""
+    """SIZE elements from each of `pointers` on, [N, PADDED]; zero if nothing exists and behind."""
     elements = tl.arange(0, PADDED)
     places = pointers[:, None] + elements[None, :]
     if MASKED:

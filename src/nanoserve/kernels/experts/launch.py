@@ -41,7 +41,7 @@ from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of, row_arguments,
 
 
 class ExpertsWorkspace(NamedTuple):
-    """The buffers that feeds of up to so many pairs (token, slot) need; kernels in one stream may share them.
+    """The buffers that feeds of up to this many pairs (token, slot) need; kernels in one stream may share them.
 
     Attributes:
         inner: flat, what goes from gate and up to down, in the model's dtype.

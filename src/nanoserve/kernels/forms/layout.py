@@ -49,15 +49,15 @@ class Form:
         }  # fmt: skip
 
     def stored_width(self, width: int) -> int:
-        """Elements of `dtype` that a row of so many numbers takes."""
+        """Elements of `dtype` that a row of this many numbers takes."""
         return width
 
     def width(self, stored: int) -> int:
-        """The numbers of a row of so many elements."""
+        """The numbers of a row of this many elements."""
         return stored
 
     def scale_count(self, width: int) -> int:
-        """Elements of `scale_dtype` behind a row of so many numbers."""
+        """Elements of `scale_dtype` behind a row of this many numbers."""
         return -(-width // self.group)
 
     def even_scale(self, deviation: float) -> float:
@@ -151,7 +151,7 @@ def form_of(weight: Tensor | StoredWeight) -> Form:
 
 
 def row_arguments(weight: Tensor | StoredWeight, chunk: int) -> dict[str, Any]:
-    """The arguments by which kernels of one row are told of a weight that they load in chunks of so many numbers."""
+    """The arguments by which kernels of one row are told of a weight that they load in chunks of this many numbers."""
     form = form_of(weight)
     return form.arguments(weight, steps=False) | {"UNIT": min(form.unit, chunk)}
 

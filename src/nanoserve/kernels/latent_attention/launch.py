@@ -186,7 +186,7 @@ def expanded_attention(
     tiles and spans.
 
     Args:
-        query: [T, num_heads, nope_dim + rope_dim], contiguous but for the stride of the tokens; rotated.
+        query: [T, num_heads, nope_dim + rope_dim], contiguous except the stride of the tokens; rotated.
         expanded: [keys, num_heads, nope_dim + value_dim], contiguous: keys without position, and values.
         gathered: [keys, latent_dim + rope_dim], contiguous; the last rope_dim elements are all heads' rotated key.
         out: [T, num_heads, value_dim], contiguous, written for the queries of the tiles and nowhere else.

@@ -90,7 +90,7 @@ def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, to
 
 
 class Span(NamedTuple):
-    """Keys of a row at positions [begin, end), expanded from `place` on; none where both are equal."""
+    """Keys of a row at positions [begin, end), expanded from `place` on; none if both are equal."""
 
     row: int
     begin: int
@@ -101,7 +101,7 @@ class Span(NamedTuple):
 def expanded_block(
     key: int, value: int, dtype: torch.dtype, shared_memory: int = SHARED_MEMORY
 ) -> BlockSizes:
-    """The sizes for keys and values of so many elements, padded to powers of two each."""
+    """The sizes for keys and values of this many elements, padded to powers of two each."""
     blocks = BlockSizes(32, 16, 8, 2) if dtype == torch.float32 else BlockSizes(128, 64, 8, 3)
     room = shared_memory - blocks.rows * key * dtype.itemsize
     stages = room // (blocks.keys * (key + value) * dtype.itemsize)

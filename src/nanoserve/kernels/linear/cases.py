@@ -40,7 +40,7 @@ class LinearCase(NamedTuple):
     """A weight [N, K], and what is done around its product.
 
     Attributes:
-        norm_weight: [K], of the norm before it; None where its input is no residual stream.
+        norm_weight: [K], of the norm before it; None if its input is no residual stream.
         gate: an activation, if it is a gate and an up projection, whose product is wanted.
         added: whether what comes out is added to the residual stream.
     """

@@ -64,7 +64,7 @@ class RowTile(NamedTuple):
 
 @cache
 def row_tile(n: int, k: int, bits: int, *, gate: bool) -> RowTile:
-    """The tile of a product of one row of x with weight [n, k], of so many bits each."""
+    """The tile of a product of one row of x with weight [n, k], of this many bits each."""
     chunk = _chunk(k)
     # Of packed numbers few pieces in flight leave registers for more programs beside each other: down of an 8B takes 12.5 us, with all of them 16.7.
     if bits == 4 and chunk == k > 1024 and n > 32 * BUSY:
@@ -259,7 +259,7 @@ def _shape(bm: int, n: int, slice_: int, splits: int, itemsize: int, *, gate: bo
 
 
 def _idle(n: int, rows: int) -> float:
-    """Programs of so many rows that would fit beside those of the weight, of each, while the last ones run."""
+    """Programs of this many rows that would fit beside those of the weight, of each, while the last ones run."""
     tiles = triton.cdiv(n, rows)
     return -tiles % BUSY / tiles
 
@@ -307,7 +307,7 @@ MOST_PACKED_ROWS: Final = 384
 
 @cache
 def fp8_tile(rows: int, n: int, *, blocks: bool) -> InvariantTile:
-    """The tile of a product of 8-bit floats, for so many rows with a weight of n, that has scales of blocks or one for each row."""
+    """The tile of a product of 8-bit floats, for this many rows with a weight of n, that has scales of blocks or one for each row."""
     return _tile(FP8_TILES[2:] if blocks else FP8_TILES, rows, n)
 
 
@@ -318,7 +318,7 @@ def fp8_rows(n: int, *, blocks: bool) -> list[int]:
 
 @cache
 def packed_tile(rows: int, n: int) -> InvariantTile:
-    """The tile of a product of packed numbers, for so many rows with a weight of n."""
+    """The tile of a product of packed numbers, for this many rows with a weight of n."""
     return _tile(PACKED_TILES, rows, n)
 
 

@@ -8,7 +8,7 @@ SIZES = (4, 3, 2)
 
 
 def propose(tokens: Sequence[int], count: int) -> list[int]:
-    """`count` tokens that may follow; none where there is no match."""
+    """`count` tokens that may follow; none if there is no match."""
     for size in SIZES:
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start : start + size] == tokens[-size:]:

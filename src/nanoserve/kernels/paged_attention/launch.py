@@ -137,7 +137,7 @@ def prefill_attention(
             its newest token.
         width: with `lengths`, how many queries each row has, of its newest token and those behind it.
         ends: None for causal attention, or int32 [rows], tokens of each row, all of which are cached: a query then sees those behind it
-            as well, and of a window those less than so many positions away on either side. Not with `lengths`.
+            as well, and of a window those less than this many positions away on either side. Not with `lengths`.
         scale: positive, usually head_dim ** -0.5.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
         sinks: [num_heads], any float dtype: one more score per head, in the softmax alone (Xiao et al. 2023); None for none.

@@ -48,7 +48,7 @@ def _normed_and_rotated(
     token_ptr, heads, shown, norm_ptr, cos, sin, eps,
     NORM: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one token, or each of its own, in float32, [heads, PADDED_D]: an RMS norm if NORM, then rope; zero where not shown."""
+    """Heads of one token, or each of its own, in float32, [heads, PADDED_D]: an RMS norm if NORM, then rope; zero if not shown."""
     d = tl.arange(0, PADDED_D)
     swapped = (d + D // 2) % D
     mask = shown[:, None] & (d < D)[None, :]

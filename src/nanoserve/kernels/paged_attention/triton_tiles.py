@@ -17,7 +17,7 @@ from nanoserve.kernels.device.softmax import begin as begin_softmax
 
 @triton.jit
 def load_slots(slot_ptrs, exists, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """Load [KEYS, DIM] cache entries, zero where nothing exists and behind HEAD_DIM; no mask costs where all is there."""
+    """Load [KEYS, DIM] cache entries, zero if nothing exists and behind HEAD_DIM; no mask costs where all is there."""
     inside = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
     if MASKED:
         entries = tl.load(slot_ptrs, mask=exists[:, None] & inside, other=0.0)

@@ -74,7 +74,7 @@ TILINGS: Final = (  # bytes of a key, batch, and splits from:  tokens, warps, st
 
 The bytes are those of one key of one head, padded to a power of two. Entries of 128 bytes (head_dim 64 in bfloat16) were
 measured in whole steps of Llama 3.2 1B on an H200, those of 256 bytes with heads of 128 likewise, those of 512 bytes alone
-with the heads of Gemma 3 4B; the others keep as many bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures anew.
+with the heads of Gemma 3 4B; the others keep as many bytes per tile. `docs/log.md` says what lost; `benchmarks/gpu_tiles.py` measures again.
 """
 
 NARROW_TILINGS: Final = (  # elements of a key, and then as above
@@ -109,7 +109,7 @@ def padded_group(group: int, width: int = 1) -> int:
 def choose_tile(
     batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1, *, padded: int = 16
 ) -> Tiling:
-    """The tiling for `batch` places in so many splits, at most 256 elements a head, and a cache of `dtype`.
+    """The tiling for `batch` places in this many splits, at most 256 elements a head, and a cache of `dtype`.
 
     With more than 16 `padded` rows, a warp for each 16 at least: their sums would not fit into the registers of fewer.
     """

@@ -56,7 +56,7 @@ def norm_qkv(
 
     Args:
         qkv: [T, Q + K + V], projections: queries, keys, values.
-        q_norm: [Q], or None where queries stay as they are; its dtype says when products are rounded, as in `rms_norm`.
+        q_norm: [Q], or None if queries stay as they are; its dtype says when products are rounded, as in `rms_norm`.
         k_norm: [K], likewise.
         eps: of the norms, added to the mean square.
         clip: the bound c of elements, which become at least -c and at most c; None for none.

@@ -113,7 +113,7 @@ def norm_qkv_into(
 
     Args:
         qkv: [T, Q + K + V], contiguous, projections, updated in place.
-        q_norm: [Q], any float dtype, or None where queries stay as they are.
+        q_norm: [Q], any float dtype, or None if queries stay as they are.
         k_norm: [K], likewise.
         eps: of the norms, added to the mean square.
         clip: the bound c of elements, which become at least -c and at most c; None for none.

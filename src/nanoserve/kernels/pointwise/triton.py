@@ -114,11 +114,11 @@ def gated_activation_kernel(
 
 @triton.jit
 def store_quantized(out_ptrs, scale_ptr, x, valid):
-    """Write a row, float32 [BLOCK], as 8-bit floats of which the largest is the largest that there is, and their scale; zero where not `valid`."""
+    """Write a row, float32 [BLOCK], as 8-bit floats of which the largest is the largest that there is, and their scale; zero if not `valid`."""
     scale = tl.maximum(tl.max(tl.abs(x), 0), 2.0**-100) / 448.0
     tl.store(scale_ptr, scale)
     x /= scale
-    # To four bits (Dekker 1971) before it is converted, since Triton's interpreter carries nothing where it rounds.
+    # To four bits (Dekker 1971) before it is converted, since Triton's interpreter carries nothing if it rounds.
     over = x * (2.0**20 + 1)
     tl.store(out_ptrs, (over - (over - x)).to(out_ptrs.dtype.element_ty), mask=valid)
 

@@ -24,7 +24,7 @@ class Peers(NamedTuple):
         exchanges: int64 [4] on the device, (1, 0, 1, 0) at first; what counts exchanges.
         words: int64 [2], pinned memory of the host: the rank that was missed, plus one, or any other number to make all waits
             end; and the nanoseconds after which a rank is missed.
-        waits: whether kernels wait for one another; False where all parts are there before a launch.
+        waits: whether kernels wait for one another; False if all parts are there before a launch.
     """
 
     rank: int

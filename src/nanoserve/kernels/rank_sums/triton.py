@@ -65,7 +65,7 @@ def _signal(addresses_ptr, flags, exchange, RANK: tl.constexpr, SIZE: tl.constex
 def _await(addresses_ptr, flags, exchange, words_ptr, RANK: tl.constexpr, SIZE: tl.constexpr):
     """Wait for every other rank's flag; zero, to be added to addresses that must not be read before.
 
-    On reaching the limit, words[1] nanoseconds, it writes the rank that it missed, plus one, to words[0], and goes on with nonsense.
+    On reaching the limit, words[1] nanoseconds, it writes the rank that it missed, plus one, to words[0], and continues with nonsense.
     """
     zero = tl.full([], 0, tl.int32)
     words = words_ptr.to(tl.int64)

@@ -93,7 +93,7 @@ def write_latents(
     Args:
         projected: [T, latent_dim + rope_dim], last dimension contiguous: the latent before its norm and the key before its
             rotation. bfloat16, float16 or float32, as are all tensors without a dtype here.
-        heads: [T, num_heads, nope_dim + rope_dim], contiguous but for the stride of the tokens.
+        heads: [T, num_heads, nope_dim + rope_dim], contiguous except the stride of the tokens.
         rotated: [T, num_heads, rope_dim], last dimension contiguous, overwritten: where the last rope_dim elements of each
             head go. They may be those of `heads` themselves.
         cache: written at the T tokens' slots.

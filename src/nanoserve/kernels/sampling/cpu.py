@@ -132,7 +132,7 @@ def _among_few(scaled: Tensor, alive: Tensor, seeds: Tensor, positions: Tensor) 
 def _cutoffs(
     scaled: Tensor, *, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
 ) -> Tensor | None:
-    """The smallest value kept in each row, [n], or None where every filter is None.
+    """The smallest value kept in each row, [n], or None if every filter is None.
 
     `scaled` [n, vocab] is x of the rule: 0 for the likeliest token of each row, less for the others.
     """

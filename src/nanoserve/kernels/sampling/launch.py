@@ -117,7 +117,7 @@ def sample_and_append(
             its tokens.
         ring_position: int32 [1], from 0 to ring - 1, the slot of this step; afterwards that of the next.
         scratch: for at least S places.
-        limits: int32 [R + 1], how many tokens each row may come to have; None where no row is at its end and `width` is 1.
+        limits: int32 [R + 1], how many tokens each row may come to have; None if no row is at its end and `width` is 1.
         width: places of each row, a power of two.
         pdl: launch with programmatic dependent launch. `batch_rows` and all that is kept by row must
             then have been written before the CUDA graph that this is part of began.

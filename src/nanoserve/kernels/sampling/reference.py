@@ -11,7 +11,7 @@ from nanoserve.kernels.philox import gumbel_rows
 def probabilities(
     logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
 ) -> Tensor:
-    """The exact chances of each token, [n, vocab] float64, zero where a filter excludes it."""
+    """The exact chances of each token, [n, vocab] float64, zero if a filter excludes it."""
     scaled = _scaled(logits, temperature).double()
     weights = scaled.exp().where(kept(scaled, top_k=top_k, top_p=top_p, min_p=min_p), 0.0)
     return weights / weights.sum(1, keepdim=True)

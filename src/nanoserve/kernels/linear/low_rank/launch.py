@@ -64,7 +64,7 @@ class Delta(NamedTuple):
     invariant: bool = False
 
     def arguments(self, *, tile: int = 0, repeats: float = 0) -> dict[str, Any]:
-        """Arguments of kernels that multiply with B for so many tokens at a time, or for one by so many threads for each row."""
+        """Arguments of kernels that multiply with B for this many tokens at a time, or for one by this many threads for each row."""
         (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
         splits, _, width = shrunk.shape
         delta = (

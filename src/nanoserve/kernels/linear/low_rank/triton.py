@@ -157,7 +157,7 @@ def load_factor(delta, first, rows, ms, M, SHAPE: tl.constexpr):
 
 @triton.jit
 def _load_shrunk(delta, slots, firsts, ms, token_slots, part, SHAPE: tl.constexpr):
-    """A x of tokens, by units of a part, float32 [UNITS 16, BM]; zero where a token has another slot."""
+    """A x of tokens, by units of a part, float32 [UNITS 16, BM]; zero if a token has another slot."""
     _, _, _, _, _, shrunk_ptr, split_stride, _ = delta
     mask = (slots[:, None] == token_slots[None, :]) & (slots > 0)[:, None]
     starts = firsts[:, None] + ms[None, :].to(tl.int64) * (SHAPE[0] * SHAPE[1]) + part * SHAPE[1]

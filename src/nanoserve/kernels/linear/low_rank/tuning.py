@@ -61,7 +61,7 @@ def describe(runs: Iterable[tuple[int, int]], ranks: Mapping[int, int]) -> Descr
 
 
 def most_units(tokens: int, slots: int, rank: int) -> int:
-    """Rows of units of so many tokens and slots of up to this rank."""
+    """Rows of units of this many tokens and slots of up to this rank."""
     return PADDING + min(tokens, slots) * (rank // UNIT)
 
 
