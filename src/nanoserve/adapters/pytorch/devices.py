@@ -30,14 +30,14 @@ FLOAT8_CAPABILITY: Final = (8, 9)
 
 
 def set_threads(count: int | None) -> int:
-    """Compute with so many threads in the whole process, or as many as torch chose; returns how many."""
+    """Compute with this many threads in the whole process, or as many as torch chose; returns how many."""
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()
 
 
 def why_no_gpu() -> str | None:
-    """Why nothing can be computed on a GPU here; None where it can."""
+    """Why nothing can be computed on a GPU here; None if it can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of drivers that it cannot use: the answer says so
         available = torch.cuda.is_available()
@@ -48,7 +48,7 @@ def why_no_gpu() -> str | None:
 
 
 def why_no_float8() -> str | None:
-    """The reason why kernels on the GPU have no 8-bit floats; None where they do."""
+    """The reason why kernels on the GPU have no 8-bit floats; None if they do."""
     return _why_below(FLOAT8_CAPABILITY, "and 8-bit floats need {}")
 
 

@@ -33,7 +33,7 @@ class Bench:
         pdl: whether serving launches the kernels of decoding steps with programmatic dependent launch.
         ranks: how many GPUs compute the model together.
         max_width: tokens of a decoding row, drafts included; 1 where there are none.
-        lora_rank: the largest rank of an adapter, a multiple of 16; 0 where there are none.
+        lora_rank: the largest rank of an adapter, a multiple of 16; 0 if there are none.
     """
 
     model: Any

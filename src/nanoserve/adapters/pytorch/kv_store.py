@@ -37,7 +37,7 @@ class KVStore:
         pools: of each cache group, its tensors: [layers, pages + 1, elements], or [1, pages + 1, layers, elements] where
             blocks are whole.
         has_states: whether steps change what earlier steps have kept.
-        routed_experts: beside the blocks of the complete group, [pages + 1, numbers of a block]; None where it is not recorded which
+        routed_experts: beside the blocks of the complete group, [pages + 1, numbers of a block]; None if it is not recorded which
             experts tokens go through.
         layers: of each layer its part of these, in the shapes that the kind of its mixer says: [pages + 1, *shape].
     """

@@ -163,7 +163,7 @@ def _counts(
 def share_out(
     memory: int, page_bytes: Sequence[int], needs: Sequence[PoolNeed], max_num_seqs: int
 ) -> tuple[int, ...]:
-    """Pages of each cache group out of so many bytes, in which each pool's sink page has its place.
+    """Pages of each cache group out of this many bytes, in which each pool's sink page has its place.
 
     What is bounded gets what as many rows can use as fit, each of usual length; what is not gets all the rest, the same number
     of pages in each group. No bounded group gets more than those: where windows are as long as texts, all get the same.

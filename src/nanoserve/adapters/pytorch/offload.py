@@ -39,7 +39,7 @@ class HostSlots:
     """
 
     def __init__(self, count: int, slot_bytes: int, *, pinned: bool) -> None:
-        """Raises `BadValueError` where the machine does not grant so much memory."""
+        """Raises `BadValueError` if the machine does not grant so much memory."""
         self.slot_bytes = slot_bytes
         self._per_chunk = max(1, CHUNK_BYTES // slot_bytes)
         try:

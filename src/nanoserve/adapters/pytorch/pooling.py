@@ -86,7 +86,7 @@ class RowPooling:
         return [self._finish(pooling, members, hidden) for pooling, members in found.items()]
 
     def single(self, chunks: Sequence[Chunk]) -> list[int] | None:
-        """The one token of the step that the vector of each chunk that pools is made of, in order; None where one needs more."""
+        """The one token of the step that the vector of each chunk that pools is made of, in order; None if one needs more."""
         found, token = [], 0
         for chunk in chunks:
             pooling = self.asked.get(chunk.row)

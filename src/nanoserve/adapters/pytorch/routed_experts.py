@@ -63,11 +63,11 @@ class ExpertRecords:
     def for_sizes(
         cls, model: DecoderModel, kv: KVStore, sizes: EngineSizes, most_tokens: int
     ) -> ExpertRecords | None:
-        """None where nothing is recorded."""
+        """None if nothing is recorded."""
         return cls(model, kv, sizes, most_tokens) if kv.routed_experts is not None else None
 
     def __init__(self, model: DecoderModel, kv: KVStore, sizes: EngineSizes, most_tokens: int) -> None:
-        """The routers of `model` write into a buffer for so many tokens from now on."""
+        """The routers of `model` write into a buffer for this many tokens from now on."""
         assert kv.routed_experts is not None
         layers, self._top, _ = sizes.routed_experts
         group = model.spec.complete_group

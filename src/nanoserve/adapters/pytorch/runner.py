@@ -74,8 +74,8 @@ class TorchRunner:
 
     Attributes:
         kv: the KV cache of every layer.
-        host: slots of host memory; None where `sizes` want none.
-        loras: adapters that plans may load; None where `sizes` have no slots for them.
+        host: slots of host memory; None if `sizes` want none.
+        loras: adapters that plans may load; None if `sizes` have no slots for them.
     """
 
     def __init__(self, model: DecoderModel, sizes: EngineSizes, drafter: Drafter | None = None) -> None:

@@ -55,7 +55,7 @@ class StepInputs:
         context_lengths: B numbers: how many tokens the row's last token sees, itself included, window aside.
         logits_indices: int64 [S]: which of the T tokens need logits.
         groups: one entry per cache group, in the order of `ModelSpec.cache_groups`.
-        token_types: int64 [T]: 1 in the second text of a pair; None where all are 0.
+        token_types: int64 [T]: 1 in the second text of a pair; None if all are 0.
     """
 
     token_ids: Tensor

@@ -53,7 +53,7 @@ def step_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, floa
 
 @torch.inference_mode()
 def step_seconds(model: DecoderModel, dtype: torch.dtype, num_tokens: int) -> float:
-    """The median time of a few steps of so many tokens, all of which get logits."""
+    """The median time of a few steps of this many tokens, all of which get logits."""
     size = max(_MEASURED_TOKENS)
     kv = KVStore(model.spec, num_blocks=1, block_size=size, dtype=dtype, device=torch.device("cpu"))
     groups = len(model.spec.cache_groups)

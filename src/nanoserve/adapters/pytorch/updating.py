@@ -1,7 +1,7 @@
 """New weights for a running model, by the way on which its first ones came.
 
 A blank model of the same shape is filled in host memory, arranged and packed like the first one, and checked; then each of its tensors is
-copied into the one that the running model holds in its place. So every form that weights are kept in is made anew, addresses stay, and
+copied into the one that the running model holds in its place. So every form that weights are kept in is made again, addresses stay, and
 nothing is written before all is known to be right. It costs host memory for the model once more while it lasts.
 """
 
@@ -48,7 +48,7 @@ class OtherRanks(Protocol):
     """The other ranks' parts of a model; no step is in flight."""
 
     def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
-        """Have each rank read its part of these, and check it; raises `BadValueError` where one refuses."""
+        """Have each rank read its part of these, and check it; raises `BadValueError` if one refuses."""
 
     def write_weights(self) -> None:
         """Have each rank compute with what it has read."""
@@ -312,7 +312,7 @@ class ModelWeights:
         self._note(blank, read)
 
     def _note(self, blank: _Blank, read: Iterable[str]) -> None:
-        """These tensors are there; raises `ModelLoadError` where one of their numbers is not finite."""
+        """These tensors are there; raises `ModelLoadError` if one of their numbers is not finite."""
         destinations, targets = blank.model.checkpoint_tensors(), scale_targets(blank.model)
         for name in read:
             if not is_finite(targets.get(name, destinations[name])):

@@ -122,7 +122,7 @@ class Arena:
         self.sampling_places.fill_(self.sink_row)
 
     def write(self, section: str, values: Sequence[int], *, row: int = 0, column: int = 0) -> None:
-        """Write integers into a section or one of its rows, with the next `flush`; writes before one flush must not overlap. Raises `IndexError` where they do not fit."""
+        """Write integers into a section or one of its rows, with the next `flush`; writes before one flush must not overlap. Raises `IndexError` if they do not fit."""
         start, row_size, size = self._places[section]
         first = row * row_size + column
         if first + len(values) > size:

@@ -42,7 +42,7 @@ def most_tokens(sizes: EngineSizes) -> int:
 
 
 def widths_of(bucket: int, sizes: EngineSizes) -> list[int]:
-    """The widths that a batch of so many places can have: powers of two, ascending; none where nothing is drafted."""
+    """The widths that a batch of this many places can have: powers of two, ascending; none if nothing is drafted."""
     most = min(sizes.max_width, most_tokens(sizes) // bucket) if sizes.max_width > 1 else 0
     return [1 << power for power in range(most.bit_length())]
 
@@ -54,7 +54,7 @@ class Batch:
     Attributes:
         rows: as the plan names them.
         places: the same rows, longest first, which evens out the work of attention (6% at 256 unequal rows).
-        order: for each of `rows`, its place; None where they are the same.
+        order: for each of `rows`, its place; None if they are the same.
     """
 
     rows: tuple[int, ...]
@@ -81,7 +81,7 @@ class Batches:
         self._longest = self._steps = 0
 
     def set_length(self, row: int, length: int) -> None:
-        """A row was admitted with `length` tokens; the next batch is put together anew."""
+        """A row was admitted with `length` tokens; the next batch is put together again."""
         self.dissolve()
         self._lengths[row] = length
         self.admissions += 1
@@ -117,7 +117,7 @@ class Batches:
         return self._batch, self._longest + self._steps
 
     def advance(self, width: int = 1) -> None:
-        """A step gave each row of the batch so many tokens, or up to so many."""
+        """A step gave each row of the batch so many tokens, or up to this many."""
         self._steps += width
 
     def correct(self, rows: Iterable[int], surplus: Iterable[int], admissions: int) -> None:
@@ -136,7 +136,7 @@ class Batches:
         return Batch(rows, places, order)
 
     def dissolve(self) -> None:
-        """Put the next batch together anew, and write it anew."""
+        """Put the next batch together again, and write it again."""
         self._settle()
         self._batch = EMPTY
 

@@ -73,10 +73,10 @@ class Partners:
 
     Attributes:
         ranks: how they meet on the host, once `meet` has returned.
-        make_memory: makes this rank's block of the memory that all share, of so many bytes.
+        make_memory: makes this rank's block of the memory that all share, of this many bytes.
         meet: called when the sizes are known, blocks included; returns when all ranks are here.
         watch: called then with what lets this rank's waits end, for when another rank has ended.
-        free: bytes beside the weights of the rank that has fewest; None where the number of blocks is given.
+        free: bytes beside the weights of the rank that has fewest; None if the number of blocks is given.
     """
 
     ranks: Communicator
@@ -183,7 +183,7 @@ def build_runner(
 
 
 class _Site:
-    """One runner under construction: its memory but for the KV pools, and how its steps are launched."""
+    """One runner under construction: its memory except the KV pools, and how its steps are launched."""
 
     def __init__(
         self,

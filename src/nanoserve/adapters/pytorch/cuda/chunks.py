@@ -34,7 +34,7 @@ class ChunkStep:
 
     @property
     def order(self) -> tuple[int, ...] | None:
-        """For each row of the plan's `sampling_rows`, its place in `sampling`; None where they agree."""
+        """For each row of the plan's `sampling_rows`, its place in `sampling`; None if they agree."""
         if self.batch.order is None:
             return None
         finished = len(self.finished)
@@ -54,7 +54,7 @@ def describe(
     """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals.
 
     `pooled` are tokens of chunks that are computed to the end beside those that get logits, which they follow. With `padded`, tokens of chunks, places that decode and chosen tokens are filled up to these numbers: with tokens of the
-    sink row, with places of it, which are there already, and with the step's first token; there are at most so many chunks as the last says.
+    sink row, with places of it, which are there already, and with the step's first token; there are at most this many chunks as the last says.
     """
     rows, positions = array("i"), array("i")
     spans: list[ChunkSpan] = []

@@ -1,7 +1,7 @@
 """A head that drafts (`models/eagle.py`), on a GPU: behind a step's draw it goes on over what was computed, and guesses at the beginning of the next step.
 
 As on a CPU (`adapters/pytorch/eagle.py`), but nothing is known to the host: all positions of a step are computed, those of wrong drafts
-too, and each row's gain says which state is kept. What is written behind that is written anew before it is read.
+too, and each row's gain says which state is kept. What is written behind that is written again before it is read.
 
 `ends` are what `lengths` are to the model: up to where each row is known to the head. Between steps both are the same.
 """
@@ -147,7 +147,7 @@ class GpuDraftHead:
         return GpuStep(mixers=self._mixers, outs=Views(self._space.inner, len(ops.stream)), **how)
 
     def _join(self, tokens: int) -> linear.LinearOps:
-        """Begin with the taps of so many tokens, joined."""
+        """Begin with the taps of this many tokens, joined."""
         ops = self._ops(self._space.stream[:tokens])
         if tokens:
             ops.policy.multiply(ops, self.tapped[:tokens], self._head.join, ops.stream)

@@ -122,7 +122,7 @@ class DeviceLoras:
         return made.units[0]
 
     def of_batch(self, places: int, *, pdl: bool) -> StepLoras:
-        """The adapters of a batch of so many places."""
+        """The adapters of a batch of this many places."""
         return self._of("batch", most_items(places, self._num_slots, self.rank), pdl=pdl)
 
     def of_chunks(self) -> StepLoras:

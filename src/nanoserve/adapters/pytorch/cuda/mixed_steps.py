@@ -1,6 +1,6 @@
 """Steps that compute chunks of prompts, and rows that decode beside them.
 
-Small ones are padded to a `Shape` and captured: the device is through with their kernels before the host has launched them one
+Small ones are padded to a `Shape` and captured: the device is done with their kernels before the host has launched them one
 by one. In long ones the host is ahead, and they are launched as they are, as are those whose mixers cannot be padded.
 """
 
@@ -252,7 +252,7 @@ class MixedSteps:
                 yield each
 
     def _shape(self, chunks: Sequence[Chunk], num_decoding: int, longest: int) -> Shape | None:
-        """The smallest that holds a step; None where it is not worth it."""
+        """The smallest that holds a step; None if it is not worth it."""
         sizes = self._arena.sizes
         count, ends = sum(each.length for each in chunks), sum(each.samples for each in chunks)
         tokens = next((each for each in TOKENS if count <= each), None)

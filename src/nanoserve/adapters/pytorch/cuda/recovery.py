@@ -1,6 +1,6 @@
 """Recovery from a step that failed half-way: host and device agree again, and memory that ran out is tried for once more.
 
-Recovery waits for the device, drops what was not sent, and counts draws anew. A step that found no memory is tried again with all
+Recovery waits for the device, drops what was not sent, and counts draws again. A step that found no memory is tried again with all
 graphs dropped, unless it has drawn already: a second draw would append a second token.
 """
 
@@ -27,7 +27,7 @@ class Recovery:
     """The doubt about one runner's book-keeping, and its end.
 
     `frees` says whether memory is given back after a step that found none, and `retries` whether that step is then tried again.
-    A model with states leaves its rows to be computed anew instead: states may have been advanced already.
+    A model with states leaves its rows to be computed again instead: states may have been advanced already.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Recovery:
         self._in_doubt = False
 
     def attempt(self, plan: StepPlan, compute: Compute) -> CudaTicket:
-        """Compute a plan's step, or raise `StepFailedError` where there is no memory for it."""
+        """Compute a plan's step, or raise `StepFailedError` if there is no memory for it."""
         tickets_before = self._drawing.num_tickets
         try:
             return compute(plan)

@@ -24,7 +24,7 @@ def most_masks(sizes: EngineSizes) -> int:
 
 
 class SpecialDraws:
-    """Made by a `Drawing`, outside of graphs but for those with masks; `logits` are those of the workspace.
+    """Made by a `Drawing`, outside of graphs except those with masks; `logits` are those of the workspace.
 
     Attributes:
         blocks: memory for the masks of steps that are drawn late.

@@ -27,7 +27,7 @@ class Sums:
         """A step begins."""
 
     def part(self, _rows: int, /) -> Tensor | None:
-        """[rows, hidden], where this rank's part of the next sum belongs; None where there are no other parts."""
+        """[rows, hidden], where this rank's part of the next sum belongs; None if there are no other parts."""
         return None
 
     def join(

@@ -20,7 +20,7 @@ class CudaTicket:
 
     Attributes:
         slot: where its tokens arrive, in the order of `drawn_rows`; None if no row samples.
-        order: for each row of the plan's `sampling_rows`, its place among the arrivals, any for one that gets nothing; None where
+        order: for each row of the plan's `sampling_rows`, its place among the arrivals, any for one that gets nothing; None if
             they agree.
         late: of a step whose draw was queued after its forward pass, the ticket of that draw.
         pooled: rows that were pooled with their vectors on the device, and these on their way.

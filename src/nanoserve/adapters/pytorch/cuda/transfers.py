@@ -1,6 +1,6 @@
 """Numbers that go between host and device without making either wait, and the plain forms of that on a CPU.
 
-`Uploads` sends runs of integers through pinned buffers that are used in turn. `Arrivals` is where tokens come home.
+`Uploads` sends runs of integers through pinned buffers that are used in turn. `Arrivals` is where tokens return.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _Access(ctypes.Structure):
 
 
 def virtual_memories(device: torch.device, *, bare: bool) -> dict[str, VirtualMemory] | None:
-    """One for each part of an engine that sleeps; None where the driver has no virtual memory."""
+    """One for each part of an engine that sleeps; None if the driver has no virtual memory."""
     _use_context(device)
     driver, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     code = driver.cuDeviceGetAttribute(ctypes.byref(found), _HAS_VIRTUAL_MEMORY, _index(device))

@@ -73,7 +73,7 @@ class Mixing:
     def create(
         cls, mixtures: Sequence[Mixture], tokens: int, *, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        """For the largest of each, or nothing where there are none."""
+        """For the largest of each, or nothing if there are none."""
         slots = max((each.routing.slots for each in mixtures), default=0)
         downs = [each.experts.down.shape for each in mixtures]
         logits = max((each.router.out_features for each in mixtures), default=0)

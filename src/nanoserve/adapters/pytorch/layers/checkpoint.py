@@ -18,7 +18,7 @@ class Stored(nn.Module):
         raise NotImplementedError
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
-        """Tensors that a checkpoint may hold in place of several of those: each one's destination, and the names of those."""
+        """Tensors that a checkpoint may hold instead of several of those: each one's destination, and the names of those."""
         return {}
 
     def sections(self) -> dict[str, tuple[int, ...]]:

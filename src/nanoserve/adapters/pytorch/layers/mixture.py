@@ -16,8 +16,8 @@ class Mixture:
     Attributes:
         router: makes logits of a normed token.
         correction: float32 [E], added to scores for the choice, though not for the weights.
-        counts: int64 [E], where the tokens of each expert are counted; None where they are not.
-        record: flat int32, where the choice of tokens is left; None where it is not recorded.
+        counts: int64 [E], where the tokens of each expert are counted; None if they are not.
+        record: flat int32, where the choice of tokens is left; None if it is not recorded.
         exact: whether logits are float32 whatever the weights are; on a GPU they always are.
         invariant: whether, on a CPU, other tokens may not change a bit of a token's.
     """

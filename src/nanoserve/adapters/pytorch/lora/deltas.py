@@ -68,7 +68,7 @@ class RowLoras:
         self._slots.update({each.slot: self._loras[each.digest] for each in loads})
 
     def of_step(self, chunks: Iterable[Chunk], decoding: Iterable[tuple[int, int]]) -> Deltas | None:
-        """The deltas of a step of chunks and then of rows `decoding` so many tokens each; None where none of its rows has an adapter."""
+        """The deltas of a step of chunks and then of rows `decoding` so many tokens each; None if none of its rows has an adapter."""
         if not self.rows:
             return None
         owners = [*((each.row, each.length) for each in chunks), *decoding]

@@ -38,7 +38,7 @@ class HostLoras:
 
     @classmethod
     def for_sizes(cls, model: DecoderModel, sizes: EngineSizes) -> Self | None:
-        """None where there are no slots."""
+        """None if there are no slots."""
         if not sizes.max_loras:
             return None
         weight = next(each for each in model.parameters() if each.is_floating_point())
@@ -112,7 +112,7 @@ class _Shared:
 
 
 def _mapped(path: str, size: int, dtype: torch.dtype, digest: bytes) -> Tensor | None:
-    """Numbers that another process shares; None where it has let them go."""
+    """Numbers that another process shares; None if it has let them go."""
     num_bytes = size * dtype.itemsize
     try:
         with Path(path).open("rb") as file:

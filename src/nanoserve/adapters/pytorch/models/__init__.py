@@ -261,7 +261,7 @@ def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
 
 
 def _made_form(spec: ModelSpec, quantization: str | None, *, keeps: bool) -> Form | None:
-    """The form that plain weights are put into as they arrive; raises `BadValueError` where that cannot be."""
+    """The form that plain weights are put into as they arrive; raises `BadValueError` if that cannot be."""
     if quantization not in MADE or (quantization == "int4" and not keeps):
         return None
     if not keeps:
@@ -337,7 +337,7 @@ def _settle(model: DecoderModel, device: torch.device, take: Take | None = None)
 
 @contextlib.contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made inside are of this dtype, but for those that ask for another."""
+    """Parameters made inside are of this dtype, except those that ask for another."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

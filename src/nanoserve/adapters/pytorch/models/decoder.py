@@ -74,7 +74,7 @@ class DecoderModel(nn.Module):
         unused: how names of tensors begin that checkpoints of the family carry for what this engine does not do.
         rounds_embedding_scale: whether the reference rounds the embedding's scale to the weights' dtype.
         slices: where a rank's tensors lie in the whole model's; None of a whole one.
-        expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None where whole experts are not divided over ranks.
+        expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None if whole experts are not divided over ranks.
         draft_head: guesses tokens from its hidden states (`models/eagle.py`).
         is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
     """

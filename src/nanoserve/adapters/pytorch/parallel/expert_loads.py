@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Loads(TypedDict, total=False):
-    """As in `RunnerCounts`; empty where experts are not divided."""
+    """As in `RunnerCounts`; empty if experts are not divided."""
 
     expert_tokens: dict[str, int]
     busiest_expert_tokens: int

@@ -20,7 +20,7 @@ MEETING_SECONDS: Final = 120.0
 
 
 class GlooRanks:
-    """Fulfils `Communicator` once `meet` has returned; its calls raise `StepFailedError` where a rank has ended, or is stuck."""
+    """Fulfils `Communicator` once `meet` has returned; its calls raise `StepFailedError` if a rank has ended, or is stuck."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -1,7 +1,7 @@
 """A block of GPU memory for each rank, which all ranks of one machine read and write.
 
 A block is of the driver's own making and known to other processes by a handle (CUDA IPC); the ranks exchange handles over the host. That
-part of the driver has not changed in ten years, where torch's form of it (symmetric memory) is named anew from release to release.
+part of the driver has not changed in ten years, where torch's form of it (symmetric memory) is renamed from release to release.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PeerMemory:
         self.addresses: Sequence[int] = ()
 
     def meet(self, ranks: Communicator) -> None:
-        """Open the blocks of all ranks, once each has made its own. Raises `ModelLoadError` where GPUs cannot reach each other."""
+        """Open the blocks of all ranks, once each has made its own. Raises `ModelLoadError` if GPUs cannot reach each other."""
         handle = _Handle()
         _check(self._driver.cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self._address)), "export")
         sent = torch.frombuffer(bytearray(handle.bytes), dtype=torch.uint8)[None]

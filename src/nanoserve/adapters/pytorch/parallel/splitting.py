@@ -18,7 +18,7 @@ SETTING, EXPERTS = "tensor_parallel_size", "expert_parallel"
 
 
 def share(count: int, rank: int, size: int) -> slice:
-    """A rank's part of so many rows: the last ranks may have fewer of them, or none."""
+    """A rank's part of this many rows: the last ranks may have fewer of them, or none."""
     each = -(-count // size)
     return slice(min(rank * each, count), min((rank + 1) * each, count))
 

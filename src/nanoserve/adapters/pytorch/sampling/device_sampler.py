@@ -175,7 +175,7 @@ class DeviceSampler:
         return pack_scores(logits, tokens, scored.rows, scored.top)
 
     def _judge(self, row: int) -> None:
-        """Decide anew whether a row is special."""
+        """Decide again whether a row is special."""
         if self._parts.concern(row):
             self._special.add(row)
         else:

@@ -41,7 +41,7 @@ class SamplerPart(Generic[AskedT, ChosenT]):
         del self.asked[row]
 
     def chosen(self, rows: tuple[int, ...]) -> ChosenT | None:
-        """The data that a step with these rows needs; None where no row asks."""
+        """The data that a step with these rows needs; None if no row asks."""
         return None if self.asked.keys().isdisjoint(rows) else self.select(rows)
 
     def select(self, rows: tuple[int, ...]) -> ChosenT:
@@ -108,7 +108,7 @@ class SamplerParts:
         return any(row in part.asked for part in self._parts)
 
     def select(self, rows: tuple[int, ...]) -> tuple[Any, ...]:
-        """The data that a step with these rows needs of each part, None where no row asks."""
+        """The data that a step with these rows needs of each part, None if no row asks."""
         if self._selected is None or self._selected[0] != rows:
             self._selected = rows, tuple([part.chosen(rows) for part in self._parts])
         return self._selected[1]

@@ -36,7 +36,7 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """Dtypes of stored weights, besides 8-bit floats with scales; integers mean nothing without their quantizer."""
 
 Stacks = Mapping[str, tuple[Tensor, Sequence[str]]]
-"""Tensors that a checkpoint may hold in place of several: each one's destination, and the names of those."""
+"""Tensors that a checkpoint may hold instead of several: each one's destination, and the names of those."""
 Made = tuple[Form | None, Mapping[str, Tensor]]
 """A form that plain tensors are put into, if any, and where their scales go."""
 
@@ -281,7 +281,7 @@ PACKED_HEADS = ("lm_head.weight_packed", "lm_head.qweight")
 
 
 def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
-    """Raise `ModelLoadError` where a config names another vocabulary than its checkpoint has, before anything is made for it."""
+    """Raise `ModelLoadError` if a config names another vocabulary than its checkpoint has, before anything is made for it."""
     if is_gguf(Path(folder)):
         return  # its config is made of the file
     for file in checkpoint_files(Path(folder)):

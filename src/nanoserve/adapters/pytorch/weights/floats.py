@@ -33,7 +33,7 @@ class FloatMatrices:
     """The matrices of 4-bit floats in a checkpoint, by the weights that they stand for."""
 
     def __init__(self, found: Iterable[StoredTensor]) -> None:
-        """Gather them of all tensors; raises `ModelLoadError` where one lacks its scales, or these have another shape."""
+        """Gather them of all tensors; raises `ModelLoadError` if one lacks its scales, or these have another shape."""
         tensors = {stored.name: stored for stored in found}
         self._matrices: dict[str, dict[str, StoredTensor]] = {}
         for name, stored in tensors.items():
@@ -55,7 +55,7 @@ class FloatMatrices:
         return stored.name in self._taken
 
     def check(self, destinations: Mapping[str, Tensor]) -> None:
-        """Raise `ModelLoadError` where a matrix has no place, or one of another shape."""
+        """Raise `ModelLoadError` if a matrix has no place, or one of another shape."""
         for name, parts in self._matrices.items():
             packed = parts[""]
             if name not in destinations:
@@ -106,7 +106,7 @@ def _check_parts(parts: Mapping[str, StoredTensor]) -> None:
 
 
 def _scales(parts: Mapping[str, StoredTensor]) -> Tensor:
-    """The factor of each group, float32 [N, groups]; raises `ModelLoadError` where that is no number."""
+    """The factor of each group, float32 [N, groups]; raises `ModelLoadError` if that is no number."""
     stored = parts[_SCALES]
     if stored.dtype is torch.uint8:
         exponents = stored.data

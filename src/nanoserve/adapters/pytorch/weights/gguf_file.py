@@ -94,7 +94,7 @@ def is_gguf(folder: Path) -> bool:
 
 
 def packed_tensors(folder: Path, ignored: tuple[str, ...]) -> Iterator[PackedTensor]:
-    """The tensors that the index of a folder names, but for those whose names end as one of `ignored`."""
+    """The tensors that the index of a folder names, except those whose names end as one of `ignored`."""
     file = (folder / LINK).resolve()
     for name, entry in json.loads((folder / INDEX).read_text())["tensors"].items():
         if not name.endswith(ignored):

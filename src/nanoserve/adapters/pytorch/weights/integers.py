@@ -119,7 +119,7 @@ class PackedMatrices:
     """The packed matrices of a checkpoint, by the weights that they stand for."""
 
     def __init__(self, found: Iterable[StoredTensor], packing: Packing | None) -> None:
-        """Gather them of all tensors; raises `ModelLoadError` where one lacks a part, or parts do not fit together."""
+        """Gather them of all tensors; raises `ModelLoadError` if one lacks a part, or parts do not fit together."""
         tensors = {stored.name: stored for stored in found}
         self._taken: set[str] = set()
         self._matrices: dict[str, Matrix] = {}
@@ -151,7 +151,7 @@ class PackedMatrices:
         return stored.name in self._taken
 
     def check(self, destinations: Mapping[str, Tensor]) -> None:
-        """Raise `ModelLoadError` where a matrix has no place, or one of another shape."""
+        """Raise `ModelLoadError` if a matrix has no place, or one of another shape."""
         for name, each in self._matrices.items():
             some = next(iter(each.parts.values()))
             if name not in destinations:

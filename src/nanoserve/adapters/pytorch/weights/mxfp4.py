@@ -44,7 +44,7 @@ class PackedStacks:
         return stored.dtype is torch.uint8 and stored.name.endswith(_KINDS)
 
     def check(self, destinations: Mapping[str, Tensor]) -> None:
-        """Raise `ModelLoadError` where a stack has no place, lacks a part, or has one of another shape."""
+        """Raise `ModelLoadError` if a stack has no place, lacks a part, or has one of another shape."""
         for name, parts in self._found.items():
             some = next(iter(parts.values()))
             for kind in _KINDS:

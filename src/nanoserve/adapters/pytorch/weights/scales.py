@@ -33,7 +33,7 @@ ACTIVATION_SCALES: Final = (
 
 
 def scaled_name(name: str) -> str | None:
-    """The weight that a tensor of this name scales; None where it is no scale."""
+    """The weight that a tensor of this name scales; None if it is no scale."""
     for suffix in (_BLOCK_SCALE, _ROW_SCALE):
         if name.endswith(f".weight{suffix}"):
             return name.removesuffix(suffix)
@@ -60,7 +60,7 @@ class Scales:
             self._wanted[stored.name] = (stored, destination)
 
     def check(self) -> None:
-        """Raise `ModelLoadError` where a weight has no scale, or one of another shape, or a scale has no such weight."""
+        """Raise `ModelLoadError` if a weight has no scale, or one of another shape, or a scale has no such weight."""
         for name, (stored, _) in self._wanted.items():
             if name not in self._found:
                 raise ModelLoadError(
@@ -119,5 +119,5 @@ def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
 
 
 def in_blocks(weight: StoredTensor, scale: StoredTensor | None) -> bool:
-    """True where a scale belongs to a block; one of rows has their number."""
+    """True if a scale belongs to a block; one of rows has their number."""
     return scale is not None and len(scale.shape) == 2 and scale.shape[0] == -(-weight.shape[0] // BLOCK)

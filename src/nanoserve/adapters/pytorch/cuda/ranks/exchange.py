@@ -55,7 +55,7 @@ class Exchange(Sums):
 
     Args:
         ranks: how the ranks meet on the host.
-        make_memory: makes this rank's block of so many bytes.
+        make_memory: makes this rank's block of this many bytes.
         max_tokens, hidden: of the largest step.
         max_logits, vocab_size: rows of logits that are computed at once, and their width.
     """
@@ -93,7 +93,7 @@ class Exchange(Sums):
         self._addresses.copy_(torch.tensor(list(self._memory.addresses), dtype=torch.int64))
 
     def try_out(self) -> None:
-        """Write to all ranks and read from all, at both places. Raises `ModelLoadError` where something else arrives."""
+        """Write to all ranks and read from all, at both places. Raises `ModelLoadError` if something else arrives."""
         device, dtype, size = self._addresses.device, self._dtype, self.ranks.size
         for _ in range(2):
             parts = [_pattern(rank, self._hidden).to(device, dtype) for rank in range(size)]
@@ -167,7 +167,7 @@ class Exchange(Sums):
         gather_ranks_into(logits, self._peers, offset, share=self._share, pdl=pdl)
 
     def check(self) -> None:
-        """Raise `StepFailedError` where a kernel has missed another rank; the device must be done with the step."""
+        """Raise `StepFailedError` if a kernel has missed another rank; the device must be done with the step."""
         if missed := int(self._words[0]):
             what = "the others were given up" if missed == _ABANDONED else f"rank {missed - 1} did not answer"
             raise StepFailedError(f"{what}, so that the ranks are at different places now")
@@ -216,7 +216,7 @@ class RankRunner(CudaRunner):
         super().draw(ticket, masks)
 
     def collect(self, ticket: CudaTicket, /) -> StepResult:
-        """Wait for a step's tokens. Raises `StepFailedError` where another rank was missed."""
+        """Wait for a step's tokens. Raises `StepFailedError` if another rank was missed."""
         result = super().collect(ticket)
         self._exchange.check()
         return result

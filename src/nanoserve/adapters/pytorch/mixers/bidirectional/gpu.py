@@ -33,7 +33,7 @@ class GpuBidirectional:
     ways = 1
 
     def __init__(self, layers: Mapping[int, BidirectionalSpec], facts: GpuFacts) -> None:
-        """Raise `ModelLoadError` where layers differ in their heads."""
+        """Raise `ModelLoadError` if layers differ in their heads."""
         heads = {(each.num_heads, each.head_dim) for each in layers.values()}
         if len(heads) > 1:
             raise ModelLoadError("on a GPU all layers with attention must have the same heads")

@@ -44,7 +44,7 @@ class Round(NamedTuple):
 
 
 class LatentPlan(NamedTuple):
-    """Tiles of a step's chunks, and the rounds in which their latents are expanded; none where they are not."""
+    """Tiles of a step's chunks, and the rounds in which their latents are expanded; none if they are not."""
 
     tiles: Tensor
     rounds: Sequence[Round]
@@ -62,7 +62,7 @@ class GpuLatents:
     widens: ClassVar = True
 
     def __init__(self, layers: Mapping[int, LatentSpec], facts: GpuFacts) -> None:
-        """Raise `ModelLoadError` where layers differ."""
+        """Raise `ModelLoadError` if layers differ."""
         if len(set(layers.values())) > 1:
             raise ModelLoadError("on a GPU all layers with latent attention must be alike")
         self._layers, self._facts, self._room = tuple(layers), facts, max(facts.max_tokens, LEAST_ROOM)
@@ -115,7 +115,7 @@ class GpuLatents:
         return LatentPlan(sections["latent_tiles"][: len(tiles)], made)
 
     def _rounds(self, spans: Sequence[ChunkSpan], way: int | None) -> list[list[tuning.Span]]:
-        """Keys that are expanded together; none where to absorb is cheaper and nothing else is asked for."""
+        """Keys that are expanded together; none if to absorb is cheaper and nothing else is asked for."""
         chunks = [(start, length) for _, start, length, _ in spans]
         sizes = {
             name: getattr(self._spec, name) for name in ("latent_dim", "rope_dim", "nope_dim", "value_dim")
