@@ -24,7 +24,7 @@ _INDEX: Final = "model.gguf.index.json"
 def present_folder(name: str) -> str:
     """The folder that stands for a GGUF file; written now, unless this very file has one that is complete.
 
-    Raises `ModelLoadError` where the file holds no model that nanoserve runs, or the cache cannot be written.
+    Raises `ModelLoadError` if the file holds no model that nanoserve runs, or the cache cannot be written.
     """
     file = pathlib.Path(name).expanduser()
     try:

@@ -71,7 +71,7 @@ class GGUFTokenizer:
         return self._metadata.get(f"tokenizer.ggml.{key}", default)
 
     def backend(self) -> Tokenizer:
-        """The tokenizer itself. Raises `ModelLoadError` where its parts contradict each other."""
+        """The tokenizer itself. Raises `ModelLoadError` if its parts contradict each other."""
         try:
             backend = self._byte_level() if self._kind == "gpt2" else self._sentencepiece()
         except ModelLoadError:

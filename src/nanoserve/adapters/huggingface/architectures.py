@@ -82,7 +82,7 @@ REWARDS: Final = ("ForRewardModel", "ForProcessRewardModel")
 
 
 def find_architecture(raw: Mapping[str, Any]) -> Architecture:
-    """The architecture that config.json names. Raises `ModelLoadError` where it is not a known one.
+    """The architecture that config.json names. Raises `ModelLoadError` if it is not a known one.
 
     Like transformers' auto classes this goes by `model_type`; `architectures` must not contradict it, and may name the class without a head, with a classifier, or
     with rewards, or, of an encoder, with a head that fills masks, which is not computed.
@@ -136,7 +136,7 @@ def _qwen3_moe(config: Config) -> tuple[LayerSpec, ...]:
 
 
 def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
-    """Each layer's feed: experts in every so many-th layer, but for those that are named as dense."""
+    """Each layer's feed: experts in every so many-th layer, except those that are named as dense."""
     router = RouterSpec(normalized=config["norm_topk_prob"])
     experts = _experts(config, config["moe_intermediate_size"], router, **features)
     step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []

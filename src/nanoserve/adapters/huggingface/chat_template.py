@@ -45,7 +45,7 @@ class HFChatTemplate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """The template's inputs besides the conversation, such as `enable_thinking`; none where there is no template."""
+        """The template's inputs besides the conversation, such as `enable_thinking`; none if there is no template."""
         sources = filter(None, (self._tokenizer.chat_template, self._tokenizer.tool_template))
         return frozenset().union(*map(template_process().variables, sources))
 
@@ -188,7 +188,7 @@ def plain_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def plain_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Tools in the form that templates take, None where there are none. Raises `BadValueError` as `plain_messages` does."""
+    """Tools in the form that templates take, None if there are none. Raises `BadValueError` as `plain_messages` does."""
     plain = [tool.as_message() for tool in tools]
     for place, tool in enumerate(plain):
         _check_values(tool, f"tools[{place}]")
@@ -267,7 +267,7 @@ class Marks:
 
 
 def choose_marks(texts: Collection[str]) -> Marks:
-    """Marks that occur in none of the texts. Raises `BadValueError` where they leave no three."""
+    """Marks that occur in none of the texts. Raises `BadValueError` if they leave no three."""
     free = [each for each in NONCHARACTERS if not any(each in text for text in texts)]
     if len(free) < 3:
         raise BadValueError("messages", "contain almost all of the noncharacters U+FDD0 to U+FDEF")

@@ -12,7 +12,7 @@ from nanoserve.ports.errors import ModelLoadError
 
 
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises `ModelLoadError` where it is missing, unreadable or something else."""
+    """The object in a JSON file. Raises `ModelLoadError` if it is missing, unreadable or something else."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: must hold a JSON object, not {type(value).__name__}")
@@ -20,7 +20,7 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """The value in a JSON file. Raises `ModelLoadError` where it is missing or unreadable."""
+    """The value in a JSON file. Raises `ModelLoadError` if it is missing or unreadable."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for someone to write
             raise ModelLoadError(f"{path}: cannot be read (it is no regular file)")

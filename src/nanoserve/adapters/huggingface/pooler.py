@@ -253,7 +253,7 @@ def _modules(path: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def _check_text(path: pathlib.Path) -> None:
-    """Raise `ModelLoadError` where texts are not read as they are."""
+    """Raise `ModelLoadError` if texts are not read as they are."""
     config = read_json_object(path) if path.exists() else {}
     if config.get("do_lower_case"):
         raise ModelLoadError(f"{path}: do_lower_case must be false: texts are read as they are")

@@ -19,7 +19,7 @@ from nanoserve.ports.errors import ModelLoadError
 
 GGUF_LINK: Final = "model.gguf"
 GGUF_INDEX: Final = "model.gguf.index.json"
-"""The index that a folder of `adapters/gguf` holds in place of weights; its config says more than transformers reads."""
+"""The index that a folder of `adapters/gguf` holds instead of weights; its config says more than transformers reads."""
 EMBEDDINGS: Final = -1
 ALIASES: Final = {"kimi_k2": "deepseek_v3"}
 REPLACEMENTS: Final = ("fla", "causal_conv1d")
@@ -29,7 +29,7 @@ LOAD_ERRORS = (OSError, ValueError, RuntimeError, LookupError, AttributeError, I
 class HFReferenceModel:
     """`ports.ReferenceModel` over `AutoModelForCausalLM`, with plain (eager) attention and experts.
 
-    Raises `ModelLoadError` where transformers cannot load the folder, or would make up some of its weights. No code of the folder is run.
+    Raises `ModelLoadError` if transformers cannot load the folder, or would make up some of its weights. No code of the folder is run.
     """
 
     def __init__(self, folder: str) -> None:
@@ -101,7 +101,7 @@ def _config(folder: str) -> Any:
 
 
 def _check_formulas(folder: str, config: Any) -> None:
-    """Raise `ModelLoadError` where transformers would leave linear attention to a package's kernels."""
+    """Raise `ModelLoadError` if transformers would leave linear attention to a package's kernels."""
     if "linear_attention" not in (getattr(config, "layer_types", None) or ()):
         return
     for name in REPLACEMENTS:

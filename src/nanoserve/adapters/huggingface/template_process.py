@@ -63,7 +63,7 @@ class TemplateProcess:
         return self._ask(source, values)
 
     def variables(self, source: str) -> frozenset[str]:
-        """The names that a template reads and does not set itself; none where it is no template."""
+        """The names that a template reads and does not set itself; none if it is no template."""
         try:
             return frozenset(json.loads(self._ask(source, None)))
         except (TemplateStoppedError, TemplateFailedError):
@@ -139,7 +139,7 @@ def _packed(source: str, values: Mapping[str, Any] | None) -> bytes:
 
 
 def _answer(process: subprocess.Popen[bytes], question: bytes) -> bytes | None:
-    """None where the process ended over it, or would say more than it may."""
+    """None if the process ended over it, or would say more than it may."""
     try:
         _write(process.stdin, question)
         return _read(process.stdout)
@@ -153,7 +153,7 @@ def _write(file: BinaryIO | Any, content: bytes) -> None:
 
 
 def _read(file: BinaryIO | Any) -> bytes | None:
-    """The next message; None where the other end is gone, or says that more comes than may."""
+    """The next message; None if the other end is gone, or says that more comes than may."""
     length = int.from_bytes(file.read(_LENGTH), "little")
     content: bytes = file.read(length) if 0 < length <= LONGEST else b""
     return content if content and len(content) == length else None
@@ -237,12 +237,12 @@ _LANGUAGE.globals |= {
 
 @functools.lru_cache(maxsize=8)
 def compile_template(source: str) -> Template:
-    """A template that is ready to render. Raises `TemplateError` where it is not one."""
+    """A template that is ready to render. Raises `TemplateError` if it is not one."""
     return _LANGUAGE.from_string(source)
 
 
 def variables_of(source: str) -> frozenset[str]:
-    """The names that a template reads and does not set itself; none where it is no template."""
+    """The names that a template reads and does not set itself; none if it is no template."""
     try:
         return frozenset(meta.find_undeclared_variables(_LANGUAGE.parse(source)))
     except (TemplateError, RecursionError):

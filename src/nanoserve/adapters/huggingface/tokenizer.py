@@ -31,11 +31,11 @@ _BYTE_SIGNS: Final = {chr(byte): byte for byte in _SHOWN} | {
 class HFTokenizer:
     """The tokenizer of a model folder: encodes, decodes, and knows its special tokens and its chat template.
 
-    Raises `ModelLoadError` where the folder has no tokenizer that can be read.
+    Raises `ModelLoadError` if the folder has no tokenizer that can be read.
 
     Attributes:
         named_tokens: the special tokens that have names, such as `bos_token`, by name.
-        chat_template: the source of the folder's template; None where it has none, or several and no default.
+        chat_template: the source of the folder's template; None if it has none, or several and no default.
         tool_template: that of the one for conversations with tools, if it has one.
 
     Several threads may call it, and up to `MOST_THREADS` encode at the same time.
@@ -210,7 +210,7 @@ class _Texts(dict[int, str | None]):
 
 
 def _truncate(parts: Sequence[Encoding], most: int) -> None:
-    """Cut one text or a pair to so many tokens in all, the longer one first, as the library does."""
+    """Cut one text or a pair to this many tokens in all, the longer one first, as the library does."""
     shorter, *longer = sorted(parts, key=len)
     if not longer:
         shorter.truncate(most)
@@ -220,7 +220,7 @@ def _truncate(parts: Sequence[Encoding], most: int) -> None:
 
 
 def check_unicode(text: str) -> None:
-    """Raises `BadValueError` where text cannot be written as UTF-8."""
+    """Raises `BadValueError` if text cannot be written as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

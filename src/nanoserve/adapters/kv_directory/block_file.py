@@ -57,7 +57,7 @@ def remove_abandoned(unfinished: Path) -> None:
 
 
 def read_block(path: Path, fingerprint: bytes, name: BlockHash, into: memoryview) -> bool:
-    """Read a block; False where the file is not that block, whole and undamaged: `into` then means nothing. Raises `OSError`."""
+    """Read a block; False if the file is not that block, whole and undamaged: `into` then means nothing. Raises `OSError`."""
     with path.open("rb", buffering=0) as file:
         header = file.read(_HEADER.size)
         filled = 0

@@ -77,7 +77,7 @@ class FileDirectory:
         patience: float = PATIENCE,
         looks: bool = False,
     ) -> None:
-        """Find what is there. Raises `BadValueError` where the folder cannot be used.
+        """Find what is there. Raises `BadValueError` if the folder cannot be used.
 
         `max_bytes`: None is half of what is free; `patience`: seconds for a read; `looks`: ask the folder for blocks that are not known,
         which others may have written meanwhile.

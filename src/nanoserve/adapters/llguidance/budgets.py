@@ -40,7 +40,7 @@ class Marks:
     """The marks of reasoning, and the matchers that take turns.
 
     Attributes:
-        open: what begins it, as it is read here; empty where the prompt has begun it.
+        open: what begins it, as it is read here; empty if the prompt has begun it.
         close: what ends it.
         ending: of the mark that ends it, and of nothing else.
         behind: of what follows it.

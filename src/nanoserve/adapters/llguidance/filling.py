@@ -8,11 +8,11 @@ Handing a job to a thread costs more than most masks take. So the few of a small
 been quick so far.
 
 A step waits while the device is at work anyway, and then for as long as the masks that are missing are worth. Jobs that have not ended by then
-are late. They go on, but for those that no thread has begun, and their matchers are filled lexer by lexer for a while: whichever was dear delays no
+are late. They go on, except those that no thread has begun, and their matchers are filled lexer by lexer for a while: whichever was expensive delays no
 others then. A mask that comes late is not kept here: the library keeps the newest one of each matcher, and copies it when it is asked for again.
 
 While a lexer is in use, nothing may touch its matchers, for it would wait for the lock, and the engine with it. Their tokens are left to the
-thread that fills their next mask. So are, for a while, those of a matcher whose mask or token was dear.
+thread that fills their next mask. So are, for a while, those of a matcher whose mask or token was expensive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FEWEST_TOGETHER: Final = 32
 FEWEST_MASKS: Final = 8
 """Masks that are worth another thread."""
 CAREFUL_ALONE: Final = 16
-"""Masks for which a matcher is filled by itself, after it was late by itself or a token of its own was dear."""
+"""Masks for which a matcher is filled by itself, after it was late by itself or a token of its own was expensive."""
 CAREFUL_TOGETHER: Final = 3
 """Masks that it fills alone after it was late together with others: it may have been one of those."""
 FEW: Final = 16
@@ -88,7 +88,7 @@ class Job:
         return False
 
     def run(self, catch_up: Callable[[GrammarMatcher], None]) -> None:
-        """Fill all, if somebody waits still; in a thread, without the interpreter's lock but for the first moment."""
+        """Fill all, if somebody waits still; in a thread, without the interpreter's lock except the first moment."""
         self._is_begun = True
         try:
             if not self._is_given_up:
@@ -165,10 +165,10 @@ class Batch:
 
 
 class MaskFiller:
-    """Fills masks with so many threads; the ids from `num_tokens` on are never allowed. `failed` is a matcher of no grammar.
+    """Fills masks with this many threads; the ids from `num_tokens` on are never allowed. `failed` is a matcher of no grammar.
 
     Attributes:
-        patience: seconds that a step waits; None where the steps before say it.
+        patience: seconds that a step waits; None if the steps before say it.
         steps: how often masks were filled, and `seconds`, what that took of its caller.
     """
 
@@ -205,7 +205,7 @@ class MaskFiller:
         return wrong
 
     def _consume_together(self, jobs: list[tuple[LLMatcher, int]]) -> Sequence[bool | str]:
-        """By several threads. Empty where they are few, or where the library has refused them as they are."""
+        """By several threads. Empty if they are few, or where the library has refused them as they are."""
         if len(jobs) < FEWEST_TOGETHER:
             return []
         try:
@@ -289,7 +289,7 @@ class MaskFiller:
         mask[first - 1] &= 0xFF >> (-self._num_tokens % 8)
 
     def _cut(self, batch: Batch, lexers: Collection[list[tuple[int, GrammarMatcher]]]) -> None:
-        """Cut a step into about as many jobs as there are threads; what may be dear is one by itself, and comes last."""
+        """Cut a step into about as many jobs as there are threads; what may be expensive is one by itself, and comes last."""
         careful = [each for each in lexers if any(matcher.careful for _, matcher in each)]
         calm = [each for each in lexers if each not in careful] if careful else lexers
         wanted = -(-sum(map(len, calm)) // FEWEST_MASKS)

@@ -48,7 +48,7 @@ CHEAP_SECONDS: Final = 0.05
 LEXERS_PER_THREAD: Final = 2
 """Lexers of one constraint for each thread that fills masks."""
 USES: Final = 64
-"""Answers of a lexer, whose states become more with each, before it is made anew."""
+"""Answers of a lexer, whose states become more with each, before it is made again."""
 WORKERS: Final = 2
 REST_SECONDS: Final = 0.002
 LITERAL: Final = {
@@ -183,7 +183,7 @@ class Lexers:
         return [each.result() for each in self.made if _is_sound(each)]
 
     def _wanted(self, sound: Sequence[CompiledGrammar], more: int) -> int:
-        """How many lexers there should be for all answers and so many `more`; one where they are dear."""
+        """How many lexers there should be for all answers and so many `more`; one where they are expensive."""
         if any(each.seconds >= CHEAP_SECONDS for each in sound):
             return 1
         return min(-(-(sum(each.living for each in sound) + more) // SHARED), self._most) or 1

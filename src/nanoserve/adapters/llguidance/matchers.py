@@ -16,9 +16,9 @@ from nanoserve.ports.grammar import Pending
 QUICK_MASKS: Final = 2
 """Masks of a lexer that other threads make in time before the engine's own thread makes them."""
 DEAR_SECONDS: Final = 0.001
-"""A mask, or consuming a token, that takes the caller more is dear."""
+"""A mask, or consuming a token, that takes the caller more is expensive."""
 DEAR_DRAFT_SECONDS: Final = 0.01
-"""Drafts that take the caller more are dear; the longest text that must come next takes 3 ms, once."""
+"""Drafts that take the caller more are expensive; the longest text that must come next takes 3 ms, once."""
 BYTES_PER_DRAFT: Final = 16
 MOST_KEPT: Final = 256
 """Tokens of an answer that are kept for another lexer to read."""
@@ -39,7 +39,7 @@ class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
     _quick_masks = 0
 
     def note_mask(self, *, is_quick: bool) -> None:
-        """A mask of it came in time, or was dear: one that was is enough, as others may be at any time."""
+        """A mask of it came in time, or was expensive: one that was is enough, as others may be at any time."""
         self._quick_masks += 1 if is_quick else -sys.maxsize
 
     @property

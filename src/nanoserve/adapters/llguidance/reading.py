@@ -107,7 +107,7 @@ def _digest(constraint: Constraint, is_composed: bool) -> bytes:
 
 
 def _verdict(constraint: Constraint, is_composed: bool) -> tuple[str, str]:
-    """The fault and its cause; empty where there is none."""
+    """The fault and its cause; empty if there is none."""
     try:
         text = grammar_text(constraint, lambda _: False)
     except BadValueError as refused:

@@ -31,7 +31,7 @@ TOGETHER: Final = 16
 PAUSE: Final = 0.0001
 MAX_STATES: Final = 8_000
 LIMITS: Final[dict[str, Any]] = {"max_grammar_size": 250_000, "verbose_errors": False}
-"""The library's own but for these; errors do not quote the grammar."""
+"""The library's own except these; errors do not quote the grammar."""
 _PLAIN_WORDS: Final = frozenset(
     {"type", "title", "description", "default", "$comment", "enum", "items"}
     | {"properties", "required", "additionalProperties"}
@@ -102,7 +102,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def rehearse(grammar: str, written: str) -> str:
-    """The failure of a grammar that a client has `written` so; empty where there is none."""
+    """The failure of a grammar that a client has `written` so; empty if there is none."""
     limits = LLParserLimits(max_lexer_states=MAX_STATES, **LIMITS)
     beginning = LLMatcher(_VOCABULARY, grammar, log_level=0, limits=limits)
     if beginning.is_error():  # its special tokens may be those of another vocabulary

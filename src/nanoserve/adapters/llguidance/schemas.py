@@ -2,7 +2,7 @@
 
 Keywords that the library lacks are said by others, left out, or refused with where they stand. What it takes too widely says more: the library
 knows how many days each month has, but the 29 February of any year, leap seconds at any time of day, and hostnames of any length and with any
-Punycode. Its white space is Unicode's, and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085. What is dear to it is
+Punycode. Its white space is Unicode's, and that of JSON schemas is ECMAScript's, which has U+FEFF and not U+0085. What is expensive to it is
 said cheaply: two maps that are joined say once what their members are, and in a wide object optional properties of one schema share
 an expression.
 """
@@ -184,7 +184,7 @@ class _Walk:
 
 
 def _said_of_all_members(schema: Any) -> Any:
-    """The schema of every member of a map; None where there is not one for all."""
+    """The schema of every member of a map; None if there is not one for all."""
     if not isinstance(schema, dict):
         return None
     said = schema.get("additionalProperties")

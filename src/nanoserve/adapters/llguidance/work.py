@@ -1,6 +1,6 @@
 """The work of llguidance to make a grammar of JSON schemas and expressions, counted on sizes alone before any of it is done.
 
-It joins what several keywords say of one value by building and copying it, definitions included, each time anew. Its own limit counts joined values, not
+It joins what several keywords say of one value by building and copying it, definitions included, each time again. Its own limit counts joined values, not
 how large they are. To find out whether any text keeps several patterns takes it twice as long with each one more.
 """
 
@@ -107,7 +107,7 @@ class Work:
         self._left = MAX_WORK
 
     def add(self, schema: Any) -> None:
-        """Raises `BadValueError` where that is too much, or where too many patterns may hold of one text."""
+        """Raises `BadValueError` if that is too much, or where too many patterns may hold of one text."""
         try:
             self.spend(_Building(self._name, schema, self).of(schema).work, "schema")
         except RecursionError:
@@ -120,7 +120,7 @@ class Work:
         self.spend(CHARACTER * len(text) + PROPERTY * classes + FOLDED * beyond, where)
 
     def spend(self, amount: int, where: str) -> None:
-        """Raises `BadValueError` where no more is left."""
+        """Raises `BadValueError` if no more is left."""
         self._left -= amount
         if self._left < 0:
             raise BadValueError(self._name, f"{where}: {_TOO_MUCH}")
@@ -354,7 +354,7 @@ def _definitions(schemas: Sequence[Any], reference: str) -> list[Any]:
 
 
 def at_pointer(schema: Any, place: str) -> Any:
-    """The value at a JSON pointer; None where there is none."""
+    """The value at a JSON pointer; None if there is none."""
     for written in filter(None, place.split("/")):
         part = written.replace("~1", "/").replace("~0", "~")
         if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):

@@ -104,7 +104,7 @@ class _Lines:
             self._changed.notify_all()
 
     def pop(self, *, of_debtors: bool) -> tuple[str, Callable[[], None]] | None:
-        """The next work and whose it is, of those who owe something or of the others, once there is some; None where there will be none."""
+        """The next work and whose it is, of those who owe something or of the others, once there is some; None if there will be none."""
         with self._changed:
             while not self._is_closed:
                 if self._lines and self._has_room() and (client := self._next(of_debtors)) is not None:

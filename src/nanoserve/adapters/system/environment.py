@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
     """Plain values only (text, numbers, lists, dicts), so that it prints as JSON.
 
     `memory` is in bytes; `packages` maps a name to its version or None; `gpus` has one dict per NVIDIA GPU,
-    with nvidia-smi's own units, and is empty where there is none or it does not answer.
+    with nvidia-smi's own units, and is empty if there is none or it does not answer.
     """
     memory = psutil.virtual_memory()
     return {
@@ -68,7 +68,7 @@ def _cpu(cpuinfo: pathlib.Path) -> dict[str, Any]:
 
 
 def _fields(cpuinfo: pathlib.Path) -> dict[str, str]:
-    """The first processor's `name: value` lines; empty where the kernel has no such file."""
+    """The first processor's `name: value` lines; empty if the kernel has no such file."""
     try:
         first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:

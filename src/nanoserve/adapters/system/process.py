@@ -39,7 +39,7 @@ _MOST_KEPT = 512 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Keep up to 512 MiB of freed memory, in pieces of up to 256 MiB; False where the C library has no such setting.
+    """Keep up to 512 MiB of freed memory, in pieces of up to 256 MiB; False if the C library has no such setting.
 
     glibc gives each large allocation pages of its own and hands them back when it is freed; the next step's
     activations then fault them in again, one fault for every 4 KiB. An RMS norm of 512 x 2048 numbers took 4.1 ms that

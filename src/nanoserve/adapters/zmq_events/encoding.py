@@ -41,7 +41,7 @@ class EventEncoder:
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, events: Iterable[KVEvent]) -> bytes | None:
-        """A batch; None where nothing of it may be said."""
+        """A batch; None if nothing of it may be said."""
         said = [each for each in map(self._fields, events) if each is not None]
         if not said:
             return None

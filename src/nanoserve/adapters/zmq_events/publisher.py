@@ -47,7 +47,7 @@ class ZmqKVEvents:
     Attributes:
         endpoint, replay_endpoint: where subscribers connect to.
 
-    Raises `BadValueError` where a port cannot be had within `patience` seconds.
+    Raises `BadValueError` if a port cannot be had within `patience` seconds.
     """
 
     def __init__(

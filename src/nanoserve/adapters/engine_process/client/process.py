@@ -38,7 +38,7 @@ class EngineProcess:
     engine stands on the command line.
 
     Attributes:
-        on_foreign: called with the owner and the frame of what is for another process; None where there is none.
+        on_foreign: called with the owner and the frame of what is for another process; None if there is none.
         is_prepared: whether it has said that it waits for `Start` with everything imported.
         failure: why it could not be prepared, if it said so.
     """
@@ -92,7 +92,7 @@ class EngineProcess:
             self.failure = report.message
 
     def send(self, command: Command) -> None:
-        """Send a command; raises `BadValueError` where it cannot be sent. Ignored once the process is gone."""
+        """Send a command; raises `BadValueError` if it cannot be sent. Ignored once the process is gone."""
         self.pass_on(encode_command(command))
 
     def pass_on(self, frame: bytes) -> None:
@@ -243,7 +243,7 @@ class EngineLife:
 
 
 async def _first_of(*events: asyncio.Event, seconds: float | None) -> None:
-    """Wait until one of the events has happened, for so many seconds at most."""
+    """Wait until one of the events has happened, for this many seconds at most."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -53,7 +53,7 @@ class PendingReply:
     """The `Reply` of one request, and what the engine client must know of it.
 
     A request that does not stream is answered at once when all of its sequences have ended: until then nothing of it
-    has been delivered, and any engine can still start it anew.
+    has been delivered, and any engine can still start it again.
 
     Attributes:
         num_engines: how many engines it was handed to; `engine_has_it` whether the living one is among them.
@@ -136,7 +136,7 @@ class PendingReply:
         self._wake_reader()
 
     def forget_engine(self) -> None:
-        """Its engine is gone: drop what was piled up of sequences that another one must compute anew."""
+        """Its engine is gone: drop what was piled up of sequences that another one must compute again."""
         self.engine_has_it = False
         self._notes.clear()
         self._piles = {index: pile for index, pile in self._piles.items() if index in self._ended}

@@ -40,9 +40,9 @@ class Spare:
             self._keeping = asyncio.create_task(self._keep())
 
     async def take(self) -> EngineProcess | None:
-        """The process, which is the caller's now, and no other follows before `keep`; None where there is none.
+        """The process, which is the caller's now, and no other follows before `keep`; None if there is none.
 
-        One that is still importing is handed over too: it is further than a new one.
+        One that is still importing is passed on too: it is further than a new one.
         """
         await self._stop_keeping()
         process, self._process = self._process, None

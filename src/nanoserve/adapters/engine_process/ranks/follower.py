@@ -78,7 +78,7 @@ def _follow(
 
 
 def _read_weights(store: WeightStore, message: plans.ReadWeights) -> str:
-    """The reason why they are refused; empty where they are not."""
+    """The reason why they are refused; empty if they are not."""
     try:
         for number, folder in enumerate(message.folders):
             store.read(folder, anew=not number, partial=message.partial)

@@ -66,7 +66,7 @@ class Rank:
         return cls(number, process, ours)
 
     def receive(self, timeout: float | None = None) -> plans.FromRank | None:
-        """Its next message; None where it has hung up, or sends nothing for so many seconds."""
+        """Its next message; None if it has hung up, or sends nothing for this many seconds."""
         self.connection.settimeout(timeout)
         try:
             body = next(self._bodies, None)
@@ -82,7 +82,7 @@ class Rank:
         return message  # type: ignore[no-any-return]
 
     def last_words(self) -> str:
-        """Why it cannot go on, or how it ended; empty where neither is the case."""
+        """Why it cannot go on, or how it ended; empty if neither is the case."""
         while not self.complaint and self.receive(LAST_WORDS) is not None:
             pass
         if self.complaint:
@@ -134,7 +134,7 @@ class Ranks:
             self._send_to(each, self._wire.encode(plans.Loras(loras.parts(each.number))))
 
     def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
-        """Have every rank read its part of new weights; no step is in flight. Raises `BadValueError` where one refuses, and `RunnerLostError`."""
+        """Have every rank read its part of new weights; no step is in flight. Raises `BadValueError` if one refuses, and `RunnerLostError`."""
         self.send(plans.ReadWeights([*folders], partial))
         refusals = []
         for each in self._others:
@@ -150,7 +150,7 @@ class Ranks:
         self.send(plans.WriteWeights())
 
     def check(self) -> None:
-        """Raise `RunnerLostError` where a rank has ended, as far as that is known without waiting."""
+        """Raise `RunnerLostError` if a rank has ended, as far as that is known without waiting."""
         if self._poll.poll(0):
             self.lose()
 
@@ -161,7 +161,7 @@ class Ranks:
         threading.Thread(target=_watch, args=arguments, name="ranks", daemon=True).start()
 
     def compare(self, step: int, token_ids: list[int]) -> None:
-        """Raise `RunnerLostError` where another rank has drawn other tokens in a step."""
+        """Raise `RunnerLostError` if another rank has drawn other tokens in a step."""
         for each in self._others:
             message = each.receive()
             if not isinstance(message, plans.Drawn):
@@ -237,7 +237,7 @@ class LeadingRunner(Generic[TicketT]):
     `RunnerLostError`. With `is_watchful`, ranks tell what they have drawn, and it is compared.
 
     Attributes:
-        loras: what this rank reads of adapters for all; None where there are no slots for them.
+        loras: what this rank reads of adapters for all; None if there are no slots for them.
 
     Args:
         most_seconds: that this rank may take to launch a step. What others compute is nonsense once they have given up a rank
@@ -302,6 +302,6 @@ class LeadingRunner(Generic[TicketT]):
         return result
 
     def counts(self) -> RunnerCounts:
-        """This rank's; raises `RunnerLostError` where another one has ended, so that an idle engine notices."""
+        """This rank's; raises `RunnerLostError` if another one has ended, so that an idle engine notices."""
         self._ranks.check()
         return self._own.counts()

@@ -1,4 +1,4 @@
-"""The form in which commands and reports travel between two processes: msgpack, in frames of four bytes of length, most significant first, and a body of so many bytes.
+"""The form in which commands and reports travel between two processes: msgpack, in frames of four bytes of length, most significant first, and a body of this many bytes.
 
 It does no input or output but in `bodies_from`: the owner of a connection reads and writes. Values travel as they are, except for events;
 every field is checked against its type on arrival.
@@ -110,7 +110,7 @@ def address(body: bytes) -> tuple[str, str]:
 
 
 def decode_command(body: bytes) -> Command:
-    """Raises `UnreadableRequestError` where only the request inside is wrong, else `WireError`."""
+    """Raises `UnreadableRequestError` if only the request inside is wrong, else `WireError`."""
     frame: Frame = _decode(_FRAMES, body)
     if frame.kind != Add.__name__:
         command: Command = _decode(_known(_COMMANDS, frame.kind), frame.body)

@@ -47,7 +47,7 @@ class Draw(msgspec.Struct, array_like=True, tag=2):
 Row: Final[Any] = array_form(AdmittedRow, 0, token_ids=bytes)
 """Tokens are int32."""
 Plan: Final[Any] = array_form(StepPlan, 3, admitted=tuple[Row, ...], decoding=tuple[int, ...] | None)
-"""`decoding` is None where it is that of the plan before."""
+"""`decoding` is None if it is that of the plan before."""
 _fields_of = operator.attrgetter(*Plan.__struct_fields__)
 
 
@@ -84,7 +84,7 @@ class ReadWeights(msgspec.Struct, array_like=True, tag=8):
 
 
 class WeightsRead(msgspec.Struct, array_like=True, tag=9):
-    """The reason why a rank refuses what it has read; empty where it is right."""
+    """The reason why a rank refuses what it has read; empty if it is right."""
 
     refusal: str
 
@@ -106,7 +106,7 @@ class RankWire:
         self._decoding: tuple[int, ...] = ()
 
     def encode(self, message: ToRank | FromRank) -> bytes:
-        """A whole frame; raises `BadValueError` where it would be too long."""
+        """A whole frame; raises `BadValueError` if it would be too long."""
         return framed(self._encoder.encode(message))
 
     def encode_plan(self, plan: StepPlan) -> bytes:
