@@ -106,7 +106,7 @@ class Choice:
         index: among all choices of the answer: those of the first prompt come first.
         last: its latest piece, which says how many tokens there are, and why it ended.
         is_shown: whether a piece of it has been written into a stream.
-        parser: what reads reasoning and calls out of its text; None where its text is all there is.
+        parser: what reads reasoning and calls out of its text; None if its text is all there is.
         events: what the latest piece says; `said` are the events that are kept.
     """
 
@@ -189,7 +189,7 @@ class Answer:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """The reasoning tokens of all choices, so far; None where nothing tells reasoning from text."""
+        """The reasoning tokens of all choices, so far; None if nothing tells reasoning from text."""
         counts = [each.parser.num_reasoning_tokens for each in self.choices if each.parser is not None]
         return sum(counts) if counts else None
 

@@ -86,7 +86,7 @@ class Reply:
 
 
 def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[Line | LineError]:
-    """The requests of a file, and in place of a wrong one what is wrong with it; all ask for `url`, where that is given."""
+    """The requests of a file, and instead of a wrong one what is wrong with it; all ask for `url`, where that is given."""
     seen: set[str] = set()
     is_empty = True
     for number, raw in enumerate(_raw_lines(file), start=1):
@@ -187,7 +187,7 @@ class Answers:
     async def write(self, entry: Mapping[str, Any]) -> None:
         """Return once it is on the disk; the answers of several callers are written together.
 
-        Raises `OSError` where that fails; then nothing of it is left in the file.
+        Raises `OSError` if that fails; then nothing of it is left in the file.
         """
         name = entry["custom_id"]
         self._waiting[name] = msgspec.json.encode(entry) + b"\n"

@@ -63,7 +63,7 @@ class Reading:
     token_text: Callable[[int], str] | None = None
 
     def marks_besides(self, texts: Collection[str]) -> Collection[int]:
-        """The tokens that are marks, but for those that are one of the texts."""
+        """The tokens that are marks, except those that are one of the texts."""
         marks = self.dialect.control_tokens.items() if texts else ()
         return [token_id for token_id, mark in marks if mark not in texts]
 
@@ -80,7 +80,7 @@ class Reading:
 def choose_reading(facts: DialectFacts, name: str | None) -> Callable[[str], Reading] | None:
     """How answers are read where no tools are offered: in the model's dialect, or in the one of that name.
 
-    Calls are looked for all the same, so that a model that writes one is understood. Takes the prompt's text; None where
+    Calls are looked for all the same, so that a model that writes one is understood. Takes the prompt's text; None if
     nothing says which dialect it is. Raises `ModelLoadError`.
     """
     dialect = choose_dialect(facts, name)
@@ -123,7 +123,7 @@ class Generation:
         self._constraint_name = constraint_name
 
     def parser(self) -> AnswerParser | None:
-        """Makes the reader of one more of its answers; None where the text of an answer is all there is."""
+        """Makes the reader of one more of its answers; None if the text of an answer is all there is."""
         return None if self._reading is None else self._reading.parser()
 
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
@@ -229,7 +229,7 @@ class Reservation:
         self.num_tokens = num_tokens
 
     def count_bytes(self, num_bytes: int) -> None:
-        """The constraint is known. Raises `OverloadedError` where too much of others' waits."""
+        """The constraint is known. Raises `OverloadedError` if too much of others' waits."""
         if self._waits:
             self._reservations.add_bytes(num_bytes)
             self.num_bytes += num_bytes

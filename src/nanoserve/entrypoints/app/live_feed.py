@@ -96,7 +96,7 @@ class LiveFeed:
             self._engine.watch(self._asked, self._take)
 
     async def wait_for_end(self, patience: float) -> None:
-        """Return when the feed is closed, or after so many seconds."""
+        """Return when the feed is closed, or after this many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self.closed.wait()
@@ -133,7 +133,7 @@ class StepViewer:
         self._news = asyncio.Event()
 
     async def next(self, patience: float) -> LogPart | None:
-        """The next part; None where none has come after so many seconds, or at the end. One reader at a time."""
+        """The next part; None if none has come after this many seconds, or at the end. One reader at a time."""
         if self._wants_snapshot or (self._needs_snapshot and not self._parts):
             self._feed.ask_for_snapshot()
         if not self._parts and not self._feed.closed.is_set():
@@ -152,7 +152,7 @@ class StepViewer:
         self._wants_snapshot = True
 
     def offer(self, part: LogPart, *, follows: bool) -> None:
-        """Take a part of the log, if it is of use; `follows` is as in `Logged`."""
+        """Take a part of the log, if it is useful; `follows` is as in `Logged`."""
         self._count(part)
         self._needs_snapshot = self._needs_snapshot or not follows
         if part.header is None:

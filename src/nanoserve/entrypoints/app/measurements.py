@@ -207,7 +207,7 @@ class Meter:
             structlog.get_logger().error("an event could not be counted", exc_info=error)
 
     def _count_generated(self, index: int, count: int) -> None:
-        """A sequence has so many tokens by now; fewer than before, if another engine begins anew."""
+        """A sequence has so many tokens by now; fewer than before, if another engine begins again."""
         before, self._generated[index] = self._generated.get(index, 0), count
         self._facts.generated_tokens = (self._facts.generated_tokens or 0) + count - before
 

@@ -41,7 +41,7 @@ class ServiceSettings:
         max_output_tokens: the most tokens that all sequences of one request may generate together.
         whitespace: what stands between the parts of JSON where a request does not say it, as in `Constraint`.
         ping_interval: seconds of silence after which a stream says that it is alive.
-        pooler: what the model makes of texts; None where it writes text.
+        pooler: what the model makes of texts; None if it writes text.
     """
 
     model_names: tuple[str, ...]
@@ -150,14 +150,14 @@ class Order:
         model: the name that the client gave the model; an adapter where it has that name.
         sampling: checked parameters; `max_tokens` None means up to the context's end.
         add_special_tokens: whether a text prompt gets the tokenizer's own (ids and conversations never do).
-        truncate_prompt_tokens: keep at most so many tokens, the last ones, of what is pooled the first ones; None refuses over-long prompts.
+        truncate_prompt_tokens: keep at most this many tokens, the last ones, of what is pooled the first ones; None refuses over-long prompts.
         cache_salt: separates the prompt's cached prefixes further than the client's salt does.
         priority: lower runs first, where the engine's policy is priority.
-        max_tokens_name: what the client calls `sampling.max_tokens`; None where it is not the client who set it.
+        max_tokens_name: what the client calls `sampling.max_tokens`; None if it is not the client who set it.
         is_turn: whether the answer is the model's turn in a conversation, in which reasoning and calls are looked for.
         format: what its text must be; None for any.
         routed_experts: whether it is reported which experts tokens go through.
-        pooling: what is made of the prompt in place of an answer; None for an answer.
+        pooling: what is made of the prompt instead of an answer; None for an answer.
         calls: whether the conversation's tools are called, and which of them may be.
     """
 
@@ -193,8 +193,8 @@ class RequestFacts:
     """Filled in while the request passes; never prompts, answers or keys.
 
     Attributes:
-        engine_ids: the names of what became of it in the engine, as step logs give them.
-        generated_tokens: those the server has seen; None where it sees none before the end, and has not seen that.
+        engine_ids: the names of the result of it in the engine, as step logs give them.
+        generated_tokens: those the server has seen; None if it sees none before the end, and has not seen that.
         is_endless: nothing but the client's leaving ends it, which is then nothing to count.
         queue, first_token: seconds from its acceptance to its first step, and to its first token.
     """
@@ -287,7 +287,7 @@ class EdgeChecks:
         return ids
 
     def check_length(self, length: int, order: Order, facts: EngineFacts) -> None:
-        """A prompt of so many tokens, cut where the order says so, fits with its answer."""
+        """A prompt of this many tokens, cut where the order says so, fits with its answer."""
         length = min(length, order.truncate_prompt_tokens or length)
         context = facts.max_model_len
         if order.pooling is not None and length <= context:

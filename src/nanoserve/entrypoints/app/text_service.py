@@ -50,7 +50,7 @@ class TextService:
 
     Attributes:
         tokenizing: the tokenizer, unbounded; `encode`, `render` and `decode` here are bounded like the queue.
-        dialect: how the model writes reasoning and calls; None where that is not known.
+        dialect: how the model writes reasoning and calls; None if that is not known.
 
     Args:
         check_constraint: as in `AnswerConstraints`.

@@ -24,13 +24,13 @@ _DOES: Final = {
 
 
 def check_text(pooler: PoolerSpec | None) -> None:
-    """Raise `BadValueError` where a model that makes vectors is asked for text."""
+    """Raise `BadValueError` if a model that makes vectors is asked for text."""
     if pooler is not None:
         raise BadValueError("model", f"{_DOES[pooler.task]}, or start a model that writes text")
 
 
 def check_task(pooler: PoolerSpec | None, *tasks: Task) -> PoolerSpec:
-    """The model's pooler, where it is for one of these; raises `BadValueError` where it is not."""
+    """The model's pooler, where it is for one of these; raises `BadValueError` if it is not."""
     if pooler is not None and pooler.task in tasks:
         return pooler
     if pooler is not None:

@@ -205,7 +205,7 @@ class BenchRun:
         }
 
     def _steady_turns(self) -> list[tuple[float, float]]:
-        """Seconds, and seconds of them waited, of the turns that brought home decodes alone, like the turn before."""
+        """Seconds, and seconds of them waited, of the turns that collected decodes alone, like the turn before."""
         turns = list(zip(*map(self.turns, range(4)), strict=True))
         decodes = [tokens > 0 and not read for _, tokens, read, _ in turns]
         both = [now and before for before, now in pairwise(decodes)]

@@ -27,7 +27,7 @@ class Source:
     Attributes:
         place: where it was written, for error messages; empty for the argument.
         id: what the caller calls it; its number where they do not.
-        prompt: text, or token ids; None where there are messages.
+        prompt: text, or token ids; None if there are messages.
         priority: under the priority policy the lowest runs first.
     """
 
@@ -63,7 +63,7 @@ def _read_standard_input(argument: str | None) -> str:
 
 
 def _standard_input() -> bytes:
-    """All of it; nothing where the program was started without one."""
+    """All of it; nothing if the program was started without one."""
     return b"" if sys.stdin is None else sys.stdin.buffer.read()
 
 

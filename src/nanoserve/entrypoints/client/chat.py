@@ -56,8 +56,8 @@ class Said:
     """More of an answer, or of what the model thinks before it; and what is known of the whole so far.
 
     Attributes:
-        prompt_tokens: of the whole conversation; 0 where they are not counted.
-        finish_reason: why it ended; None where it has not, or was stopped.
+        prompt_tokens: of the whole conversation; 0 if they are not counted.
+        finish_reason: why it ended; None if it has not, or was stopped.
         called: the tool that it ended with a call of; nothing here can run it.
     """
 

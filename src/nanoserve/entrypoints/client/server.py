@@ -215,7 +215,7 @@ class OpenAIServer:
     _client: httpx.Client
 
     def find_model(self, name: str | None) -> ServedModel:
-        """The model of that name, or the first one; raises `BadValueError` where it is not served."""
+        """The model of that name, or the first one; raises `BadValueError` if it is not served."""
         url = self.address.url
         try:
             models = msgspec.json.decode(self.get("/v1/models"), type=ServedModels).data
@@ -230,7 +230,7 @@ class OpenAIServer:
         return found[0]
 
     def facts(self, path: str) -> Mapping[str, Any]:
-        """A JSON object that the server may have; empty where it has none."""
+        """A JSON object that the server may have; empty if it has none."""
         with contextlib.suppress(ServerRefusedError, msgspec.MsgspecError, UnicodeDecodeError):
             found = msgspec.json.decode(self.get(path))
             return found if isinstance(found, dict) else {}

@@ -54,7 +54,7 @@ class Scrape:
 
 
 def read_metrics(page: bytes, moment: float) -> Scrape:
-    """The metrics as Prometheus reads them; raises `ProtocolError` where it could not, or where the server is another one."""
+    """The metrics as Prometheus reads them; raises `ProtocolError` if it could not, or where the server is another one."""
     values, by_label, model, blocks = dict[str, float](), dict[str, dict[str, float]](), "", "?"
     try:
         families = text_string_to_metric_families(page.decode())

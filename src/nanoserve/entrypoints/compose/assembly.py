@@ -20,7 +20,7 @@ Observed = Callable[[Sequence[int]], driven.Activations]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Assembly:
-    """One model, ready to generate; `pooler` is None where it writes text, and `dialect_facts` say how it writes reasoning and calls."""
+    """One model, ready to generate; `pooler` is None if it writes text, and `dialect_facts` say how it writes reasoning and calls."""
 
     folder: str
     engine: EngineHandle
@@ -39,7 +39,7 @@ class TextParts:
 
     Attributes:
         template_variables: what the template reads besides the conversation.
-        dialect: how the model writes reasoning and calls; None where that is not known or not wanted.
+        dialect: how the model writes reasoning and calls; None if that is not known or not wanted.
     """
 
     tokenizer: driven.Tokenizer

@@ -222,7 +222,7 @@ def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
 
 
 def _vocabulary(tokenizer: HFTokenizer, spec: ModelSpec) -> LLTokenizer | None:
-    """The tokenizer for grammars; None where no answer can be made to follow one."""
+    """The tokenizer for grammars; None if no answer can be made to follow one."""
     ends = (*spec.eos_token_ids, *tokenizer.eos_token_ids)
     if not ends or spec.encoder is not None:
         return None
@@ -305,7 +305,7 @@ def _is_gguf(found: Survey) -> bool:
 
 
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest | None:
-    """None where the sizes say it."""
+    """None if the sizes say it."""
     if loaded.found.parked:
         return None
     needs = pool_needs(

@@ -68,7 +68,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
     """The sizes that the settings ask for; where they are silent the defaults of a device with `memory` bytes, bent to fit what was asked for.
 
     Recurrent states take megabytes a row, so their rows do not become more with the memory. How long a sequence may be and how many
-    blocks there are is left to the memory, and stands for what is asked for. Raises `BadValueError` where a step could not hold one
+    blocks there are is left to the memory, and stands for what is asked for. Raises `BadValueError` if a step could not hold one
     token of each sequence.
     """
     most_rows, most_tokens, _ = _STEPS[device]
@@ -109,7 +109,7 @@ def choose_sizes(settings: EngineSettings, spec: ModelSpec, device: str, memory:
 
 
 def choose_routed(settings: EngineSettings, spec: ModelSpec) -> tuple[int, ...]:
-    """See `EngineSizes.routed_experts`. Raises `BadValueError` where experts are to be recorded and cannot be."""
+    """See `EngineSizes.routed_experts`. Raises `BadValueError` if experts are to be recorded and cannot be."""
     if not settings.enable_return_routed_experts:
         return ()
     feeds = [layer.feed for layer in spec.layers if isinstance(layer.feed, ExpertsSpec)]
@@ -133,7 +133,7 @@ def choose_kept(
 ) -> ModelSpec:
     """The model with keys and values as they shall be kept: in 8-bit floats where a layer reads all of them; says which layers stay as they are.
 
-    Raises `BadValueError` where no layer does, or the device has no such numbers.
+    Raises `BadValueError` if no layer does, or the device has no such numbers.
     """
     if settings.kv_cache_dtype == "auto":
         return spec
@@ -153,7 +153,7 @@ def choose_kept(
 
 
 def choose_loras(settings: EngineSettings) -> int:
-    """Slots for adapters. Raises `BadValueError` where there may be none."""
+    """Slots for adapters. Raises `BadValueError` if there may be none."""
     named = len(named_loras(settings.lora))
     slots = named if settings.max_loras is None else settings.max_loras
     if named and not slots:
@@ -162,7 +162,7 @@ def choose_loras(settings: EngineSettings) -> int:
 
 
 def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gguf: bool) -> None:
-    """Raise `BadValueError` where a spare cannot be parked."""
+    """Raise `BadValueError` if a spare cannot be parked."""
     if not settings.park_spare:
         return
     others = {
@@ -181,7 +181,7 @@ def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gg
 def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     """The most tokens that a row computes in a step: one where nothing is drafted, or states could not go back.
 
-    Raises `BadValueError` where drafts were asked for and there can be none.
+    Raises `BadValueError` if drafts were asked for and there can be none.
     """
     speculate = "eagle3" if settings.draft and settings.speculate == "off" else settings.speculate
     if speculate == "off":

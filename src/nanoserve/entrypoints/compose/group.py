@@ -61,7 +61,7 @@ class RankGroup:
 
 
 def start_group(settings: EngineSettings, found: Survey) -> RankGroup | None:
-    """The other ranks, which begin to load their parts; None where the model is not split. Raises `BadValueError` or `RunnerLostError`."""
+    """The other ranks, which begin to load their parts; None if the model is not split. Raises `BadValueError` or `RunnerLostError`."""
     size = settings.tensor_parallel_size
     split_spec(found.spec, size, expert_parallel=settings.expert_parallel)
     if size == 1:

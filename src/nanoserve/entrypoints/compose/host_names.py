@@ -15,13 +15,13 @@ _HOST: Final = re.compile(r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]*)?")
 
 
 def host_name(written: str) -> str | None:
-    """The name in a Host header, as names are compared: without the port; None where there is none."""
+    """The name in a Host header, as names are compared: without the port; None if there is none."""
     found = _HOST.fullmatch(written.lower())
     return found["name"].removesuffix(".") if found else None
 
 
 def names_elsewhere(headers: Iterable[tuple[bytes, bytes]], names: Collection[str] | None) -> str | None:
-    """The first Host header that a name server has to explain and that is none of `names`; None where all are fine, or may be."""
+    """The first Host header that a name server has to explain and that is none of `names`; None if all are fine, or may be."""
     hosts = (value.decode("latin-1") for name, value in headers if name == b"host")
     wrong = (
         each for each in hosts if not needs_no_name_server(each) and host_name(each) not in (names or ())

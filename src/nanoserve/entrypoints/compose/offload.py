@@ -22,9 +22,9 @@ from nanoserve.ports.model_spec import ModelSpec
 
 
 def count_slots(settings: EngineSettings, found: Survey) -> int:
-    """Slots of host memory, each for one block; 0 where none is asked for.
+    """Slots of host memory, each for one block; 0 if none is asked for.
 
-    Raises `BadValueError` where blocks cannot be offloaded, or there is no room for one.
+    Raises `BadValueError` if blocks cannot be offloaded, or there is no room for one.
     """
     memory = settings.kv_offload_memory
     if settings.kv_role != "none" and settings.kv_offload_dir is None:
@@ -62,7 +62,7 @@ def _check_possible(settings: EngineSettings, found: Survey) -> None:
 def open_directory(
     settings: EngineSettings, found: Survey, runner: object, num_slots: int, threads: int
 ) -> FileDirectory | None:
-    """The directory behind a runner's slots; None where none is asked for. Raises `BadValueError` where it cannot be used."""
+    """The directory behind a runner's slots; None if none is asked for. Raises `BadValueError` if it cannot be used."""
     slots: HostSlots | None = getattr(runner, "host", None)
     if slots is None or settings.kv_offload_dir is None:
         return None
@@ -91,7 +91,7 @@ def key_facts(settings: EngineSettings, found: Survey, *, threads: int, block_by
 
 
 def open_kv_events(settings: EngineSettings, spec: ModelSpec) -> KVEventPublisher | None:
-    """None where none are asked for. Called before anything slow, because ports are often taken. Raises `BadValueError`."""
+    """None if none are asked for. Called before anything slow, because ports are often taken. Raises `BadValueError`."""
     if settings.kv_events_port is None:
         return None
     if not settings.enable_prefix_caching:

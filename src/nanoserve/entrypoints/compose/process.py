@@ -43,7 +43,7 @@ def silence_warnings() -> None:
 
 
 def installed_release() -> str:
-    """The version of nanoserve that is installed; 0 where it runs without being installed."""
+    """The version of nanoserve that is installed; 0 if it runs without being installed."""
     try:
         return importlib.metadata.version("nanoserve")
     except importlib.metadata.PackageNotFoundError:
@@ -73,12 +73,12 @@ def _quota() -> int:
 
 
 def has_bfloat16() -> bool:
-    """True if the processor multiplies bfloat16 in hardware; False where that cannot be found out."""
+    """True if the processor multiplies bfloat16 in hardware; False if that cannot be found out."""
     return bool(_BFLOAT16_FLAGS & set(_cpu_fact("flags", "Features").split()))
 
 
 def _cpu_fact(*names: str) -> str:
-    """The first entry of that name in the kernel's list; empty where there is none."""
+    """The first entry of that name in the kernel's list; empty if there is none."""
     try:
         lines = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

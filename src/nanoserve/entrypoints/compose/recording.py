@@ -18,7 +18,7 @@ from nanoserve.ports.trace import TraceHeader
 def start_recording(
     settings: TraceSettings, engine: EngineSettings, assembly: Assembly, trace_format: TraceFormat
 ) -> Recording | None:
-    """Record an assembly's engine as the settings ask; None where they ask for no trace. Raises `OSError`."""
+    """Record an assembly's engine as the settings ask; None if they ask for no trace. Raises `OSError`."""
     if settings.trace is None:
         return None
     header = trace_header(engine, assembly, has_words=settings.trace_words)

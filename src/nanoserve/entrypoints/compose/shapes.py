@@ -41,12 +41,12 @@ def find_shape(model: str) -> ModelSpec:
 
 
 def shape_config(model: str | None) -> Mapping[str, Any]:
-    """The config.json of a shape; empty where the model is none."""
+    """The config.json of a shape; empty if the model is none."""
     return CONFIGS[(model or "").removeprefix(PREFIX).strip().lower()] if is_shape(model) else {}
 
 
 def refuse_shape(model: str | None, purpose: str) -> None:
-    """Raise `BadValueError` where a shape is asked for something that needs a tokenizer or real weights."""
+    """Raise `BadValueError` if a shape is asked for something that needs a tokenizer or real weights."""
     if is_shape(model):
         message = f"{model!r} has random weights and no tokenizer, so it cannot {purpose}; it is for nanoserve bench"
         raise BadValueError("model", message)

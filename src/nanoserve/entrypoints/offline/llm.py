@@ -173,7 +173,7 @@ class LLM:
             prompts: as in `generate`.
             prompt_name: what the texts are, such as `query`: the model may have something to put before those.
             dimensions: the first so many numbers alone, of a model whose vectors can be cut; normalized again.
-            truncate_prompt_tokens: cut longer texts to so many tokens, special ones included; None refuses what is too long.
+            truncate_prompt_tokens: cut longer texts to this many tokens, special ones included; None refuses what is too long.
             use_tqdm: as in `generate`.
 
         Raises `BadValueError`, also for a model that writes text. Ctrl-C is as in `generate`.

@@ -21,7 +21,7 @@ PromptForm = str | Sequence[int] | Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """A prompt that is ready to be asked; `text` is None where it came as ids; the `second` of a pair begins there, or 0."""
+    """A prompt that is ready to be asked; `text` is None if it came as ids; the `second` of a pair begins there, or 0."""
 
     text: str | None
     token_ids: tuple[int, ...]

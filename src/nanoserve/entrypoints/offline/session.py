@@ -59,7 +59,7 @@ class Session:
         return check_task(self.assembly.pooler, *tasks)
 
     def read_text(self, form: object, before: str = "", at_most: int | None = None) -> Prompt:
-        """A text that is to be pooled, behind another one, cut to so many tokens; raises `BadValueError`."""
+        """A text that is to be pooled, behind another one, cut to this many tokens; raises `BadValueError`."""
         if at_most is not None:
             check_integer("truncate_prompt_tokens", at_most, 1)
         if isinstance(form, Mapping) and "prompt_token_ids" not in form:
@@ -229,7 +229,7 @@ def _abort_all(engine: EngineHandle, living: dict[str, int]) -> None:
 
 @contextlib.contextmanager
 def _progress_bar(total: int, *, enabled: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error, if that is a terminal; it is advanced by so many tokens and finished prompts."""
+    """Show a bar on standard error, if that is a terminal; it is advanced by this many tokens and finished prompts."""
     console, num_tokens = Console(stderr=True), 0
     columns = (
         *(TextColumn("prompts"), BarColumn(), MofNCompleteColumn()),

@@ -132,7 +132,7 @@ def _own(position: PositionLogprobs) -> float:
 
 
 def compare(name: str, ours: Iterable[float], reference: Iterable[float]) -> ActivationComparison:
-    """Compare number by number; raises `ValueError` where one side has more."""
+    """Compare number by number; raises `ValueError` if one side has more."""
     error, magnitude = 0.0, 1.0
     for one, other in zip(ours, reference, strict=True):
         difference = abs(one - other)

@@ -51,8 +51,8 @@ class Server:
         host_names: names that clients may call the server by, besides this machine's own; None allows all.
         phases: seconds that each part of the server's start took.
         service: None until the model is loaded.
-        lora_folders: what clients may load; None where they may load nothing.
-        batches: files and batches; None where none are kept, or another process keeps them.
+        lora_folders: what clients may load; None if they may load nothing.
+        batches: files and batches; None if none are kept, or another process keeps them.
     """
 
     engine: EngineClient
@@ -155,7 +155,7 @@ class Server:
         )
 
     def start_batches(self, rows: int) -> None:
-        """Go on with batches, if there are any, over an engine of so many rows."""
+        """Go on with batches, if there are any, over an engine of this many rows."""
         if self.batches is not None:
             asked = [each for each in ROUTES if each.paths & {*ENDPOINTS}]
             self.batches.start(asking(self.unguarded(asked)), rows)

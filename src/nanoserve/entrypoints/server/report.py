@@ -51,7 +51,7 @@ class Started:
 
     @property
     def page(self) -> str | None:
-        """Where a browser finds the page; None where there is none, or only a Unix socket."""
+        """Where a browser finds the page; None if there is none, or only a Unix socket."""
         url = _reachable(self.sockets[0])
         return f"{url}/" if self.ui and url else None
 

@@ -147,7 +147,7 @@ class _Running:
             )
 
     async def startup(self, watch: Stopwatch, shutdown: contextlib.AsyncExitStack) -> Started:
-        """Answer the probes at once, and requests when it returns. Raises `LeavingError` where a signal comes first."""
+        """Answer the probes at once, and requests when it returns. Raises `LeavingError` if a signal comes first."""
         server = self._server
         if self._workers is not None:
             shutdown.push_async_callback(self._workers.stop)

@@ -102,7 +102,7 @@ async def drain(server: Server, living: Callable[[], int], *, patience: float, n
 
 
 async def until_idle(living: Callable[[], int], *, patience: float, now: asyncio.Event) -> bool:
-    """Wait until nothing lives any more; False where patience came to an end before, or was called off (`now`)."""
+    """Wait until nothing lives any more; False if patience came to an end before, or was called off (`now`)."""
     log = structlog.get_logger()
     log.info("leaving: no more requests are taken", living=living(), patience=patience)
     deadline = time.monotonic() + patience

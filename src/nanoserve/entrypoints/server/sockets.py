@@ -198,7 +198,7 @@ def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ..
 def host_names(
     access: AccessSettings, listen: ListenSettings, sockets: Sequence[socket.socket], *, has_keys: bool
 ) -> frozenset[str] | None:
-    """The names that requests may call the server by, besides addresses and localhost; None where any will do.
+    """The names that requests may call the server by, besides addresses and localhost; None if any will do.
 
     A page of another site has no key; a server for other machines has names that only its operator knows.
     """

@@ -53,7 +53,7 @@ async def pause(
 
 
 def _check_staying(health: Health) -> None:
-    """Raises `DrainingError` where what runs is being finished, which would then wait for ever."""
+    """Raises `DrainingError` if what runs is being finished, which would then wait for ever."""
     if health.is_draining:
         raise DrainingError("the server is shutting down, and finishes what it has accepted", retry_after=5)
 
@@ -73,7 +73,7 @@ async def is_paused(engine: NamedDependency[EngineClient]) -> dict[str, bool]:
 
 
 ABANDONED: Final = 60.0
-"""Seconds after which an update that nobody goes on with gives way to the next one."""
+"""Seconds after which an update that nobody continues with gives way to the next one."""
 
 
 def check_access(access: AccessSettings, *, max_loras: int) -> None:
@@ -104,7 +104,7 @@ class WeightTransfer:
         self._next = ReadWeights("")
 
     def check(self) -> None:
-        """Raise `BadValueError` where weights can never be updated."""
+        """Raise `BadValueError` if weights can never be updated."""
         if self._allowed is None and not self.on_gpu:
             raise BadValueError("weight_dir", _NO_FOLDER)
 
@@ -140,7 +140,7 @@ class WeightTransfer:
     async def finish(self, body: TransferBody) -> None:
         """Let the engine have what was read, under the name that the body gives it.
 
-        Raises `ConflictError` where that cannot be now, as while requests run; the update stays open.
+        Raises `ConflictError` if that cannot be now, as while requests run; the update stays open.
         """
         async with self.lock:
             if self._last is not None and self._next.anew:

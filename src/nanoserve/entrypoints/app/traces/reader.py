@@ -64,7 +64,7 @@ class TraceFile:
         return line
 
     def _split(self, *, limit: int = _LONGEST_LINE) -> Iterator[tuple[bytes, bool]]:
-        """Lines, and whether each is ended by a line break; `limit`: no more than so many bytes without one."""
+        """Lines, and whether each is ended by a line break; `limit`: no more than this many bytes without one."""
         rest = bytearray()
         for piece in self._pieces():
             part, *others = piece.split(b"\n")
@@ -99,7 +99,7 @@ def _short(error: TraceError) -> str:
 def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Replay]]:
     """Every snapshot and turn with the books after it; the books of a later pair may be the same object.
 
-    Raises `TraceError` where a record does not fit to those before it.
+    Raises `TraceError` if a record does not fit to those before it.
     """
     books: Replay | None = None
     for number, record in enumerate(records, start=1):

@@ -1,4 +1,4 @@
-"""Sends requests over HTTP/1.1 at little cost per piece of a streamed answer, and writes down what became of each.
+"""Sends requests over HTTP/1.1 at little cost per piece of a streamed answer, and writes down the result of each.
 
 A general client spends about as long on each piece as a fast server does on its token, and would then measure itself.
 Here a piece costs a read from a stream, a C parser, and a clock reading; requests are bytes made in advance.
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         return self._over is None and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, answer: Outcome) -> None:
-        """Send a request and feed the answer, to its end; raises `OSError` where the connection breaks."""
+        """Send a request and feed the answer, to its end; raises `OSError` if the connection breaks."""
         self._parser, self._answer = httptools.HttpResponseParser(self), answer
         self.heard = self._is_kept = self._has_length = False
         if not self.is_open:

@@ -30,7 +30,7 @@ DRIFT: Final = 0.05
 
 @attrs.frozen(kw_only=True)
 class LoadLevel:
-    """One load and what became of it.
+    """One load and the result of it.
 
     Attributes:
         results: requests by `Outcome.result`, and `messages` what was said of the first failure of each kind.
@@ -145,7 +145,7 @@ def _grows(run: LoadRun, done: Sequence[Outcome]) -> bool:
 
 
 def find_knee(levels: Sequence[LoadLevel]) -> int | None:
-    """The place of the knee among levels in the order of their loads; None where the server kept up with none.
+    """The place of the knee among levels in the order of their loads; None if the server kept up with none.
 
     A server's *power* is throughput over response time (Kleinrock 1979). It grows with the load as long as answers
     come about as fast as before, and falls as soon as more load only makes the queue longer; its maximum is the knee.

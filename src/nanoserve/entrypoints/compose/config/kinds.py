@@ -34,8 +34,8 @@ class ValueKind:
     Attributes:
         metavar: what stands for the value in the help text.
         check: checks a value that has a type already; returns it, normalised.
-        convert: makes such a value from text; raises `ValueError` where it cannot.
-        none_word: the word that stands for None; None where a value is required.
+        convert: makes such a value from text; raises `ValueError` if it cannot.
+        none_word: the word that stands for None; None if a value is required.
         words: all values, where they are a few words.
     """
 
@@ -308,7 +308,7 @@ def _checked(fits: Callable[[Any], object], wanted: str) -> Callable[[Any], Any]
 
 
 def _amount(written: str) -> int | float | None:
-    """Bytes where there is a unit or a whole number, else a fraction; None where it is neither."""
+    """Bytes where there is a unit or a whole number, else a fraction; None if it is neither."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", written)
     unit = match and _UNITS.get(match[2].lower())
     if match is None or unit is None:

@@ -62,7 +62,7 @@ def setting(default: Any, kind: ValueKind, summary: str) -> Any:
 
 
 def optional(kind: ValueKind, summary: str, word: str = "auto") -> Any:
-    """Declare one that is None where no source names it; as text `word` stands for that."""
+    """Declare one that is None if no source names it; as text `word` stands for that."""
     return setting(None, or_none(kind, word), summary)
 
 

@@ -35,7 +35,7 @@ _OPTIONS: Final = (
 
 
 def find_browser() -> str:
-    """The program that draws; raises `BadValueError` where there is none."""
+    """The program that draws; raises `BadValueError` if there is none."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         message = (
@@ -47,7 +47,7 @@ def find_browser() -> str:
 
 
 def draw(document: bytes, path: str) -> None:
-    """Write a PNG of a report. Raises `BadValueError` where the browser cannot draw it, and `OSError`."""
+    """Write a PNG of a report. Raises `BadValueError` if the browser cannot draw it, and `OSError`."""
     browser = find_browser()
     # Beside the picture, because a packaged browser may see no /tmp but its own.
     with tempfile.TemporaryDirectory(prefix="nanoserve-", dir=Path(path).resolve().parent) as folder:

@@ -87,7 +87,7 @@ def make_report(
 ) -> bytes:
     """The file; without a caption it says what was recorded when. Its policy lets a browser run and apply what is in it, and load nothing from anywhere.
 
-    Raises `TraceError` where the trace is too long for a page.
+    Raises `TraceError` if the trace is too long for a page.
     """
     page = {path: file.body.decode() for path, file in read_page().files.items()}
     script = _inside("script", bundle({**page, ENTRY: _resource("report.js")}, ENTRY))

@@ -17,7 +17,7 @@ from nanoserve.ports.driven import TraceError
 
 
 class TraceSummary:
-    """The figures of a run. Raises `TraceError` where its records contradict each other."""
+    """The figures of a run. Raises `TraceError` if its records contradict each other."""
 
     def __init__(self, header: trace.TraceHeader, records: Iterable[trace.TraceRecord]) -> None:
         self.header = header

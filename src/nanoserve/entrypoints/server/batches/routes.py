@@ -260,7 +260,7 @@ def _found(batches: Batches, client: Client, record_id: str, kind: type[RecordT]
 
 
 def batch_routes(max_file_size: int) -> Sequence[Any]:
-    """The routes of a server that keeps files of at most so many bytes."""
+    """The routes of a server that keeps files of at most this many bytes."""
     upload = post("/v1/files", status_code=200, request_max_body_size=max_file_size + _AROUND)
     return (
         *(upload(create_file), list_files, get_file, get_content, delete_file),

@@ -275,7 +275,7 @@ class Batches:
                 setattr(batch, place, name)
 
     async def _lacks_input(self, run: _Run) -> bool:
-        """True where the lines are gone, though their folder is there: the batch has failed then, with the answers that it has."""
+        """True if the lines are gone, though their folder is there: the batch has failed then, with the answers that it has."""
         name = run.batch.input_file_id
         if self.folder.size(run.owner, name) is not None:
             return False

@@ -169,13 +169,13 @@ class BatchFolder:
         return self._root / (owner or _ANYBODY) / f"{record_id}.jsonl"
 
     def size(self, owner: str, record_id: str) -> int | None:
-        """Bytes of the lines of a record, None where there is no file; raises `OSError` where the folder is gone."""
+        """Bytes of the lines of a record, None if there is no file; raises `OSError` if the folder is gone."""
         self._check()
         path = self.path(owner, record_id)
         return path.stat().st_size if path.exists() else None
 
     def _check(self) -> None:
-        """Raises `OSError` where the folder is gone, or an empty one stands in its place, as where a mount is missing."""
+        """Raises `OSError` if the folder is gone, or an empty one stands in its place, as where a mount is missing."""
         (self._root / "lock").stat()
 
     def write(self, owner: str, record_id: str, state: bytes) -> None:

@@ -217,7 +217,7 @@ def _decode(body: bytes, kind: type[StructT]) -> StructT:
 
 
 def _place_of_no_text(body: bytes) -> str | None:
-    """The path of a text that UTF-8 cannot write, or of the object that has it for a name; None where there is none."""
+    """The path of a text that UTF-8 cannot write, or of the object that has it for a name; None if there is none."""
     text = body.decode("utf-8", "surrogateescape")
     try:
         return _no_text_in(json.loads(text))

@@ -176,7 +176,7 @@ def renamed(error: BadValueError, parameter: str) -> BadValueError:
 
 @functools.cache
 def support(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | str | None]:
-    """The support of each field of a body, as marked: the values that it may hold, why it is harmless, or None where it is served."""
+    """The support of each field of a body, as marked: the values that it may hold, why it is harmless, or None if it is served."""
     hints = typing.get_type_hints(body, include_extras=True)
     return {name: _mark_of(annotation) for name, annotation in hints.items()}
 

@@ -36,7 +36,7 @@ _MAX_TOKENS_NAMES: Final = sorted({name for api in Api for each, name in _NAMES[
 def given_sampling(body: msgspec.Struct, api: Api) -> dict[str, tuple[str, Any]]:
     """The name that the client used and the value, of each parameter that a request sets.
 
-    `body` is of a class that `sampling_body` has completed for this interface. Raises `BadValueError` where two names of
+    `body` is of a class that `sampling_body` has completed for this interface. Raises `BadValueError` if two names of
     one parameter have different values.
     """
     given: dict[str, tuple[str, Any]] = {}
@@ -83,7 +83,7 @@ def check_openai(body: Any) -> dict[str, Any]:
 
 
 def requested_logprobs(logprobs: bool | None, top_logprobs: int | None, most: int) -> int | None:
-    """How many likeliest tokens are reported beside each one; None where no log-probabilities are."""
+    """How many likeliest tokens are reported beside each one; None if no log-probabilities are."""
     check_logprobs("top_logprobs", top_logprobs, most)
     if top_logprobs and not logprobs:
         raise BadValueError("top_logprobs", "needs `logprobs: true`")
@@ -143,7 +143,7 @@ _EFFORTS: Final = (_NONE, "minimal", "low", "medium", "high", "xhigh", "max")
 def effort_options(service: TextService, effort: str | None, name: str) -> Mapping[str, Any]:
     """The template's options for an effort, which the client calls `name`; None leaves it to the template.
 
-    A template that knows no efforts but can switch reasoning on and off does that. Raises `BadValueError` where it can
+    A template that knows no efforts but can switch reasoning on and off does that. Raises `BadValueError` if it can
     do neither.
     """
     if effort is None:
@@ -162,7 +162,7 @@ def effort_options(service: TextService, effort: str | None, name: str) -> Mappi
 
 
 def switch_options(service: TextService, name: str, *, on: bool) -> Mapping[str, Any]:
-    """The template's options to reason, or not to; raises `BadValueError` where it has no such choice."""
+    """The template's options to reason, or not to; raises `BadValueError` if it has no such choice."""
     reasons = service.dialect is not None and service.dialect.has_reasoning
     if switch := _switch(service):
         return dict.fromkeys(switch, on)
@@ -175,7 +175,7 @@ def switch_options(service: TextService, name: str, *, on: bool) -> Mapping[str,
 def reasoning_budget(service: TextService, tokens: int | None, name: str) -> ReasoningBudget | None:
     """The most tokens that the model may think, which the client calls `name`.
 
-    Raises `BadValueError` where no mark is known with which its reasoning could be ended.
+    Raises `BadValueError` if no mark is known with which its reasoning could be ended.
     """
     if tokens is None:
         return None
@@ -212,7 +212,7 @@ _KINDS: Final = ("function", "custom")
 
 
 def member(value: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """A member of an object that must be of a kind, or null; None where it is missing. Raises `BadValueError`."""
+    """A member of an object that must be of a kind, or null; None if it is missing. Raises `BadValueError`."""
     found = value.get(name)
     if found is not None and not isinstance(found, kind):
         kinds = {str: "a string", dict: "an object", list: "a list", bool: "true or false"}
@@ -293,7 +293,7 @@ def read_tools(
     service: TextService,
     read: Callable[[Mapping[str, Any], str], Tool],
 ) -> tuple[Tool, ...]:
-    """The tools of a request, each read by `read`; raises `BadValueError` where the model's way of calling is not known."""
+    """The tools of a request, each read by `read`; raises `BadValueError` if the model's way of calling is not known."""
     if not given:
         return ()
     if service.dialect is None or not service.dialect.has_calls:

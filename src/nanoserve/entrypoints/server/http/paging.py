@@ -22,7 +22,7 @@ class Page(msgspec.Struct, kw_only=True, tag_field="object", tag="list"):
 def page(
     items: Sequence[Any], ids: Sequence[str], *, after: str | None, limit: int, newest_first: bool = True
 ) -> Page:
-    """At most `limit` of the items, which come the oldest first, behind the one with the id `after`; raises `BadValueError` where none has it."""
+    """At most `limit` of the items, which come the oldest first, behind the one with the id `after`; raises `BadValueError` if none has it."""
     step = -1 if newest_first else 1
     items, ids = items[::step], ids[::step]
     if after is not None and after not in ids:

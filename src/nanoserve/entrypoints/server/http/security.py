@@ -284,7 +284,7 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
 
 
 def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
-    """The keys that steering wants. Raises `BadValueError` where clients have keys and it has none, or one of theirs."""
+    """The keys that steering wants. Raises `BadValueError` if clients have keys and it has none, or one of theirs."""
     found = KeyRing(
         [Key(digest=_digest(each.value), client=Client(name="steering")) for each in settings.steering_key]
     )

@@ -57,7 +57,7 @@ class LiveStatus(msgspec.Struct, kw_only=True):
         status: of the engine; `open` says whether requests are taken, `draining` whether the server is leaving.
         at: seconds, on the clock of the step log.
         rejected: requests that were turned away, by reason.
-        ttft, itl: of the last half minute; None where there was none.
+        ttft, itl: of the last half minute; None if there was none.
     """
 
     status: str
@@ -87,7 +87,7 @@ class Live:
 
     Attributes:
         ping_interval: seconds of silence after which a stream says that it is alive.
-        redaction: takes out what was asked and answered; None where all viewers may read it, or nothing is there.
+        redaction: takes out what was asked and answered; None if all viewers may read it, or nothing is there.
     """
 
     feed: LiveFeed
@@ -100,7 +100,7 @@ class Live:
     redaction: Redaction | None = None
 
     async def frames(self, *, steps: bool) -> Frames:
-        """The events for one viewer. Raises `RequestError` where there are too many of them."""
+        """The events for one viewer. Raises `RequestError` if there are too many of them."""
         if self.viewers >= self.max_viewers:
             message = (
                 f"too many viewers: {self.max_viewers} watching already; close one, or start the server with a larger "

@@ -47,7 +47,7 @@ class Tracing:
 
 
 def start_tracing(endpoint: str) -> Tracing:
-    """Traces for a collector. Raises `BadValueError` where the packages are missing."""
+    """Traces for a collector. Raises `BadValueError` if the packages are missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - optional
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - optional
@@ -60,7 +60,7 @@ def start_tracing(endpoint: str) -> Tracing:
 
 
 def tracing_to(processor: Any) -> Tracing:
-    """Traces for a span processor. Raises `ImportError` where the packages are missing."""
+    """Traces for a span processor. Raises `ImportError` if the packages are missing."""
     from litestar.plugins.opentelemetry import OpenTelemetryConfig, OpenTelemetryPlugin  # noqa: PLC0415 - optional
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - optional
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional

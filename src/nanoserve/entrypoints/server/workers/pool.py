@@ -72,7 +72,7 @@ class Workers:
         self._keeping = [asyncio.create_task(self._keep(number)) for number in self._living]
 
     async def until_open(self) -> None:
-        """Return once all of them take requests; raises `StartError` where one ends before that."""
+        """Return once all of them take requests; raises `StartError` if one ends before that."""
         for worker in list(self._living.values()):
             waits = [asyncio.create_task(each.wait()) for each in (worker.member.opened, worker.member.gone)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -65,7 +65,7 @@ def encode_start(start: WorkerStart) -> bytes:
 
 
 def receive_start(connection: socket.socket) -> WorkerStart:
-    """Wait for it; reads nothing of what comes behind it. Raises `EOFError` where the other side has hung up."""
+    """Wait for it; reads nothing of what comes behind it. Raises `EOFError` if the other side has hung up."""
     head = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
     length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
     body = connection.recv(length, socket.MSG_WAITALL)

@@ -23,7 +23,7 @@ _SENT: Final = (
     *("type", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
     *("root_path", "headers", "client", "server"),
 )
-"""The fields of a scope that say what is asked; the others are made anew."""
+"""The fields of a scope that say what is asked; the others are made again."""
 _KNOCK: Final = b"."
 _END: Final = None
 _UNREAD: Final = 1 << 16

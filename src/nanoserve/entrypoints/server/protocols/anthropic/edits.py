@@ -26,7 +26,7 @@ _KEPT_USES: Final = 3
 async def edited(
     body: CountTokens, prompt: Conversation, service: TextService
 ) -> tuple[Conversation, list[AppliedEdit] | None]:
-    """The conversation as it is rendered, and what was left out; None where nobody asks for that. Raises `BadValueError`."""
+    """The conversation as it is rendered, and what was left out; None if nobody asks for that. Raises `BadValueError`."""
     if body.context_management is None:
         return prompt, None
     edits, applied = body.context_management.edits, []
@@ -89,7 +89,7 @@ def _without_thought(message: Message) -> Message:
 
 
 def _without_uses(edit: Edit, messages: Sequence[Message], where: str) -> tuple[list[Message], int]:
-    """Without what tools said but for the last ones, and without the inputs that are to go too; and how many uses those are."""
+    """Without what tools said except the last ones, and without the inputs that are to go too; and how many uses those are."""
     calls = {call["id"]: call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
     results = [place for place, each in enumerate(messages) if each["role"] == "tool"]
     old = results[: max(0, len(results) - _amount(edit.keep, _KEPT_USES, f"{where}.keep", _USES))]

@@ -1,7 +1,7 @@
 """Threads of `/v1/messages`: conversations that the server keeps, so that a client sends what is new alone.
 
 As in Anthropic's beta of that name: `{"type": "create"}` keeps a conversation under the id of its answer, and `{"type": "continue",
-"previous_message_id": id}` goes on from there, with the system prompt and the tools that it was created with. An answer may be
+"previous_message_id": id}` continues from there, with the system prompt and the tools that it was created with. An answer may be
 continued more than once here, so a request that is sent again needs no new thread.
 """
 
@@ -110,7 +110,7 @@ class Threading:
 
 
 def _continued(body: CreateMessage, thread: Thread) -> CreateMessage:
-    """With all that was said before; raises `RequestError` where it changes what is fixed."""
+    """With all that was said before; raises `RequestError` if it changes what is fixed."""
     fixed = msgspec.json.decode(thread.fixed, type=_Fixed)
     for name in _Fixed.__struct_fields__:
         if getattr(body, name) not in (None, getattr(fixed, name)):

@@ -104,7 +104,7 @@ class AnthropicToolChoice(Struct, kw_only=True):
 
 
 class ThreadParam(Struct, kw_only=True):
-    """The wish that the server keeps the conversation from here on, or goes on with one that it has kept."""
+    """The wish that the server keeps the conversation from here on, or continues with one that it has kept."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None

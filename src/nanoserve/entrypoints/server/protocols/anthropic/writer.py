@@ -37,7 +37,7 @@ class MessageWriter:
 
     Args:
         omits_thinking: whether thinking blocks come without what was thought.
-        edits: what was left out of the prompt; None where nobody asked for that.
+        edits: what was left out of the prompt; None if nobody asked for that.
         on_end: is given the message's id and its parts before its last event is out.
     """
 
@@ -263,7 +263,7 @@ class InputJson:
         return "".join(sent)
 
     def close(self) -> str:
-        """The text that makes an object of what was sent; empty where it is one, and where nothing was written."""
+        """The text that makes an object of what was sent; empty if it is one, and where nothing was written."""
         written = "".join(self._written)
         if self._state == "end" or not written.strip():
             return ""

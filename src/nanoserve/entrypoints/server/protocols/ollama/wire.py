@@ -168,7 +168,7 @@ class OllamaAnswer(Struct, kw_only=True):
 
 
 class Generated(OllamaAnswer, kw_only=True):
-    """An answer of `/api/generate`; `context` holds the token ids of prompt and answer, to go on from."""
+    """An answer of `/api/generate`; `context` holds the token ids of prompt and answer, to continue from."""
 
     response: str
     thinking: str | UnsetType = UNSET
@@ -222,7 +222,7 @@ class OneEmbedded(Struct):
 
 
 class Details(Struct, kw_only=True):
-    """The facts about a model's files; empty where a server does not know them."""
+    """The facts about a model's files; empty if a server does not know them."""
 
     parent_model: str = ""
     format: Literal["safetensors"] = "safetensors"

@@ -259,7 +259,7 @@ class ChatWriter(ChunkWriter):
         self._frames: dict[tuple[type, int], TextFrames] = {}
 
     async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        """One chunk for each piece, but for those of marks alone where nobody asked for tokens."""
+        """One chunk for each piece, except those of marks alone where nobody asked for tokens."""
         events = self._shown(choice.events)
         if self._text_is_all and choice.is_shown and piece.finish_reason is None:
             if not events and choice.parser is not None:

@@ -121,7 +121,7 @@ def _read_one(form: str | int | Sequence[int], place: int, name: str) -> PromptI
 
 
 class CompletionWriter(ChunkWriter):
-    """Writes texts that continue prompts; `texts` are those prompts, None where one came as ids or was cut."""
+    """Writes texts that continue prompts; `texts` are those prompts, None if one came as ids or was cut."""
 
     _prefix = "cmpl"
     _kind = "text_completion"

@@ -70,7 +70,7 @@ class ClassifyBody(_Scored, kw_only=True):
 
 @refusing
 class PoolingBody(ClassifyBody, kw_only=True):
-    """The body of `POST /pooling`; `task` is what the model must be for, `use_activation` asks for scores in place of raw numbers."""
+    """The body of `POST /pooling`; `task` is what the model must be for, `use_activation` asks for scores instead of raw numbers."""
 
     task: Literal["embed", "classify", "token_classify"] | None = None
     use_activation: bool | None = None

@@ -141,7 +141,7 @@ class ScoredToken(msgspec.Struct):
 
 
 PromptPosition = dict[str, ScoredToken] | None
-"""By token id, the actual token first; None where nothing precedes it."""
+"""By token id, the actual token first; None if nothing precedes it."""
 
 
 class PromptTokensDetails(msgspec.Struct):

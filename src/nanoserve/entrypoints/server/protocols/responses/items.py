@@ -47,7 +47,7 @@ def item_of(part: Part, status: str, logprobs: Sequence[Any] = ()) -> Item:
 
 
 def read_items(sent: str | Sequence[InputItem], find: Callable[[str], Item | None]) -> tuple[Item, ...]:
-    """The input as items, each with an id of its own, but for those that are references, which `find` looks up."""
+    """The input as items, each with an id of its own, except those that are references, which `find` looks up."""
     if isinstance(sent, str):
         return (_message("user", [sent]),)
     if not sent:

@@ -43,7 +43,7 @@ async def create_response(
 async def get_response(
     request: Request[Any, Any, Any], record: NamedDependency[StoredResponse]
 ) -> Response[bytes]:
-    """A stored response as it stands."""
+    """A stored response by default."""
     for name in ("stream", "starting_after"):
         if request.query_params.get(name, "").lower() not in _NO_VALUES:
             raise BadValueError(name, "stored responses are not streamed again; fetch it whole")
