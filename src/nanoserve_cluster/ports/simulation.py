@@ -158,7 +158,7 @@ class ServedRequest:
 
     @property
     def tpot(self) -> float:
-        """Seconds per token after the first; 0 where there is none."""
+        """Seconds per token after the first; 0 if there is none."""
         return (self.e2e - self.ttft) / max(self.output_tokens - 1, 1)
 
 
@@ -170,7 +170,7 @@ class SimulatedRun:
         served: every request that was answered, in the order in which they ended.
         refused: requests that no replica could ever take, by the reason.
         sent: requests of the trace.
-        gaps: how often a further token came after so many seconds, by window and by bucket (`gap_bucket`).
+        gaps: how often a further token came after this many seconds, by window and by bucket (`gap_bucket`).
         steps, busy_seconds, replica_seconds: of all replicas together; a replica that is away does not count.
         preemptions: sequences that gave way and were computed again.
         ended: when the last request was answered, in seconds.
@@ -190,7 +190,7 @@ class SimulatedRun:
 
 @attrs.frozen(kw_only=True)
 class Spread:
-    """A figure over many requests or tokens, in seconds; all 0 where there are none."""
+    """A figure over many requests or tokens, in seconds; all 0 if there are none."""
 
     mean: float = 0.0
     p50: float = 0.0

@@ -1,7 +1,7 @@
 """A replica's reports of its cache, entered in a router's index.
 
 A replica's names for its blocks are its own business: another engine hashes otherwise, and so may another release. So a block is named
-anew, by its tokens and those before it, as the router names the blocks of a prompt; the replica's name is kept to know
+again, by its tokens and those before it, as the router names the blocks of a prompt; the replica's name is kept to know
 what it means by a later event.
 """
 
@@ -61,7 +61,7 @@ class ReportedBlocks:
         self._index.remove(self._replica, lost)
 
     def _parent(self, event: BlockStored) -> BlockHash | None:
-        """The index's name of the block before; 0 at the beginning of a text, None where it is not known."""
+        """The index's name of the block before; 0 at the beginning of a text, None if it is not known."""
         if event.parent is None:
             return 0
         tiers = (event.tier, *get_args(Tier))

@@ -112,7 +112,7 @@ class Cluster:
             due, number, life = busy[0]
             replica = self._replicas[number]
             if (replica.life, replica.due) != (life, due):
-                heapq.heappop(busy)  # it has died, or was queued anew
+                heapq.heappop(busy)  # it has died, or was queued again
             elif replica.time != due:
                 self._catch_up(replica, due)
                 self._requeue(replica)

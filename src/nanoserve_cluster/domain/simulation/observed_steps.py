@@ -49,7 +49,7 @@ class _Books:
         self._planned: dict[int, StepWork] = {}
 
     def apply(self, turn: Turn) -> StepWork | None:
-        """The work of the step that the turn brought home, where it is known."""
+        """The work of the step that the turn collected, where it is known."""
         self.living.update(arrival.key for arrival in turn.arrived)
         for what in turn.happened:
             if isinstance(what, PlannedStep):

@@ -41,7 +41,7 @@ class Attempt:
         count: 1, and 1 more for each replica that died over it.
         life: of the replica that has it; a later life knows nothing of it.
         last_step: of the replica's steps, the first one that may yield its last token; None while its prompt is computed.
-        decodes: where its request is decoded when this attempt has computed the prompt; None where the attempt is to answer it.
+        decodes: where its request is decoded when this attempt has computed the prompt; None if the attempt is to answer it.
         is_handed: whether its prompt was computed elsewhere.
     """
 

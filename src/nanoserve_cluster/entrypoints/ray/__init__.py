@@ -13,7 +13,7 @@ from nanoserve.ports.errors import NanoserveError
 
 
 def check_installed() -> None:
-    """Raise `NanoserveError` where there is no Ray Serve."""
+    """Raise `NanoserveError` if there is no Ray Serve."""
     if importlib.util.find_spec("ray") is None:
         raise NanoserveError("Ray Serve is not installed: pip install 'nanoserve[ray]'")
 

@@ -24,7 +24,7 @@ class Keeping:
         self.num_bytes = 0
 
     async def whole(self, answer: httpx.Response, most: int | None = None) -> bytes:
-        """A body as it was sent. Raises `AnswerTooLargeError` where it has more than `most` bytes, or than may be kept."""
+        """A body as it was sent. Raises `AnswerTooLargeError` if it has more than `most` bytes, or than may be kept."""
         body = bytearray()
         try:
             async for piece in answer.aiter_raw():

@@ -87,7 +87,7 @@ def _read(setting: str, number: int, url: str, *ports: str) -> Replica:
 class Fleet:
     """Keeps `table` up to date with which replicas take requests, and what is in their caches.
 
-    Raises `BadValueError` where the settings name no path to ask for their health.
+    Raises `BadValueError` if the settings name no path to ask for their health.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class _Tokenized(msgspec.Struct):
 
 @attrs.frozen
 class Prompt:
-    """A request as policies see it; `ids` are empty where it has no prompt."""
+    """A request as policies see it; `ids` are empty if it has no prompt."""
 
     ids: tuple[int, ...]
     affinity: int
@@ -86,7 +86,7 @@ def read_prompt(headers: Headers, body: bytes) -> tuple[Prompt, Mapping[str, Any
 async def token_ids(
     client: httpx.AsyncClient, url: str, path: str, headers: Headers, fields: Mapping[str, Any]
 ) -> tuple[int, ...] | None:
-    """A prompt's first token ids; None where they cannot be had soon."""
+    """A prompt's first token ids; None if they cannot be had soon."""
     if isinstance(prompt := fields.get("prompt"), list):
         read = tuple(prompt[:_MOST_IDS])
         if all(type(each) is int for each in read):
@@ -117,7 +117,7 @@ def prefill_body(path: str, fields: Mapping[str, Any]) -> bytes | None:
 
 
 def _scores_prompt(fields: Mapping[str, Any]) -> bool:
-    """True for requests that want log-probabilities of the prompt, which an engine computes anew for them."""
+    """True for requests that want log-probabilities of the prompt, which an engine computes again for them."""
     names = ("prompt_logprobs", "logprobs") if fields.get("echo") else ("prompt_logprobs",)
     return any(fields.get(name) is not None for name in names)
 

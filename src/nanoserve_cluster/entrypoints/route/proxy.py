@@ -279,7 +279,7 @@ class Proxy(Collector):
 
 
 def _target(scope: Any) -> bytes:
-    """The path and query to ask a replica for. Raises `RequestError` where they cannot be passed on as they are."""
+    """The path and query to ask a replica for. Raises `RequestError` if they cannot be passed on as they are."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query = scope["query_string"]
     target = path + (b"?" + query if query else b"")

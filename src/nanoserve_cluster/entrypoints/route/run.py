@@ -47,7 +47,7 @@ received. Platforms have not all of these options."""
 
 
 def run_router(configuration: Configuration, announce: Callable[[str], None]) -> None:
-    """Route until a signal comes; raises `BadValueError` or `StartError` where it cannot start."""
+    """Route until a signal comes; raises `BadValueError` or `StartError` if it cannot start."""
     settings = configuration.part(RouteSettings)
     replicas, prefill = read_both(settings)
     if any(each.events for each in replicas):

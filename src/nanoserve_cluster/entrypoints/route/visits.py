@@ -20,7 +20,7 @@ HOP: Final = {
 }
 """Headers of one connection, not of the request or answer on it."""
 _OWN: Final = {b"host", b"content-length", b"expect"}
-"""Headers of a request that are made anew."""
+"""Headers of a request that are made again."""
 
 
 @attrs.define(eq=False)

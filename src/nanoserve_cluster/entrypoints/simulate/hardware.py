@@ -80,7 +80,7 @@ def check_simulated(spec: ModelSpec) -> None:
 
 
 def kv_blocks(spec: ModelSpec, gpu: Gpu, count: int, block_size: int) -> int:
-    """Blocks that fit beside the weights; raises `BadValueError` where there is no room for any."""
+    """Blocks that fit beside the weights; raises `BadValueError` if there is no room for any."""
     embeddings = 0 if spec.tied_embeddings else spec.hidden_size * spec.vocab_size
     # So many rows choose every expert.
     weights = ELEMENT_BYTES * (weight_elements(spec, 1e6) + embeddings)

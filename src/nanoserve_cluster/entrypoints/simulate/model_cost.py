@@ -20,7 +20,7 @@ from nanoserve.ports.model_spec import CacheGroup, ModelSpec, Recurrent
 
 
 def weight_elements(spec: ModelSpec, rows: float = 1) -> int:
-    """Numbers of the weights that a decode step of so many rows reads: every layer and the head, but only rows of the embedding."""
+    """Numbers of the weights that a decode step of this many rows reads: every layer and the head, but only rows of the embedding."""
     return _layer_elements(spec, rows) + spec.hidden_size * (spec.vocab_size + 1)
 
 
