@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8640,
-    "kernels": 14130,
-    "adapters/pytorch": 14940,
+    "kernels": 14320,
+    "adapters/pytorch": 15200,
     "adapters": 10926,
     "entrypoints/server": 10890,
     "entrypoints": 11636,
