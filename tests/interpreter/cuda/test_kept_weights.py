@@ -10,19 +10,22 @@ import attrs
 import pytest
 import torch
 
+from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
+from nanoserve.adapters.pytorch.weights.keeping import forms_of
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import Chunk
 from tests.interpreter.gpu.serving import serve
 from tests.interpreter.matrix import cases
 from tests.plans import SIZES, Driver, admitted
+from tests.unit.adapters.gguf.gguf_files import write_gguf
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS
 from tests.unit.adapters.pytorch.test_integer_weights import pack as pack_integers
 from tests.unit.adapters.pytorch.test_kept_weights import pack, store
-from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, LATENT, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import GPT_OSS, LATENT, PagedRun, make_prompt, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -86,6 +89,31 @@ def test_answers_are_the_same(tmp_path: Path, name: str, *, deterministic: bool)
     )
     assert kept == plain
     assert len(kept[1]) == 5
+
+
+GGUF: Final[dict[str, Any]] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+
+
+@cases("kind", [], also=["Q4_K", "Q4_1"])
+def test_a_gguf_file_answers_packed_as_on_a_cpu(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most kinds of block that stay packed, no two of which make one matrix."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kinds = {"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "Q4_0", "attn_output": "Q8_0", "ffn_down": "Q6_K"}
+    tiny = make_tiny_model(tmp_path, **GGUF)
+    folder = present_folder(str(write_gguf(tmp_path / "a.gguf", tiny.reference, kind=kind, kinds=kinds)))
+    kept, plain = (
+        build_model(read_spec(folder), folder, dtype=torch.float32, device=device, keep=keep)
+        for device, keep in ((DEVICE, True), (torch.device("cpu"), False))
+    )
+    assert len([each for each in forms_of(kept) if each is not None]) == 4
+    tokens = make_prompt(11)
+    (logits,) = PagedRun.start(plain, [tokens]).step([11])
+    for _ in range(5):
+        tokens.append(int(logits[-1].argmax()))
+        (logits,) = PagedRun.start(plain, [tokens]).step([len(tokens)])
+    assert answers(kept, deterministic=False)[1] == tokens[11:]
 
 
 @cases("name", [], also=MODELS)

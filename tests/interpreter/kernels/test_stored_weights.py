@@ -15,7 +15,7 @@ from nanoserve.kernels.experts.cases import (
     random_experts,
 )
 from nanoserve.kernels.experts.tuning import ListTile
-from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int8, StoredWeight
+from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int4WithMinimum, Int8, StoredWeight
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.kernels.forms.layout import ROW
 from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
@@ -41,8 +41,8 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 IN_FORMS = cases(
     "form",
     FORMS.values(),
-    also=[FP8(BLOCK), Int4(32), Int4(64), Int4(ROW), Int8(32), Int8(ROW)],
-    ids=lambda form: f"{form.name}-{form.group}",
+    also=[FP8(BLOCK), Int4(32), Int4WithMinimum(32), Int4(64), Int4(ROW), Int8(16), Int8(32), Int8(ROW)],
+    ids=lambda form: f"{type(form).__name__}-{form.group}",
 )
 
 
@@ -146,6 +146,14 @@ def test_products_of_one_row(sizes: tuple[int, int], gate: Any, form: Form, inpu
     agree(check_row_linear(inputs, product), TOLERANCE[inputs.dtype])
 
 
+def test_products_with_a_minimum_or_short_groups(inputs: Inputs) -> None:
+    """As GGUF has them: q * scale - minimum, and groups of 16."""
+    for form in (Int4WithMinimum(32), Int8(16)):
+        product = stored_product(inputs, 34, 203, form)
+        for check in (check_row_linear(inputs, product), check_skinny_linear(inputs, product, [5])):
+            agree(check, TOLERANCE[inputs.dtype])
+
+
 @cases(
     ("n", "k", "m", "gate"),
     [(40, 203, 5, None), (34, 1024, 3, "silu")],
@@ -223,7 +231,7 @@ def test_every_tile_of_8_bit_floats_is_named_by_the_fewest_rows_that_have_it(n: 
         assert fp8_tile(rows, n, blocks=blocks) != fp8_tile(rows - 1, n, blocks=blocks)
 
 
-@cases("form", [Int4()], also=[Int4(32), Int4(ROW), MXFP4()], ids=str)
+@cases("form", [Int4()], also=[Int4(32), Int4(ROW), Int4WithMinimum(32), MXFP4()], ids=str)
 @cases(("sizes", "rows"), [((70, 192), 5)], also=[((130, 224), 65), ((8448, 64), 257)], ids=str)
 def test_many_rows_with_packed_numbers(
     sizes: tuple[int, int], rows: int, form: Form, device: torch.device

@@ -295,7 +295,7 @@ class ModelWeights:
         targets = scale_targets(model)
         if targets and blank.made is None:
             raise ModelLoadError(
-                "this model keeps its weights as its checkpoint stores them: send a folder of the same form"
+                "this model keeps its weights as its checkpoint stores them: send a folder of the same form, or start from plain floats"
             )
         with torch.inference_mode():
             read = overlay(

@@ -78,7 +78,7 @@ def _quantized(architecture: Architecture, specs: list[ModelSpec]) -> list[str]:
     packed = "MXFP4 experts" if architecture.key == "gpt_oss" else "FP8, AWQ, GPTQ"
     forms = [f"{packed} (on a GPU kept so)", "NVFP4"]
     if architecture.name in GGUF_ARCHITECTURES.values():
-        forms.append("GGUF")
+        forms.append("GGUF (Q8_0, Q4_0, Q4_1, Q5_0, Q4_K and Q6_K on a GPU kept packed)")
     if _feeds(specs) == ["dense"]:
         forms.append("int8 and int4 on a CPU")
     return forms

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from nanoserve.kernels.forms.fp8 import FP8
-from nanoserve.kernels.forms.integers import Int4, Int8
+from nanoserve.kernels.forms.integers import Int4, Int4WithMinimum, Int8
 from nanoserve.kernels.forms.layout import (
     PLAIN,
     Form,
@@ -30,5 +30,6 @@ FORMS: Final[Mapping[str, Form]] = {"fp8": FP8(), "mxfp4": MXFP4(), "int4": Int4
 """Each form as it usually comes, by the name that a `ModelSpec` has for it."""
 
 __all__ = [
-    "FORMS", "FP8", "MXFP4", "PLAIN", "Form", "Int4", "Int8", "StoredWeight", "form_of", "row_arguments", "step_arguments",
+"FORMS", "FP8", "MXFP4", "PLAIN", "Form", "Int4", "Int4WithMinimum", "Int8", "StoredWeight", "form_of",
+    "row_arguments", "step_arguments",
 ]  # fmt: skip

@@ -23,16 +23,21 @@ TOKENIZER: dict[str, Any] = {
 }
 
 
+SCALES = {"Q4_K": {0: 1e-3, 2: 5e-3}, "Q6_K": {208: 2e-5}}
+"""Where blocks have float16 scales of scales, and about how large they are in models."""
+
+
 def write_gguf(
     file: Path,
     reference: Any,
     *,
     kind: str = "F32",
+    kinds: Mapping[str, str] | None = None,
     tokenizer: Mapping[str, Any] = TOKENIZER,
     change: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray | None] | None = None,
 ) -> Path:
-    """Write a transformers model with its matrices as `kind`; `change` sets keys, or leaves out those that are None.
+    """Write a transformers model with its matrices as `kind`, or those whose names have a part in `kinds` as that says; `change` sets keys, or leaves out those that are None.
 
     `tensors` does the same to tensors. A kind that the `gguf` package cannot quantize to gets random bytes.
     """
@@ -56,7 +61,8 @@ def write_gguf(
     }
     for place, array in (stored | dict(tensors or {})).items():
         if array is not None:
-            add_tensor(writer, str(place), array, kind if array.ndim > 1 else "F32")
+            own = next((each for part, each in (kinds or {}).items() if part in str(place)), kind)
+            add_tensor(writer, str(place), array, own if array.ndim > 1 else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,6 +121,9 @@ def random_blocks(count: int, kind: GGMLQuantizationType) -> np.ndarray:
         with np.errstate(all="ignore"):
             wild = ~(np.abs(dequantize(blocks, kind)).max(axis=1) < 1000)
         if not wild.any():
+            for place, size in SCALES.get(kind.name, {}).items():
+                scales = size * random.uniform(0.5, 1, (count, 1)).astype(np.float16)
+                blocks[:, place : place + 2] = scales.astype(np.float16).view(np.uint8)
             return blocks
         blocks[wild] = random.integers(0, 256, (wild.sum(), blocks.shape[1]), dtype=np.uint8)
 

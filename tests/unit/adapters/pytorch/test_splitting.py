@@ -269,6 +269,17 @@ def test_a_gguf_file_is_split(tmp_path: Path) -> None:
     torch.testing.assert_close(found[0], whole, rtol=0, atol=2e-5 * max(1.0, whole.abs().max().item()))
 
 
+def test_a_gguf_file_that_stays_packed_is_split(tmp_path: Path) -> None:
+    """Down is cut between groups: 256 numbers of a row are 8 of them."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    tiny = make_tiny_model(tmp_path / "tiny", **sizes)
+    file = write_gguf(tmp_path / "tiny.gguf", tiny.reference, kind="Q8_0", kinds={"ffn": "Q4_K"})
+    folder = present_folder(str(file))
+    gguf = attrs.evolve(tiny, folder=Path(folder), spec=read_spec(folder))
+    for stored, part in zip(split(gguf, 2, keep=True), split(gguf, 2), strict=True):
+        assert assert_same(stored, part) == 4
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_each_rank_packs_its_part(tmp_path: Path, quantization: str) -> None:
     """Scales are of a rank's own groups, so texts are near those of one rank and not equal to them."""

@@ -123,7 +123,7 @@ def build_model(
     model.slices = _slices(spec, model, ranks)
     if made is not None:
         _keep(model, _fitting(model, made))
-    elif spec.stored is not None and _keeps(keep, device):
+    elif (spec.stored is not None or is_gguf(Path(folder))) and _keeps(keep, device):
         _keep(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, made, read=False)
     _settle(model, device, take)

@@ -73,10 +73,12 @@ def load_checkpoint(
     is_alone = tied_head and _outer(folder).keys() == {HEAD}
     embedding = next(each for each in destinations if each.endswith(EMBEDDING)) if is_alone else ""
     ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head and not is_alone else ()))
-    slices = slices or Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
+    of_file = list(packed_tensors(Path(folder), ignored)) if is_gguf(Path(folder)) else []
+    forms = {each.name: each.form for each in of_file}
+    slices = slices or Slices(0, 1, _plainly(destinations, (made, scale_targets), forms), stacks, {})
     own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
-    if is_gguf(Path(folder)):
-        _load_gguf(Path(folder), ignored, own, slices, read=read)
+    if of_file:
+        _load_gguf(of_file, own, scale_targets, slices, read=read)
         return
     scales, known = Scales(), destinations.keys() | stacks.keys() | slices.others
     tensors = [
@@ -143,12 +145,19 @@ def overlay(
     return {name for stored in plain for name in stacks.get(stored.name, (None, (stored.name,)))[1]}
 
 
-def _plainly(destinations: Mapping[str, Tensor], made: Made) -> Mapping[str, Tensor]:
-    """The destinations as a checkpoint has what they are made of: those that are put into a form have shapes and no memory."""
-    form, targets = made
-    if form is None:
-        return destinations
-    shapes = {name: (len(destinations[name]), form.width(destinations[name].shape[1])) for name in targets}
+def _plainly(
+    destinations: Mapping[str, Tensor], made: Made, forms: Mapping[str, Form | None] = MappingProxyType({})
+) -> Mapping[str, Tensor]:
+    """The destinations as a checkpoint has what they are made of: those that are put into a form have shapes and no memory.
+
+    `forms` are those of tensors that are not made but repacked.
+    """
+    targets = made[1]
+    shapes = {
+        name: (len(destinations[name]), form.width(destinations[name].shape[1]))
+        for name in targets
+        if (form := forms.get(name, made[0])) is not None
+    }
     return {**destinations, **{name: torch.empty(each, device="meta") for name, each in shapes.items()}}
 
 
@@ -193,18 +202,32 @@ def _named_here(stored: StoredTensor, known: Collection[str], embedding: str) ->
 
 
 def _load_gguf(
-    folder: Path, ignored: tuple[str, ...], own: Mapping[str, Tensor], slices: Slices, *, read: bool
+    packed: Sequence[PackedTensor],
+    own: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    slices: Slices,
+    *,
+    read: bool,
 ) -> None:
-    """Dequantize on the host: of a rank's parts one whole tensor at a time is there."""
-    packed = [each for each in packed_tensors(folder, ignored) if not slices.is_elsewhere(each.name)]
-    found = list(_matches(str(packed[0].file), packed, slices))
+    """Dequantize or repack on the host: of a rank's parts one whole tensor at a time is there."""
+    here = [each for each in packed if not slices.is_elsewhere(each.name)]
+    found = list(_matches(str(here[0].file), here, slices))
     if read and slices.size == 1:
-        unpack([(each, own[each.name]) for each in found])
+        unpack([(each, (own[each.name], targets.get(each.name))) for each in found])
     elif read:
         for each in found:
-            whole = torch.empty(each.shape)
-            unpack([(each, whole)])
-            slices.fill(each.name, whole, own[each.name])
+            target, form = targets.get(each.name), each.form
+            if target is None or form is None:
+                whole = torch.empty(each.shape)
+                unpack([(each, (whole, None))])
+                slices.fill(each.name, whole, own[each.name])
+                continue
+            rows, columns = each.shape
+            numbers = torch.empty(rows, form.stored_width(columns), dtype=form.dtype)
+            words = torch.empty(rows, form.scale_count(columns), dtype=form.scale_dtype)
+            unpack([(each, (numbers, words))])
+            slices.fill(each.name, numbers, own[each.name])
+            slices.fill(each.name, words, target)
 
 
 def _make(

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, dequantized piece by piece on their way into a model.
+"""The tensors of a GGUF file, dequantized or repacked piece by piece on their way into a model.
 
 `adapters/gguf/folder.py` writes the folder that is read here: a link to the file, and an index that says under which name,
 in which order of rows, and where in the file each tensor lies.
@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.weights.gguf_blocks import KINDS
+from nanoserve.adapters.pytorch.weights.safetensors_file import not_finite
+from nanoserve.kernels.forms.integers import Integers
 from nanoserve.ports.errors import ModelLoadError
 
 LINK: Final = "model.gguf"
@@ -25,6 +28,10 @@ INDEX: Final = "model.gguf.index.json"
 PIECE: Final = 2**18
 """Numbers in a piece: little memory beside the model, and enough work for a thread."""
 MOST_THREADS: Final = 8
+
+
+Into = tuple[Tensor, Tensor | None]
+"""Where the numbers of a tensor go, and where its scales do if it stays packed."""
 
 
 @attrs.frozen(eq=False)
@@ -56,6 +63,11 @@ class PackedTensor:
         return self.shape[1:].numel() // block_size * block_bytes
 
     @property
+    def form(self) -> Integers | None:
+        """The form that its numbers can be kept in."""
+        return KINDS[self.kind].form if self.kind in KINDS and len(self.shape) == 2 else None
+
+    @property
     def extent(self) -> tuple[int, int]:
         """Where its bytes begin and end in the file."""
         return self.offset, self.offset + self.shape[0] * self.row_bytes
@@ -69,9 +81,10 @@ class PackedTensor:
         for start in range(0, len(places), step):
             yield start, places[start : start + step]
 
-    def copy_rows(self, destination: Tensor, places: Tensor, start: int) -> None:
-        """Dequantize the rows from `start` on into those places of the destination."""
+    def copy_rows(self, into: Into, places: Tensor, start: int) -> None:
+        """Dequantize the rows from `start` on into those places of the destination, or repack them where their scales have one, too."""
         from gguf import (  # noqa: PLC0415 - half a second that other checkpoints need not wait
+            GGML_QUANT_SIZES,
             GGMLQuantizationType,
             dequantize,
         )
@@ -83,9 +96,19 @@ class PackedTensor:
             raise ModelLoadError(
                 f"{self.file}: has been cut short within tensor {self.name!r}: download it again"
             )
-        numbers = torch.from_numpy(dequantize(packed.reshape(len(places), row_bytes), kind))
-        numbers = numbers.view(len(places), *self.shape[1:]).to(destination)
-        destination.index_copy_(0, places.to(destination.device), numbers)
+        packed, (destination, target) = packed.reshape(len(places), row_bytes), into
+        places = places.to(destination.device)
+        if target is not None:
+            blocks = packed.reshape(len(places), -1, GGML_QUANT_SIZES[kind][1])
+            try:
+                made = KINDS[self.kind].pack(torch.from_numpy(blocks))
+            except ArithmeticError:
+                raise not_finite(self) from None
+            for own, part in zip((destination, target), made, strict=True):
+                own.index_copy_(0, places, part.to(own.device))
+            return
+        numbers = torch.from_numpy(dequantize(packed, kind)).view(len(places), *self.shape[1:])
+        destination.index_copy_(0, places, numbers.to(destination))
 
 
 def is_gguf(folder: Path) -> bool:
@@ -93,7 +116,7 @@ def is_gguf(folder: Path) -> bool:
     return (folder / INDEX).is_file()
 
 
-def packed_tensors(folder: Path, ignored: tuple[str, ...]) -> Iterator[PackedTensor]:
+def packed_tensors(folder: Path, ignored: tuple[str, ...] = ()) -> Iterator[PackedTensor]:
     """The tensors that the index of a folder names, except those whose names end as one of `ignored`."""
     file = (folder / LINK).resolve()
     for name, entry in json.loads((folder / INDEX).read_text())["tensors"].items():
@@ -101,18 +124,18 @@ def packed_tensors(folder: Path, ignored: tuple[str, ...]) -> Iterator[PackedTen
             yield PackedTensor(file=file, name=name, **entry)
 
 
-def unpack(matches: Sequence[tuple[PackedTensor, Tensor]]) -> None:
+def unpack(matches: Sequence[tuple[PackedTensor, Into]]) -> None:
     """Fill every destination by several threads. The first error ends the others after the piece they are at."""
     pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="weights")
     try:
         copies = [
-            pool.submit(packed.copy_rows, destination, places, start)
-            for packed, destination in matches
+            pool.submit(packed.copy_rows, into, places, start)
+            for packed, into in matches
             for start, places in packed.pieces()
         ]
         for each in copies:
             each.result()
     finally:
         pool.shutdown(cancel_futures=True)
-    for device in {destination.device for _, destination in matches if destination.is_cuda}:
+    for device in {destination.device for _, (destination, _) in matches if destination.is_cuda}:
         torch.cuda.synchronize(device)

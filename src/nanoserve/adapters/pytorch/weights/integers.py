@@ -20,7 +20,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, no_place, not_finite
 from nanoserve.kernels.forms import Form, Int4, Int8
-from nanoserve.kernels.forms.integers import GROUPS, Integers, scale_words
+from nanoserve.kernels.forms.integers import GROUPS, Integers
 from nanoserve.kernels.forms.layout import ROW
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
@@ -183,7 +183,7 @@ def _keep(matrix: Matrix, form: Integers, destination: Tensor, target: Tensor, s
     numbers, scales, zeros = matrix.integers(destination.device)
     if int(zeros.max()) > 255:
         raise ModelLoadError(f"{matrix.parts['qzeros'].name!r} has zero points that are no bytes")
-    words = scale_words(scales, zeros)
+    words = form.scale_words(scales, zeros)
     own = destination.shape[0], form.width(destination.shape[1])
     for dim, source, place in slices.cuts(matrix.name, matrix.shape, own):
         if dim:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.part import Part, Storable
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
+from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf, packed_tensors
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
@@ -40,6 +41,8 @@ class Model(Protocol):
 
 def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]:
     """The form of each tensor of a checkpoint that has one, by the name of what it stands for; raises `ModelLoadError`."""
+    if is_gguf(Path(folder)):
+        return {each.name: each.form for each in packed_tensors(Path(folder)) if each.form is not None}
     found = [each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())]
     forms = PackedMatrices(found, packing).forms
     scales = {scaled_name(each.name): each for each in found}

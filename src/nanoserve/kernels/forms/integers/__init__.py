@@ -1,7 +1,8 @@
 """Integers of 4 or 8 bits, (q - zero) * scale, in groups of a row that share a scale and a zero point; symmetric ones have the middle as theirs.
 
 A group's word has both: a float32 whose lowest eight bits are the zero point instead, so that scales of float16 and bfloat16 are exact
-and others good to 16 bits.
+and others good to 16 bits. Where what is subtracted is no whole number of scales, q * scale - minimum, the word has 64 bits: scale and minimum
+as float32, the scale first.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from torch import Tensor
 
 from nanoserve.kernels.forms.layout import ROW, Form, gathered, scattered
 
-GROUPS: Final = (32, 64, 128, ROW)
+GROUPS: Final = (16, 32, 64, 128, ROW)
 """Those that kernels take: steps are whole groups, or lie within one."""
 _LOW: Final = 255
 
 
 @dataclass(frozen=True)
 class Integers(Form):
-    """A form of either width; scales are int32."""
+    """A form of either width; scales are int32, or int64 with a minimum."""
 
     group: int = 128
     bits: ClassVar[int]
-    scale_dtype = torch.int32
+    scale_dtype: ClassVar[torch.dtype] = torch.int32
 
     @property
     def middle(self) -> int:
@@ -35,8 +36,15 @@ class Integers(Form):
 
     def even_scale(self, deviation: float) -> float:
         """See `Form`; all integers come equally often."""
-        scale = torch.tensor(deviation * 12**0.5 / 2**self.bits)
-        return scale_words(scale, torch.tensor(self.middle)).item()
+        scale = torch.tensor([deviation * 12**0.5 / 2**self.bits])
+        return self.scale_words(scale, torch.tensor([self.middle])).item()
+
+    def scale_words(self, scales: Tensor, zeros: Tensor) -> Tensor:
+        """The words of scales, rounded to 24 bits, and zero points, integers of 0 to 255; with a minimum of exact scales and any zero points."""
+        if self.scale_dtype is torch.int64:
+            return minimum_words(scales.float(), zeros * scales.float())
+        bits = scales.float().view(torch.int32) + (_LOW + 1) // 2
+        return bits & ~_LOW | zeros.to(torch.int32)
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """See `Form`; the range of each group, and zero, becomes that of the integers."""
@@ -46,10 +54,12 @@ class Integers(Form):
         low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1).clamp_(min=0)
         scales = ((high - low) / most).clamp_(min=2.0**-100)
         scales = (scales.view(torch.int32) + _LOW & ~_LOW).view(torch.float32)
-        zeros = (-low / scales).round_()
-        numbers = ((groups / scales[..., None]).round_() + zeros[..., None]).clamp_(0, most)
+        zeros = -low / scales
+        if self.scale_dtype is not torch.int64:
+            zeros.round_()
+        numbers = (groups / scales[..., None] + zeros[..., None]).round_().clamp_(0, most)
         integers = numbers.flatten(-2)[..., :width].to(torch.uint8)
-        return self.pack(integers), scale_words(scales, zeros)
+        return self.pack(integers), self.scale_words(scales, zeros)
 
     def pack(self, integers: Tensor) -> Tensor:
         """Numbers of integers uint8 [..., K]."""
@@ -61,19 +71,22 @@ class Integers(Form):
 
     def widen(self, numbers: Tensor, scales: Tensor) -> Tensor:
         """See `Form`."""
-        integers, factors, zeros = self.unpack(numbers).float(), scales & ~_LOW, (scales & _LOW).float()
+        integers = self.unpack(numbers).float()
         width = integers.shape[-1]
-        group = min(self.group, width)
-        spread = [
-            each.repeat_interleave(group, -1)[..., :width] for each in (zeros, factors.view(torch.float32))
-        ]
-        return (integers - spread[0]) * spread[1]
+
+        def spread(each: Tensor) -> Tensor:
+            return each.repeat_interleave(min(self.group, width), -1)[..., :width]
+
+        if self.scale_dtype is torch.int64:
+            both = scales.view(torch.float32)
+            return integers * spread(both[..., ::2]) - spread(both[..., 1::2])
+        zeros, factors = (scales & _LOW).float(), (scales & ~_LOW).view(torch.float32)
+        return (integers - spread(zeros)) * spread(factors)
 
 
-def scale_words(scales: Tensor, zeros: Tensor) -> Tensor:
-    """Int32 of scales, rounded to 24 bits, and zero points, integers of 0 to 255."""
-    bits = scales.float().view(torch.int32) + (_LOW + 1) // 2
-    return bits & ~_LOW | zeros.to(torch.int32)
+def minimum_words(scales: Tensor, minima: Tensor) -> Tensor:
+    """Int64 of scales and minima, both float32."""
+    return torch.stack((scales, minima), dim=-1).view(torch.int64).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -131,3 +144,11 @@ class Int8(Integers):
     def unpack(self, numbers: Tensor) -> Tensor:
         """See `Integers`."""
         return numbers
+
+
+@dataclass(frozen=True)
+class Int4WithMinimum(Int4):
+    """As GGUF's Q4_1 and Q4_K have them; its products of a few rows load steps."""
+
+    scale_dtype = torch.int64
+    chunk = 0

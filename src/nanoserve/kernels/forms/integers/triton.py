@@ -49,7 +49,14 @@ def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
 @triton.jit
 def scale_of(words):
     """The scale that a group's word has."""
-    return (words & -256).to(tl.float32, bitcast=True)
+    bits = words.to(tl.int32) if words.dtype == tl.int64 else words & -256
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _minimum_of(words):
+    """The minimum that a group's word of 64 bits has."""
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -74,20 +81,26 @@ def unit_sums(
 ):
     """See `forms.triton.unit_sums`."""
     UNITS: tl.constexpr = CHUNK // UNIT
+    MINIMUM: tl.constexpr = scales.dtype == tl.int64
     if FORM == "int4":
         wide = _in_order(
             *(_tiny_pair(words, 0), _tiny_pair(words, 1)), *(_tiny_pair(words, 2), _tiny_pair(words, 3)),
             ROWS, CHUNK // 8,
         )  # fmt: skip
         products = wide * (x * _up(CHUNK))[None, :]
-        zeros = _tiny(scales & 255) * (tl.sum(tl.reshape(x, [UNITS, UNIT]), 1) * 2.0**64)[None, :]
-        sums = (tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2) - zeros) * 2.0**85
+        sums = tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2)
+        if not MINIMUM:
+            sums -= _tiny(scales & 255) * (tl.sum(tl.reshape(x, [UNITS, UNIT]), 1) * 2.0**64)[None, :]
+        sums *= 2.0**85
     else:
         zeros = (scales & 255).to(tl.float32) + 8388608.0
         wide = tl.reshape(_bytes(words), [ROWS, UNITS, UNIT]) - zeros[:, :, None]
         products = tl.reshape(wide, [ROWS, CHUNK]) * x[None, :]
         sums = tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2)
-    return sums * scale_of(scales)
+    sums *= scale_of(scales)
+    if MINIMUM:
+        sums -= _minimum_of(scales) * tl.sum(tl.reshape(x, [UNITS, UNIT]), 1)[None, :]
+    return sums
 
 
 @triton.jit
@@ -131,23 +144,34 @@ def step(
     ROWS: tl.constexpr = words.shape[0]
     BK: tl.constexpr = words.shape[1] * (8 if FORM == "int4" else 1)
     GROUPS: tl.constexpr = BK // GROUP if BK > GROUP else 1
-    SCALED: tl.constexpr = WHOLE or GROUPS > 1
+    MINIMUM: tl.constexpr = scales.dtype == tl.int64
+    SCALED: tl.constexpr = WHOLE or GROUPS > 1 or MINIMUM
     factors = scale_of(scales)
     if SCALED:
         inner = factors if WHOLE else factors * 2.0
-    zeros = scales & 255
+    if MINIMUM:
+        minima = _minimum_of(scales) * (1.0 if WHOLE else 2.0)
+    zeros = (scales & 255).to(tl.int32)
     if FORM == "int4" and PAIRS:
-        bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS)
         grouped = tl.reshape(words, [ROWS, BK // 32, 4])
         if SCALED:
-            halves = inner.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-            by = _of_words(halves * 0x10001, ROWS, BK, GROUPS)
+            by = _of_words(_twice(inner), ROWS, BK, GROUPS)
+        if MINIMUM:
+            less = _of_words(_twice(-minima), ROWS, BK, GROUPS)
+            wide = _in_order(
+                *(_lowered(grouped, by, less, 0), _lowered(grouped, by, less, 1)),
+                *(_lowered(grouped, by, less, 2), _lowered(grouped, by, less, 3)),
+                ROWS, BK // 8,
+            )  # fmt: skip
+        elif SCALED:
+            bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS)
             wide = _in_order(
                 *(_scaled(grouped, bases, by, 0), _scaled(grouped, bases, by, 1)),
                 *(_scaled(grouped, bases, by, 2), _scaled(grouped, bases, by, 3)),
                 ROWS, BK // 8,
             )  # fmt: skip
         else:
+            bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS)
             wide = _in_order(
                 *(_centred(grouped, bases, 0), _centred(grouped, bases, 1)),
                 *(_centred(grouped, bases, 2), _centred(grouped, bases, 3)),
@@ -155,11 +179,21 @@ def step(
             )  # fmt: skip
     else:
         wide, base = _widened(words, ROWS, BK, FORM)
-        wide = tl.reshape(wide, [ROWS, GROUPS, BK // GROUPS]) - (zeros.to(tl.float32) + base)[:, :, None]
-        if SCALED:
-            wide *= inner[:, :, None]
+        wide = tl.reshape(wide, [ROWS, GROUPS, BK // GROUPS])
+        if MINIMUM:
+            wide = (wide - base) * inner[:, :, None] - minima[:, :, None]
+        else:
+            wide -= (zeros.to(tl.float32) + base)[:, :, None]
+            if SCALED:
+                wide *= inner[:, :, None]
         wide = tl.reshape(wide, [ROWS, BK]).to(DTYPE)
     return wide, 0.5 if SCALED else factors
+
+
+@triton.jit
+def _twice(each):
+    """Float32 as bfloat16, twice in a word."""
+    return (each.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x10001
 
 
 @triton.jit
@@ -190,6 +224,19 @@ def _scaled(words, bases, factors, FIRST: tl.constexpr):
             "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; "
             "sub.rn.bf16x2 t, t, $2; mul.rn.bf16x2 $0, t, $3; }", "=r,r,r,r",
             [words >> 4 * FIRST, bases, factors],
+            dtype=tl.int32, is_pure=True, pack=1,
+        )
+    )  # fmt: skip
+
+
+@triton.jit
+def _lowered(words, factors, less, FIRST: tl.constexpr):
+    """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, plus `less`, which each word has twice."""
+    return halves(
+        tl.inline_asm_elementwise(
+            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; "
+            "sub.rn.bf16x2 t, t, $4; fma.rn.bf16x2 $0, t, $2, $3; }", "=r,r,r,r,r",
+            [words >> 4 * FIRST, factors, less, 0x43004300],
             dtype=tl.int32, is_pure=True, pack=1,
         )
     )  # fmt: skip
