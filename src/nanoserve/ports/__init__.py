@@ -1,1 +1,1 @@
-"""The language of the hexagon: the values that cross its walls and the protocols that adapters fulfil."""
+"""The values that cross the borders between layers, and the protocols that adapters fulfil."""

@@ -12,7 +12,7 @@ _LONGEST_SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: short, whatever it is."""
+    """The text of any value in an error message, kept short."""
     try:
         text = repr(value)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Numbers that one process keeps, or several together: each writes its own, and what is read is the sum over all.
+"""Counters of one process or of several: each process writes its own, and readers add them up.
 
-So no process waits for another to count, and what was counted stays when a process ends. Only where a number bounds what
-may be added to it do they take turns, by the lock.
+So no process waits for another to count, and counts stay when a process ends. A lock is taken only if a number is compared with a
+bound before it grows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Counts:
 
     Attributes:
         own: those of this process.
-        others: those of the processes that it shares the work with.
+        others: those of the other processes.
         lock: held while a number is compared with a bound and changed; it may be taken again and again, not nested.
     """
 
@@ -35,7 +35,7 @@ class Counts:
         return self.own[name] + sum([each[name] for each in self.others])
 
     def add(self, name: str, number: int = 1) -> None:
-        """Count so many more, or fewer."""
+        """Add to a counter, or subtract."""
         self.own[name] += number
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, int]:
@@ -56,7 +56,7 @@ class Distribution:
 
 
 class Buckets(Protocol):
-    """The token buckets of API keys, by the key's digest: how many tokens each held, and when that was."""
+    """The token buckets of API keys, by the key's digest: how many tokens each held, and at which time."""
 
     def get(self, digest: bytes, default: tuple[float, float], /) -> tuple[float, float]:
         """Tokens and the clock's reading; the default for a bucket that was never used."""

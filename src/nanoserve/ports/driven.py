@@ -1,4 +1,4 @@
-"""The ports that the engine drives: time, steps of a model, drafts for wide ones, text, step logs, a model to compare with. Grammars have a page of their own."""
+"""The ports that the engine drives: time, steps, drafts, text, step logs, a reference model; grammars have their own file."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class ModelRunner(Protocol[TicketT]):
         """Wait for a step and return what it yielded."""
 
     def counts(self) -> RunnerCounts:
-        """Counters since the runner was built; read after every turn of a benchmark, so reading costs next to nothing."""
+        """Counters since the runner was built; cheap to read, since a benchmark reads them after every turn."""
 
 
 class Drafter(Protocol):
-    """Guesses from a sequence's own tokens; a runner whose rows are in the host's memory asks it at the start of a wide step.
+    """Guesses a sequence's next tokens from its own; a runner with rows in the host's memory calls it at the start of a wide step.
 
-    Whatever it says, answers stay as they are: a good guess saves a step, a bad one costs a little. A drafter on a device is a kernel of
-    its runner and no port: it reads the same tokens, and writes its guesses behind them.
+    Guesses never change an answer: a good one saves a step, a bad one costs a little. A drafter on a device is a kernel of its
+    runner, not a port: it reads the same tokens, and writes its guesses after them.
     """
 
     def propose(self, token_ids: Sequence[int], count: int, /) -> Sequence[int]:
@@ -62,7 +62,7 @@ class TokenizerFacts:
 
     Attributes:
         tokenizer_class: the class that transformers loads it as.
-        chat_template: the one that is used where a client does not choose.
+        chat_template: the default template.
     """
 
     tokenizer_class: str | None = None
@@ -87,7 +87,7 @@ class Tokenizer(Protocol):
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, check: Check = None
     ) -> list[int]:
-        """Text to ids. `parse_special=False` treats special tokens written inside the text as plain text."""
+        """Text to ids. `parse_special=False` treats special tokens inside the text as plain text."""
 
     def encode_pooled(
         self,
@@ -98,7 +98,7 @@ class Tokenizer(Protocol):
         at_most: int | None = None,
         check: Check = None,
     ) -> tuple[list[int], int]:
-        """A text that is to be pooled, or a pair of texts, to ids; and where the second text begins by its token type, or 0.
+        """Convert a text for pooling, or a pair of texts, to ids; also returns where the second text begins by its token type, or 0.
 
         Cut to `at_most` tokens, special ones included. Raises `BadValueError` if these alone are as many.
         """
@@ -110,7 +110,7 @@ class Tokenizer(Protocol):
         """The bytes of the token, which may be a part of a character; of special tokens those of their names."""
 
     def text_of(self, token_id: int, /) -> str | None:
-        """The text that the token adds to any text, whatever its neighbours; None if that depends on something."""
+        """The text that the token adds, whatever its neighbours; None if that depends on something."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,7 +135,7 @@ Message = Mapping[str, Any]
 """One turn: `{"role": "user", "content": "..."}`; content is text, None, or a list of text parts."""
 NO_OPTIONS: Final[Mapping[str, Any]] = {}
 Check = Callable[[int], object] | None
-"""Is told how many ids there are before they are listed, which takes long where they are many; may raise. Of a very long text its first quarter is counted before the whole."""
+"""Called with the number of ids before they are listed, which takes long; may raise. A very long text's first quarter comes first."""
 
 
 class ChatTemplate(Protocol):
@@ -154,13 +154,13 @@ class ChatTemplate(Protocol):
     ) -> list[int]:
         """Messages to prompt token ids, with no second beginning-of-sequence token. Raises `BadValueError`.
 
-        `continue_final_message` ends the prompt within the last message, behind its content; then no generation prompt is added.
-        `options` are further variables that the template knows, such as `enable_thinking`.
+        `continue_final_message` ends the prompt after the last message's content, without a generation prompt.
+        `options` are further variables of the template, such as `enable_thinking`.
         """
 
 
 class TraceError(NanoserveError):
-    """These bytes are no line of a step log, or of a version that is not known."""
+    """These bytes are not a line of a step log, or its version is unknown."""
 
 
 class TraceFormat(Protocol):
@@ -193,7 +193,7 @@ class Activations:
 
 
 class ReferenceModel(Protocol):
-    """Computes a prompt alone, slowly and right."""
+    """Computes one prompt at a time, slowly and correctly."""
 
     def activations(self, token_ids: Sequence[int], /) -> Activations:
         """Forward one prompt and return what every layer made of it."""

@@ -1,7 +1,7 @@
-"""The ports by which an engine is driven: the engine itself, the line to one elsewhere, and one that is kept alive.
+"""The ports that drive an engine: the engine itself, a line to an engine elsewhere, and an engine that is kept alive.
 
-`EngineHandle` is turned by its owner, in the owner's thread. `Link` is the engine's side of a line over which commands come
-and reports go. `EngineClient` is what a server holds: it does not matter there whether a thread or a process computes.
+`EngineHandle` is turned by its owner, in the owner's thread. `Link` is the engine's side of a line, which receives commands and
+sends reports. A server holds an `EngineClient`, whether a thread or a process computes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class StepLog(Protocol):
     """An engine's record of its own changes."""
 
     def snapshot(self) -> Snapshot:
-        """The books now, between two turns; the turns that were not taken yet lead up to it."""
+        """The engine's state between two turns, after all turns that were not taken yet."""
 
     def take(self) -> list[Turn]:
-        """The turns since the last time."""
+        """The turns since the last call."""
 
 
 class EngineHandle(Protocol):
-    """An engine in this thread. Everything happens in `turn`; all other verbs are for between two turns."""
+    """An engine in this thread. All work is done in `turn`; call all other methods between two turns."""
 
     @property
     def has_work(self) -> bool:
@@ -56,26 +56,26 @@ class EngineHandle(Protocol):
         """Read an adapter, in any thread; it has no name yet. Raises `BadValueError`."""
 
     def name_lora(self, name: str, facts: LoraFacts) -> None:
-        """Let requests name an adapter that was read; one that had the name before serves those that named it."""
+        """Give an adapter that was read a name; earlier requests keep the adapter that had the name before."""
 
     def forget_lora(self, name: str) -> None:
-        """Let no request name an adapter any more. Raises `UnknownModelError`."""
+        """Remove an adapter's name; new requests cannot use it. Raises `UnknownModelError`."""
 
     @property
     def steering(self) -> Steering:
-        """Where it stands."""
+        """The engine's state under steering: paused, asleep, or without its weights."""
 
     def pause(self, mode: PauseMode) -> None:
-        """Make no more steps but those that `mode` asks for; requests that arrive wait."""
+        """Make no more steps except those that `mode` allows; new requests wait."""
 
     def resume(self) -> None:
-        """Go on where it was paused."""
+        """Continue after a pause."""
 
     def sleep(self, level: int) -> None:
-        """Free memory, as the store does; no step is in flight. What has rows loses them. Raises `ConflictError` or `BadValueError`."""
+        """Free memory, as the store does, with no step in flight; rows are lost. Raises `ConflictError` or `BadValueError`."""
 
     def note_awake(self, parts: Sequence[str]) -> None:
-        """The store has woken these; steps are made once all are awake."""
+        """The store has restored these parts; steps continue once all are there."""
 
     @property
     def weight_store(self) -> WeightStore:
@@ -85,28 +85,28 @@ class EngineHandle(Protocol):
         """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused."""
 
     def start_counting(self) -> None:
-        """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
+        """Reset counters and the prefix cache, as after a warm-up; no request may be alive."""
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> StepLog:
-        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
+        """Keep a step log from now on; only one is kept. With `tokenizer` it includes texts.
 
         Its times count from the clock's reading `began`, or from now.
         """
 
     def stop_recording(self) -> None:
-        """Keep no step log any more."""
+        """Stop the step log."""
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
-        """The books now; costs a look at every living sequence.
+        """The engine's state; reads every living sequence.
 
-        Leaked blocks are those of the last time that they were counted, which costs a look at every block in use.
+        Leaked blocks are those of the last count, because a count reads every block in use.
         """
 
     def counts(self) -> EngineCounts:
-        """The few numbers that cost next to nothing to read."""
+        """A few numbers that are cheap to read."""
 
     def living(self) -> list[Living]:
-        """How far each living sequence is, in the order of their arrival."""
+        """The progress of each living sequence, in the order of arrival."""
 
 
 class LinkClosedError(Exception):
@@ -114,21 +114,21 @@ class LinkClosedError(Exception):
 
 
 class Link(Protocol):
-    """Commands in, reports out."""
+    """The engine's side of a line: receives commands, sends reports."""
 
     @property
     def unread(self) -> int:
-        """Bytes of reports that wait for their reader, as far as that is known."""
+        """Bytes of reports that their reader has not taken yet, as far as is known."""
 
     def receive(self, timeout: float) -> Sequence[Command]:
         """Return the commands that have arrived, waiting up to `timeout` seconds for the first; raises `LinkClosedError`."""
 
     def send(self, report: Report) -> None:
-        """Hand a report over without waiting for its reader; raises `LinkClosedError`, or `BadValueError`."""
+        """Send a report without waiting for its reader; raises `LinkClosedError`, or `BadValueError`."""
 
 
 class EngineStatus(enum.Enum):
-    """The engine's state, as probes and pages show it."""
+    """The engine's status, as probes and pages show it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -148,7 +148,7 @@ class Reply(Protocol):
     def events(self) -> AsyncIterator[Sequence[EngineEvent]]:
         """Return the events since the last call, never none; ends after the last event of its last sequence.
 
-        Events of one sequence that pile up are joined, so that a slow reader holds no more than the answer.
+        Waiting events of one sequence are joined, so a slow reader keeps no more than the answer in memory.
         Raises the engine's refusal (`RequestRefusedError`, `BadValueError`), or `EngineDiedError`.
         """
 
@@ -166,31 +166,31 @@ class EngineClient(Protocol):
 
     @property
     def facts(self) -> EngineFacts | None:
-        """Facts of the running engine, or of the last one; None before the first is ready."""
+        """Facts about the running engine, or about the last one; None before the first is ready."""
 
     @property
     def state(self) -> EngineState | None:
-        """The latest books that it sent."""
+        """The latest state that it sent."""
 
     @property
     def restarts(self) -> int:
-        """How often it had to be started again."""
+        """How often it was restarted."""
 
     @property
     def last_report(self) -> float:
-        """The monotonic clock when it last gave a sign of life."""
+        """The monotonic clock at its last sign of life."""
 
     async def start(self) -> None:
         """Start the engine and wait until it is ready.
 
-        Raises `ModelLoadError`, `OutOfMemoryError`, `BadValueError`: what the engine's start failed with.
+        Raises `ModelLoadError`, `OutOfMemoryError`, `BadValueError`: the cause of a failed start.
         """
 
     async def stop(self) -> None:
-        """End the engine now; what is running ends with `DrainingError`."""
+        """End the engine now; running requests end with `DrainingError`."""
 
     def submit(self, request: Request) -> Reply:
-        """Hand a request over. While the engine restarts it waits for the next one.
+        """Send a request to the engine. While the engine restarts, the request waits for the next one.
 
         Raises `EngineLoadingError` before the first engine is ready, and after it has failed for good.
         """
@@ -199,26 +199,29 @@ class EngineClient(Protocol):
         """Empty the prefix cache."""
 
     async def load_lora(self, name: str, folder: str) -> None:
-        """Read an adapter, which has its name on return, and again in every engine that follows.
+        """Read an adapter and give it its name, also in every later engine.
 
         Raises `BadValueError`, `EngineLoadingError`, or `EngineDiedError`; what had the name before then keeps it.
         """
 
     async def unload_lora(self, name: str) -> None:
-        """Let requests no longer name an adapter; those that have can finish. Raises `UnknownModelError` or `EngineLoadingError`."""
+        """Remove an adapter's name; requests that use it can finish. Raises `UnknownModelError` or `EngineLoadingError`."""
 
     @property
     def steering(self) -> Steering:
-        """Where the engine stands, or stood last; one that takes its place comes back so."""
+        """The state under steering of the engine, or of the last one; a new engine starts with it."""
 
     async def steer(self, order: Order) -> Steering:
-        """Have the engine carry out an order. Raises `BadValueError`, `ConflictError`, `EngineLoadingError` or `EngineDiedError`."""
+        """Have the engine carry out a command.
+
+        Raises `BadValueError`, `ConflictError`, `EngineLoadingError` or `EngineDiedError`.
+        """
 
     def watch(self, asked: Watch, listener: WatchListener) -> None:
-        """Have every engine, this one and those that follow, keep a step log; again: report a snapshot of it.
+        """Have this engine and every later one keep a step log; a second call reports a snapshot.
 
-        There is one listener; it takes the place of an earlier one.
+        There is one listener, which replaces an earlier one.
         """
 
     def unwatch(self) -> None:
-        """Keep no step log any more; the listener is called no more."""
+        """Stop the step log; the listener is not called again."""

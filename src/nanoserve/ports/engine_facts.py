@@ -1,4 +1,4 @@
-"""An engine's facts as values: those settled once, its books at one moment, and its bare counts."""
+"""Values about an engine: fixed facts, its state at one moment, and a few counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _counts(count: int | tuple[int, ...]) -> tuple[int, ...]:
 
 @attrs.frozen(kw_only=True)
 class EngineSizes:
-    """How much an engine holds: decided once, and handed on as it is to everything that must fit.
+    """The sizes of an engine, decided once and passed on unchanged.
 
     Attributes:
         max_num_seqs: device rows, so the most sequences in one step.
@@ -68,13 +68,13 @@ class EngineSizes:
         return -(-self.max_model_len // self.block_size)
 
     def sizes(self) -> dict[str, Any]:
-        """These fields alone, by name, for a value that holds them and more."""
+        """Only these fields, by name, for a value with more fields."""
         return {each.name: getattr(self, each.name) for each in attrs.fields(EngineSizes)}
 
 
 @attrs.frozen(kw_only=True)
 class EngineFacts(EngineSizes):
-    """Facts that are settled once an engine is ready.
+    """Facts that are fixed when an engine is ready.
 
     Attributes:
         pid: the process that computes.
@@ -103,7 +103,7 @@ class EngineFacts(EngineSizes):
 
     @property
     def budget(self) -> dict[str, str | int]:
-        """Settings that were decided at the start because they had been left open, as logs and reports show them."""
+        """Settings that the start chose because nobody set them, as logs and reports show them."""
         names = (
             *("num_kv_blocks", "kv_bytes", "kv_cache_dtype", "max_model_len", "dtype", "threads"),
             *("device", "max_num_seqs", "max_num_batched_tokens", "depth"),
@@ -113,7 +113,7 @@ class EngineFacts(EngineSizes):
 
 @attrs.frozen(kw_only=True)
 class TierCounts:
-    """One tier of the KV cache behind the device: what it holds, and what it did since the start of its process, in blocks.
+    """One tier of the KV cache beside the device: its content and its counts since the start of its process, in blocks.
 
     Attributes:
         capacity: the most that it holds.
@@ -132,7 +132,7 @@ class TierCounts:
 
 @attrs.frozen
 class RunnerCounts:
-    """Counts that only a runner can make, since it was built; one that counts nothing returns `RunnerCounts()`.
+    """Counts that only a runner can make, since it was built; a runner without counts returns `RunnerCounts()`.
 
     Attributes:
         device_wait_seconds: how long `collect` has waited for a device that is not the CPU.
@@ -151,7 +151,7 @@ class RunnerCounts:
 
 @attrs.frozen(kw_only=True)
 class EngineState(RunnerCounts):
-    """The engine's books at one moment; counters count from the start of its process.
+    """The engine's state at one moment; counters count from the start of its process.
 
     Attributes:
         at: when this was read, `last_step` when the last step was collected (or the engine became ready).
@@ -204,14 +204,14 @@ class EngineState(RunnerCounts):
 
     @property
     def expert_balance(self) -> float:
-        """How busy the experts of a rank were on average, where those of the busiest one of each layer were so always; 1 is even."""
+        """The average load of a rank's experts, divided by the load of the busiest rank of each layer; 1 is even."""
         busiest = self.busiest_expert_tokens * len(self.expert_tokens)
         return sum(self.expert_tokens.values()) / busiest if busiest else 1.0
 
 
 @attrs.frozen
 class EngineCounts:
-    """Counts that may be read after every turn, because it costs next to nothing; the same numbers stand in the books.
+    """Counts that are cheap enough to read after every turn; `EngineState` has the same numbers.
 
     Attributes:
         step: the newest that was planned since the engine was built; `steps` counts those since the counts began.
@@ -226,7 +226,7 @@ class EngineCounts:
 
 @attrs.frozen
 class Living:
-    """How far a living sequence is, in tokens."""
+    """The progress of a living sequence, in tokens."""
 
     num_prompt_tokens: int
     num_generated_tokens: int

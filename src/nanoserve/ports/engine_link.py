@@ -1,8 +1,7 @@
-"""Commands and reports between the process that computes and the process that talks to clients, as values.
+"""Commands and reports between the engine's process and the server's process, as values.
 
-Commands go to the engine, reports come back. Several processes may share one engine as its members: one of them keeps it
-alive, and passes on what the others send and get. Clock readings are those of the machine's monotonic clock, which both
-sides read alike.
+Commands go to the engine, reports come back. Several processes (members) may share one engine: one of them keeps it alive, and
+passes on commands and reports of the others. Clock readings are those of the machine's monotonic clock, which both sides share.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Start:
 
 @attrs.frozen
 class Prepare:
-    """Import what an engine needs, without touching a device, and wait for `Start`; comes before it or not at all.
+    """Import all that an engine needs, without touching a device, and wait for `Start`; sent before it or not at all.
 
     Answered by `Prepared`, or by `Failed` where an engine that was to be parked cannot be.
 
@@ -60,7 +59,7 @@ class Abort:
 
 @attrs.frozen
 class AbortAll:
-    """End all requests of an owner, which has died.
+    """End all requests of an owner that has died.
 
     Attributes:
         owner: as `owner_of` finds it in the requests' ids.
@@ -91,7 +90,7 @@ class LoadLora:
 
 @attrs.frozen
 class UnloadLora:
-    """Let no request name an adapter any more; answered by `Obeyed`."""
+    """Remove an adapter's name; answered by `Obeyed`."""
 
     number: int
     name: str
@@ -99,7 +98,7 @@ class UnloadLora:
 
 @attrs.frozen
 class Pause:
-    """Make no more steps; answered by `Obeyed` once what runs is where `mode` wants it.
+    """Make no more steps; answered by `Obeyed` once running requests are handled as `mode` says.
 
     Attributes:
         forgets: whether the prefix cache is emptied then.
@@ -123,7 +122,7 @@ class ReadWeights:
 
 @attrs.frozen
 class WriteWeights:
-    """Compute with the weights that were read from now on; answered by `Obeyed`.
+    """From now on, compute with the weights that were read; answered by `Obeyed`.
 
     Attributes:
         label: what their trainer calls them.
@@ -137,7 +136,7 @@ class WriteWeights:
 
 @attrs.frozen
 class Sleep:
-    """Free memory once the steps in flight are home; answered by `Obeyed`. See `WeightStore`."""
+    """Free memory once no step is in flight; answered by `Obeyed`. See `WeightStore`."""
 
     level: int
     number: int = 0
@@ -145,7 +144,7 @@ class Sleep:
 
 @attrs.frozen
 class WakeUp:
-    """Have memory for these parts again; answered by `Obeyed`."""
+    """Restore the memory of these parts; answered by `Obeyed`."""
 
     parts: tuple[str, ...]
     number: int = 0
@@ -153,7 +152,7 @@ class WakeUp:
 
 @attrs.frozen
 class Resume:
-    """Go on after a `Pause`; answered by `Obeyed`."""
+    """Continue after a `Pause`; answered by `Obeyed`."""
 
     number: int = 0
 
@@ -175,14 +174,14 @@ class Watch:
 
 @attrs.frozen
 class Unwatch:
-    """Keep no step log any more."""
+    """Stop the step log."""
 
 
 @attrs.frozen
 class Follow:
     """From a member to the process that keeps the engine alive: commands after this one are for the engine of this number.
 
-    What a member had sent to an engine that has died is not for the next one.
+    Commands that a member sent to a dead engine are not for the next one.
     """
 
     engine: int
@@ -190,12 +189,12 @@ class Follow:
 
 @attrs.frozen
 class Opened:
-    """From a member to the process that keeps the engine alive: it takes requests of clients from now on."""
+    """From a member to the process that keeps the engine alive: the member accepts clients from now on."""
 
 
 @attrs.frozen
 class Stop:
-    """Leave; what is still running ends unanswered."""
+    """End the process; running requests get no answer."""
 
 
 @attrs.frozen
@@ -205,7 +204,7 @@ class Prepared:
 
 @attrs.frozen
 class Began:
-    """`Start` is here and the engine is being built; follows at once where the process was prepared."""
+    """`Start` has arrived and the engine is being built; follows at once if the process was prepared."""
 
 
 @attrs.frozen
@@ -270,7 +269,7 @@ class Turned:
 class Logged:
     """A part of the step log: either a snapshot alone, or what has happened since the part before.
 
-    It is encoded where it is made, and only passed on elsewhere.
+    The engine's process encodes it; other processes only pass it on.
 
     Attributes:
         lines: records as `TraceFormat` writes them, with a line break between two of them.
@@ -286,7 +285,7 @@ class Logged:
 
 @attrs.frozen
 class Moved:
-    """To members, from the process that keeps the engine alive: what has become of it.
+    """To members, from the process that keeps the engine alive: the engine's new status.
 
     Attributes:
         status: the value of an `EngineStatus`.
@@ -326,5 +325,5 @@ Order = Pause | Resume | ReadWeights | WriteWeights | Sleep | WakeUp
 
 
 def owner_of(request_id: str) -> str:
-    """Whose a request is: what stands before the last dot of its id; empty if there is none."""
+    """The owner of a request: the part of its id before the last dot; empty if there is none."""
     return request_id.rpartition(".")[0]

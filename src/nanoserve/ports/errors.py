@@ -1,4 +1,4 @@
-"""The errors that cross the walls of the hexagon, each with a message made for the person who caused it."""
+"""The errors that cross layers, each with a message for the person who caused it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepFailedError(NanoserveError):
 
 
 class RunnerLostError(NanoserveError):
-    """No further step can be computed, because a process that takes part in every step has ended or failed."""
+    """No further step can be computed, because a process that every step needs has ended or failed."""
 
 
 class ModelLoadError(NanoserveError):
@@ -64,7 +64,7 @@ class OutOfMemoryError(NanoserveError):
 
 
 class ServiceUnavailableError(NanoserveError):
-    """The service takes no requests right now; `retry_after` is how many seconds to wait before trying again."""
+    """The service accepts no requests now; `retry_after` is the number of seconds to wait before trying again."""
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ class EngineLoadingError(ServiceUnavailableError):
 
 
 class DrainingError(ServiceUnavailableError):
-    """The server is leaving and finishes only what it has accepted."""
+    """The server is stopping and only finishes accepted requests."""
 
 
 class EngineDiedError(NanoserveError):
@@ -92,8 +92,8 @@ class UnknownModelError(NanoserveError):
 
 
 class ConflictError(NanoserveError):
-    """The engine is in a state in which what is asked for cannot be done."""
+    """The engine's state does not allow the request now."""
 
 
 class DeadlineError(NanoserveError):
-    """The request's time was over before any of its answer was there."""
+    """The request's time ended before its answer began."""

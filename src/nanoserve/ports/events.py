@@ -1,4 +1,4 @@
-"""The engine's reports: one stream that clients, metrics and inspectors read and none of them can steer."""
+"""The engine's events: one stream for clients, metrics and inspectors, which only read it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SequenceAdmitted:
 
 @attrs.frozen
 class SequencePreempted:
-    """A sequence gave its blocks back and will be computed again; its text does not change."""
+    """A sequence lost its blocks and will be computed again; its text does not change."""
 
     request_id: str
     index: int
@@ -65,7 +65,7 @@ class PromptPooled:
 
 @attrs.frozen
 class SequenceRouted:
-    """The experts that the tokens of a sequence went through, all but the newest; its last event follows. See `RoutedExperts`."""
+    """The experts of a sequence's tokens, except the newest; its last event follows. See `RoutedExperts`."""
 
     request_id: str
     index: int
@@ -82,7 +82,7 @@ class TokensGenerated:
         logprobs: one entry per id where asked for, else empty.
         finish_reason: set on a sequence's last event and only there.
         stop: the stop string or stop token id that ended it, where one did (None for end-of-sequence).
-        num_generated: tokens generated so far, those behind a stop string included.
+        num_generated: tokens generated so far, including those after a stop string.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted.
         times: set on the last event.
     """

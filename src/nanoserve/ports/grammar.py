@@ -1,4 +1,4 @@
-"""The port to grammars, which say what may come next in an answer, and to runners that draw only what they allow.
+"""The ports of grammars, which say what may come next in an answer, and of runners that draw only allowed tokens.
 
 A mask is one bit per token id, set where the id is allowed: bit `id % 8` of byte `id // 8`, in whole words of 32 bits, so
 that a device can read it as little-endian int32 words [ceil(vocab / 32)].
@@ -16,11 +16,14 @@ import attrs
 TicketT_contra = TypeVar("TicketT_contra", contravariant=True)
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 MOST_DRAFTED: Final = 64
-"""Tokens of a wide step that has masked rows: for each of them a mask may have to be made."""
+"""The most tokens of a wide step with masked rows, because each may need a mask."""
 AT_FAULT: Final = "constraint: "
-"""How the error of an answer begins that ends because of what was asked of it."""
+"""The beginning of the error of an answer whose constraint ends it."""
 BOUNDED_WHITESPACE: Final = r" |\r?\n {0,40}|\r?\n\t{0,10}"
-"""One blank, or a new line with its indentation: JSON as it is usually written. A model can lose itself in longer blanks."""
+"""One blank, or a new line with its indentation: JSON as it is usually written.
+
+With longer blanks, a model may write blanks without end.
+"""
 ANY_WHITESPACE: Final = r"[ \t\r\n]+"
 
 
@@ -36,7 +39,7 @@ class ConstraintKind(enum.StrEnum):
     LARK = "lark"
     GBNF = "gbnf"
     STRUCTURAL_TAG = "structural_tag"
-    """JSON that says which tags, once begun, must hold what; the text between them is free."""
+    """JSON that lists tags and the form of their contents; the text between them is free."""
 
 
 def _tuple_of_ids(ids: Sequence[int]) -> tuple[int, ...]:
@@ -53,7 +56,7 @@ def _as_mark(parts: Sequence[int | str]) -> Mark:
 
 @attrs.frozen
 class ReasoningLimit:
-    """How long an answer may reason before it must say what ends that.
+    """The limit of an answer's reasoning.
 
     Attributes:
         tokens: the most, marks left out; above 0.
@@ -87,28 +90,28 @@ class Constraint:
 
 
 class Matcher(Protocol):
-    """One answer on its way through a grammar; its state is a function of the tokens that it has consumed."""
+    """The position of one answer in a grammar; its state is a function of the tokens that it has consumed."""
 
     @property
     def ends(self) -> AbstractSet[int]:
-        """End-of-sequence ids that its masks allow where `may_end`, and only there; of others they say nothing."""
+        """End-of-sequence ids that its masks allow if and only if `may_end`; masks say nothing about others."""
 
     def may_end(self) -> bool:
         """True if the answer so far is whole."""
 
     def copy(self) -> Matcher:
-        """Another one in the same state."""
+        """A copy in the same state."""
 
 
 class Grammar(Protocol):
-    """A constraint made ready; never changes, and may be shared."""
+    """A compiled constraint; immutable, so it can be shared."""
 
     def matcher(self) -> Matcher:
-        """One that has consumed nothing."""
+        """A matcher that has consumed nothing."""
 
 
 class Pending(Protocol[ValueT_co]):
-    """The result of a worker, present or still to come; a `Future` is one."""
+    """The present or future result of a worker; a `Future` is one."""
 
     def done(self) -> bool:
         """True once the worker has ended, with or without success."""
@@ -117,12 +120,12 @@ class Pending(Protocol[ValueT_co]):
         """Return the worker's result, or raise its error; only once it is done."""
 
     def cancel(self) -> bool:
-        """Nobody waits any more; True if the worker had not begun, and never will."""
+        """Cancel it; True if the worker had not begun, and never will."""
 
 
 @attrs.define(eq=False)
 class MaskBlock:
-    """Memory for masks, one behind the other, which a runner lends for one step and then for another.
+    """Memory for masks, one after the other, which a runner lends for one step at a time.
 
     Attributes:
         memory: writable bytes.
@@ -147,7 +150,7 @@ class MaskBlock:
 
 
 def new_block(vocab_size: int, count: int) -> MaskBlock:
-    """A block in memory of its own, where nothing is allowed."""
+    """A block in new memory, whose masks allow nothing."""
     width = -(-vocab_size // 32) * 4
     return MaskBlock(bytearray(count * width), width)
 
@@ -176,9 +179,9 @@ class Masks(Mapping[int, memoryview]):
 
 @attrs.frozen
 class Filled:
-    """Which of the masks in a block are not there: the `late` take too long, the `empty` would allow nothing.
+    """The masks that a block lacks: the `late` take too long, the `empty` would allow nothing.
 
-    A late mask is made meanwhile: its matcher must not be used until it `is_ready`.
+    A late mask is still being made: do not use its matcher until it `is_ready`.
     """
 
     late: AbstractSet[int] = frozenset()
@@ -186,7 +189,7 @@ class Filled:
 
 
 class Grammars(Protocol):
-    """Makes grammars of one vocabulary. Nothing in it keeps its caller waiting, except `rest`."""
+    """Compiles grammars for one vocabulary. Only `rest` blocks its caller."""
 
     def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
         """For a client, none of whom waits behind all that another one asks for.
@@ -195,13 +198,10 @@ class Grammars(Protocol):
         """
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]], /) -> Mapping[int, str]:
-        """Every matcher goes on by a token, which is no end-of-sequence id. Returns why some, by their place, cannot."""
+        """Advance every matcher by a token that is no end-of-sequence id. Returns the errors of some, by their place."""
 
     def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
-        """Up to `count` tokens that the matcher would consume one after the other.
-
-        First those that write a text which must come next, then what `more` guesses behind them. None if that takes time.
-        """
+        """Up to `count` tokens that the matcher would consume one after the other: first forced text, then the guesses of `more` after it. None if that takes time."""
 
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
@@ -216,7 +216,7 @@ class Grammars(Protocol):
         """True once a mask that took too long is there; the next `fill` writes it."""
 
     def rest(self) -> None:
-        """Wait a moment for what workers make, where there is nothing else to do."""
+        """Wait a moment for workers, if there is nothing else to do."""
 
     def counts(self) -> GrammarCounts:
         """Counters since the grammars were built."""
@@ -224,7 +224,7 @@ class Grammars(Protocol):
 
 @attrs.frozen
 class GrammarCounts:
-    """Counts that only grammars can make; those that count nothing return `GrammarCounts()`.
+    """Counts that only grammars can make; grammars without counts return `GrammarCounts()`.
 
     Attributes:
         compiles: constraints that were made ready, those found among earlier ones not counted, and `compile_seconds`, of workers.

@@ -1,4 +1,4 @@
-"""The ports of the KV cache to the world: what was done to the prefix cache, and blocks that are kept beside the device."""
+"""The ports of the KV cache: events of the prefix cache, and blocks that are kept beside the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoserve.ports.engine_facts import TierCounts
 BlockHash = int | bytes
 """64 bits as an integer (which may be negative), or a digest."""
 Tier = Literal["device", "host"]
-"""Where a block is; it may be in both."""
+"""The tier of a block; it may be in both."""
 
 
 @attrs.frozen
@@ -51,12 +51,12 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventPublisher(Protocol):
-    """Where the events of one engine go."""
+    """The publisher of one engine's events."""
 
     def publish(self, events: Iterator[KVEvent], /) -> None:
-        """Take what happened since the last time, in order; returns at once and raises nothing.
+        """Take the events since the last call, in order; returns at once and raises nothing.
 
-        The events are made as they are walked, which may be done later and in another thread.
+        Events are made while the iterable is read, possibly later and in another thread.
         """
 
 
@@ -68,7 +68,7 @@ class HostSlots(Protocol):
         """Bytes of one slot, which are those of one KV block over all layers."""
 
     def view(self, slot: int, /) -> memoryview:
-        """The bytes of a slot, to be read and written; contiguous, of format B. May be asked for in any thread."""
+        """The bytes of a slot, readable and writable; contiguous, of format B. Callable in any thread."""
 
 
 @attrs.frozen
@@ -77,7 +77,8 @@ class DirectoryWork:
 
     Attributes:
         is_read: whether it was read.
-        is_good: whether it was done; a block that was not is absent, damaged or not this model's, and the slot means nothing.
+        is_good: whether it was done; otherwise the block is absent, damaged or of another model, and the slot's bytes are
+            undefined.
     """
 
     name: BlockHash
@@ -87,7 +88,7 @@ class DirectoryWork:
 
 
 class BlockDirectory(Protocol):
-    """Blocks by name, kept on a disk; no call waits for the disk but `rest`, and none raises.
+    """Blocks by name on a disk; only `rest` waits for the disk, and no call raises.
 
     Every read, and every write that was accepted, is reported once. A slot is not touched after that.
 
@@ -101,7 +102,7 @@ class BlockDirectory(Protocol):
         """True if the block is there, as far as is known without looking."""
 
     def read(self, name: BlockHash, slot: int, /) -> None:
-        """Begin to bring a block into a slot; reported by `finished`."""
+        """Begin to read a block into a slot; reported by `finished`."""
 
     def write(self, name: BlockHash, slot: int, /) -> bool:
         """Begin to write a block from a slot, reported by `finished`; False if too much waits to be written already."""
@@ -113,7 +114,7 @@ class BlockDirectory(Protocol):
         """Wait a moment, or until something is done."""
 
     def forget(self) -> None:
-        """Hold nothing any more, what is on its way to the disk included; what was begun is reported all the same."""
+        """Forget all blocks, also those on their way to the disk; begun copies are still reported."""
 
     def counts(self) -> TierCounts:
         """The tier's content and its counters since it was opened."""

@@ -1,4 +1,4 @@
-"""The parts of one layer of a model as plain numbers: a mixer, which lets tokens read one another, and a feed."""
+"""One layer of a model as plain numbers: a mixer, which lets tokens read one another, and a feed."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class YarnRopeScaling:
 class LongRopeScaling:
     """LongRoPE (Ding et al. 2024): each pair's wavelength stretched by a factor of its own.
 
-    A sequence that is longer than the original context has other factors than a shorter one, all its positions included. An
-    engine has one set, by the longest sequence that it may hold: keys stay in a cache, and other sequences reuse them.
+    A sequence that is longer than the original context uses other factors for all its positions. An engine uses one set, chosen
+    by its longest possible sequence, because sequences share cached keys.
 
     Attributes:
         short_factors, long_factors: one for each pair.
@@ -72,7 +72,7 @@ class RopeSpec:
     """Rotary position embedding: base `theta`, optionally rescaled.
 
     Attributes:
-        size: how many of a head's first elements turn; None for all of them, 0 if positions are not encoded.
+        size: how many of a head's first elements are rotated; None for all of them, 0 if positions are not encoded.
         interleaved: whether a checkpoint pairs neighbours (0, 1), (2, 3) ... and not element i with i + size / 2.
     """
 
@@ -83,7 +83,7 @@ class RopeSpec:
 
 
 Rotation = tuple[RopeSpec, int]
-"""A rotary embedding, and the elements of the vectors that it turns, or whose first ones it turns."""
+"""A rotary embedding, and the size of the vectors that it rotates wholly or in part."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,13 +123,13 @@ class AttentionSpec:
 
     @property
     def cache_elements(self) -> int:
-        """Numbers kept of one token: its keys and values."""
+        """Cached numbers of one token: its keys and values."""
         return 2 * self.num_kv_heads * self.head_dim
 
 
 @attrs.frozen(kw_only=True)
 class BidirectionalSpec:
-    """Multi-head attention of an encoder: a token reads the tokens behind it as well as those before, and nothing is kept.
+    """Multi-head attention of an encoder: a token reads later tokens as well as earlier ones, and nothing is cached.
 
     Attributes:
         rope: of size 0 if positions are not encoded here.
@@ -149,13 +149,13 @@ class BidirectionalSpec:
 
     @property
     def cache_elements(self) -> int:
-        """Numbers kept of one token: none."""
+        """Cached numbers of one token: none."""
         return 0
 
 
 @attrs.frozen(kw_only=True)
 class LatentSpec:
-    """Multi-head latent attention (DeepSeek-AI 2024): keys and values of all heads are made of one vector per token.
+    """Multi-head latent attention (DeepSeek-AI 2024): keys and values of all heads are computed from one vector per token.
 
     Attributes:
         latent_dim: of the vector that is kept; `rope_dim` more elements, one rotated key for all heads, lie beside it.
@@ -181,13 +181,13 @@ class LatentSpec:
 
     @property
     def cache_elements(self) -> int:
-        """Numbers kept of one token: its latent vector and its rotated key."""
+        """Cached numbers of one token: its latent vector and its rotated key."""
         return self.latent_dim + self.rope_dim
 
 
 @attrs.frozen(kw_only=True)
 class DeltaSpec:
-    """A gated delta net (Yang et al. 2024): linear attention over a recurrent state, behind a short convolution.
+    """A gated delta net (Yang et al. 2024): linear attention over a recurrent state, after a short convolution.
 
     Attributes:
         taps: tokens that the convolution sees, the newest included.
@@ -206,7 +206,7 @@ class DeltaSpec:
 
     @property
     def cache_elements(self) -> int:
-        """Numbers kept of one row: its state, and the last inputs of its convolution."""
+        """Cached numbers of one row: its state, and the last inputs of its convolution."""
         state = self.num_value_heads * self.key_dim * self.value_dim
         return state + self.channels * self.taps
 

@@ -1,7 +1,7 @@
-"""LoRA adapters (Hu et al. 2021): what an engine knows of one, and the store that has their numbers.
+"""LoRA adapters (Hu et al. 2021): the facts that an engine has about one, and the store of their weights.
 
-An adapter adds scale B A x to some products W x of a model. It is known by the digest of its numbers; names are given to
-digests, and may be given again.
+An adapter adds scale B A x to some products W x of a model. The digest of its numbers identifies it; a name belongs to a digest,
+and can be given to another one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LoraFacts:
 
 @attrs.frozen
 class LoraPart:
-    """A rank's part of an adapter, which the first rank has read.
+    """A rank's part of an adapter that the first rank has read.
 
     Attributes:
         rank: that is computed, of the adapter.
@@ -43,10 +43,10 @@ class LoraPart:
 
 
 class LoraStore(Protocol):
-    """Numbers of adapters in host memory, from where a runner takes them into its slots."""
+    """The weights of adapters in host memory, from which a runner copies them into its slots."""
 
     def read(self, folder: str, /) -> LoraFacts:
-        """Read a folder wholly, in any thread; to be paired with a `drop`. Raises `BadValueError` and keeps nothing."""
+        """Read a whole folder, in any thread; a `drop` must follow. Raises `BadValueError` and keeps nothing."""
 
     def drop(self, digest: bytes, /) -> None:
-        """Take one `read` back; with the last one the numbers go."""
+        """Undo one `read`; the last one frees the numbers."""

@@ -38,16 +38,14 @@ class Window:
 
 @attrs.frozen
 class Latent:
-    """A token reads every earlier token's latent vector, from which the keys and values of all heads are made (MLA)."""
+    """A token reads every earlier token's latent vector, from which the keys and values of all heads are computed (MLA)."""
 
     name: ClassVar = "latent"
 
 
 @attrs.frozen
 class Recurrent:
-    """A token reads one state, made of all earlier tokens, and overwrites it.
-
-    So a state can be reused only at a length at which a copy of it, a snapshot, was kept.
+    """A token reads one state of all earlier tokens and overwrites it. So a state can be reused only at a length with a kept copy, a snapshot.
 
     Attributes:
         prompt_interval: tokens from one snapshot to the next in a long prompt, and
@@ -63,9 +61,9 @@ class Recurrent:
 
 @attrs.frozen
 class Uncached:
-    """A token reads all tokens of its sequence, or those less than `window` positions away; nothing is kept of any.
+    """A token reads all tokens of its sequence, or those less than `window` positions away; nothing is cached.
 
-    So a sequence is computed whole in one step, or not at all.
+    So one step computes a whole sequence.
     """
 
     name: ClassVar = "none"
@@ -75,12 +73,12 @@ class Uncached:
 CacheKind = Full | Window | Latent | Recurrent | Uncached
 
 Stored = Literal["fp8", "mxfp4", "int4", "int8"]
-"""How a checkpoint holds the weights that it has quantized: 8-bit floats with scales, experts in MXFP4, or integers in groups."""
+"""The form of a checkpoint's quantized weights: 8-bit floats with scales, experts in MXFP4, or integers in groups."""
 
 
 @attrs.frozen
 class Packing:
-    """How a checkpoint packs integers, where the shapes of its tensors do not say it.
+    """How a checkpoint packs integers, as far as shapes of tensors do not show it.
 
     Attributes:
         library: whose layout it is; GPTQ's second format stores zero points as they are, its first less one.
@@ -95,7 +93,7 @@ class Packing:
 
 @attrs.frozen(kw_only=True)
 class CacheGroup:
-    """Layers that share one block table, because they keep their tokens, or what was made of them, for equally long.
+    """Layers that share one block table, because they cache the same tokens for the same time.
 
     Attributes:
         kind: what its layers read, from which `domain/kv/laws.py` derives what may go and what can be reused.
@@ -122,7 +120,7 @@ class CacheGroup:
 
 @attrs.frozen(kw_only=True)
 class PoolNeed:
-    """How many pages, blocks or states, the pool of one cache group can use.
+    """The number of pages (blocks or states) that the pool of one cache group can use.
 
     Attributes:
         least: with fewer, not even one sequence of the longest length fits.
@@ -185,7 +183,7 @@ class EncoderSpec:
 
 @attrs.frozen(kw_only=True)
 class PooledLayer:
-    """A layer behind the pooler: norm(activation(x W^T + b)), of a classifier or of sentence-transformers' Dense.
+    """A layer after the pooler: norm(activation(x W^T + b)), of a classifier or of sentence-transformers' Dense.
 
     Attributes:
         name: of its weight and bias in a checkpoint, and `norm` of its layer norm's, if it has one.

@@ -1,4 +1,4 @@
-"""Pooling: a request whose prompt is not answered but made into one vector."""
+"""Pooling: requests that turn a prompt into a vector instead of answering it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanoserve.ports.model_spec import PooledLayer
 
 
 class PoolingKind(enum.Enum):
-    """Which of a prompt's hidden states count; the values are those of configs. `ALL` keeps each apart, one behind the other."""
+    """Which of a prompt's hidden states are used; the values are those of configs. `ALL` keeps all, one after the other."""
 
     LAST = "lasttoken"
     MEAN = "mean"
@@ -41,7 +41,7 @@ class Pooling:
 
     @property
     def reads_all(self) -> bool:
-        """True if it must see states that a cached prefix does not give."""
+        """True if it needs the states of all tokens, which a cached prefix does not have."""
         return self.kind is not PoolingKind.LAST
 
 
@@ -55,7 +55,7 @@ class Task(enum.Enum):
 
 
 class Activation(enum.Enum):
-    """The function that makes scores of a classifier's numbers."""
+    """The function from a classifier's numbers to scores."""
 
     NONE = "none"
     SIGMOID = "sigmoid"
@@ -89,7 +89,7 @@ class PoolerSpec:
     shorter: tuple[int, ...] | None = None
 
     def prompt(self, name: str | None) -> str:
-        """The words that stand before a text; raises `BadValueError` for a name that the model does not know."""
+        """The words that are put before a text; raises `BadValueError` for a name that the model does not know."""
         name = self.default_prompt if name is None else name
         if name is None:
             return ""
@@ -110,9 +110,9 @@ class PoolerSpec:
             )
 
     def vector(self, pooled: Sequence[float], dimensions: int | None = None) -> list[float]:
-        """A pooled vector as clients get it: its first `dimensions` numbers, and normalized last.
+        """A pooled vector as clients get it: its first `dimensions` numbers, normalized at the end.
 
-        That the beginning of a vector is one, too, is for models that were trained so (Matryoshka, Kusupati et al. 2022).
+        Cutting needs a model that was trained for it (Matryoshka, Kusupati et al. 2022).
         """
         cut = list(pooled[:dimensions])
         length = math.hypot(*cut) if self.normalized else 1.0

@@ -13,7 +13,7 @@ from nanoserve.ports.sampling import SamplingParams
 
 DEFAULT_CLASS = "default"
 DEFERRED_CLASS = "deferred"
-"""The class of what can wait: its sequences come behind those of all others under every policy, and make way for them."""
+"""The class of requests that can wait: their sequences come after all others under every policy, and give way to them."""
 
 
 class FinishReason(enum.Enum):
