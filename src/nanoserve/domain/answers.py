@@ -1,6 +1,6 @@
-"""From committed tokens to the events that each client receives, token by token and at the end.
+"""Turns committed tokens into the events of each client, token by token and at the end.
 
-A turn passes here once per row, so a token without text takes the short way: it is shown at once.
+This runs once per row and turn, so a token without text takes a short path: its event follows at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Answers:
         self._streams: dict[Sequence, OutputStream] = {}
 
     def take_byproducts(self, flight: InFlightStep, result: StepResult) -> None:
-        """Let living sequences have the results of a step beside tokens: vectors, scores of prompts, and experts, which come again after a preemption."""
+        """Report a step's results other than tokens to living sequences: vectors, scores of prompts, and experts (again after a preemption)."""
         by_row = {row: each for row, each in flight.by_row.items() if each.finish_reason is None}
         for row in by_row.keys() & result.prompt_logprobs:
             by_row[row].prompt_logprobs.update(result.prompt_logprobs[row])
@@ -61,7 +61,7 @@ class Answers:
                 self._conclude(sequence, FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def report_ends(self, events: list[EngineEvent], waits: Callable[[Sequence], bool] | None = None) -> None:
-        """Append the last event of every sequence that has ended and need not wait, and count the requests that have."""
+        """Append the last event of every ended sequence that waits for nothing, and count ended requests."""
         last: dict[str, FinishReason] = {}
         kept = [] if waits is None else [each for each in self._table.ended if waits(each)]
         for sequence in self._table.ended:
@@ -97,7 +97,7 @@ class Answers:
                 events.append(_tokens_generated(sequence, token_ids, text, scores))
 
     def _conclude(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """End a sequence for what its text showed; this overrules the reason that its newest token alone gave."""
+        """End a sequence because of its text; this overrules the reason of its newest token."""
         finished = self._table.counters.finished
         if sequence.finish_reason is not None:
             finished[sequence.finish_reason] -= 1
@@ -121,7 +121,7 @@ class Answers:
     def _push_last(
         self, stream: OutputStream, sequence: Sequence, token: int, score: TokenLogprobs | None
     ) -> None:
-        """The token itself ended the sequence; where it is printed, its text may complete a stop string too."""
+        """The token itself ended the sequence; if it is printed, its text may also complete a stop string."""
         stops = sequence.finish_reason is FinishReason.STOP
         if stops and not sequence.request.sampling.include_stop_str_in_output:
             stream.push_unseen(token, score)

@@ -1,4 +1,4 @@
-"""The engine: continuous batching over a model runner, behind the verbs of its port."""
+"""The engine: continuous batching over a model runner, with the methods of its port."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.steering import PARTS, WEIGHTS, PauseMode, Steering, WeightsFacts, WeightStore
 
 HAND_OVER_SECONDS: Final = 5.0
-"""The longest that the end of an answer waits for a directory to take the blocks of its prompt."""
+"""Seconds that the end of an answer waits at most until a directory has the blocks of its prompt."""
 _LOST: Final = "the weights came from no folder, and went with their memory: send all weights again"
 
 
 class Engine(Generic[TicketT]):
     """Continuous batching over a `ModelRunner`; fulfils `EngineHandle`. Synchronous and single-threaded.
 
-    `tokenizer=None` leaves every text empty. `paranoid` audits all books after every turn. `constraints` has grammars, and
-    a runner that can draw late; without it no request may have one. `on_failure` is called for each step that fails, and
-    `kv_events` is given what a turn did to the prefix cache. Blocks that host memory has no room for are in `directory`,
-    and adapters in `lora_store`; without it there are none. `weight_store` reads new weights.
+    `tokenizer=None` leaves every text empty. `paranoid` audits all counts after every turn. `constraints` has grammars and a
+    runner that can draw late; without it, no request may have one. `on_failure` is called for each step that fails, and
+    `kv_events` gets a turn's changes of the prefix cache. `directory` keeps blocks on a disk, and `lora_store` adapters; without
+    it there are none. `weight_store` reads new weights.
     """
 
     def __init__(
@@ -151,13 +151,13 @@ class Engine(Generic[TicketT]):
         return events
 
     def _waits(self, ended: EndedSequence) -> bool:
-        """True while an end waits for blocks on their way to the directory; one that takes too long is not waited for."""
+        """True while an end waits for blocks on their way to the directory, up to a time limit."""
         tiers, since = self.scheduler.cache.tiers, ended.finished
         is_late = since is not None and self._clock.now() - since > HAND_OVER_SECONDS
         return tiers is not None and not is_late and tiers.hands_over(ended)
 
     def record(self, tokenizer: Tokenizer | None = None, *, began: float | None = None) -> Recorder:
-        """Keep a step log from now on; only one is kept. With `tokenizer` it holds the words too.
+        """Keep a step log from now on; only one is kept. With `tokenizer` it includes texts.
 
         Its times count from the clock's reading `began`, or from now.
         """
@@ -166,23 +166,23 @@ class Engine(Generic[TicketT]):
         return self._pipeline.recorder
 
     def stop_recording(self) -> None:
-        """Keep no step log any more."""
+        """Stop the step log."""
         self.scheduler.cache.journal = self._pipeline.recorder = None
 
     def state(self, *, count_leaks: bool = False) -> EngineState:
-        """The books now; leaked blocks are those of the last time that they were counted."""
+        """The state now; leaked blocks are those of the last count."""
         if count_leaks:
             self.scheduler.counters.leaked_blocks = leaked_blocks(self.scheduler)
         return engine_state(self.scheduler, self._runner.counts(), at=self._clock.now())
 
     def counts(self) -> EngineCounts:
-        """The few numbers that cost next to nothing to read."""
+        """A few numbers that are cheap to read."""
         counted = self.scheduler.counters
         prompt, generated = counted.computed_prompt_tokens, counted.generated_tokens
         return EngineCounts(self.scheduler.step, counted.steps, prompt, generated, self._runner.counts())
 
     def living(self) -> list[Living]:
-        """How far each living sequence is, in the order of arrival."""
+        """The progress of each living sequence, in the order of arrival."""
         return [
             Living(each.num_prompt_tokens, each.num_generated_tokens) for each in self.scheduler.table.alive
         ]
@@ -197,12 +197,12 @@ class Engine(Generic[TicketT]):
 
     @property
     def steering(self) -> Steering:
-        """Where it stands."""
+        """The engine's state under steering."""
         is_paused = self._paused is not None
         return Steering(paused=is_paused, asleep=self._asleep, weights=self._weights, lost=self._lost)
 
     def pause(self, mode: PauseMode) -> None:
-        """Make no more steps but those that `mode` asks for; requests that arrive wait, and run out of time as usual."""
+        """Make no more steps except those that `mode` allows; new requests wait, and time out as usual."""
         if mode is PauseMode.ABORT:
             for request_id in self.request_ids():
                 self.abort(request_id)
@@ -210,12 +210,12 @@ class Engine(Generic[TicketT]):
         self.scheduler.table.waiting.is_closed = True
 
     def resume(self) -> None:
-        """Go on where it was paused."""
+        """Continue after a pause."""
         self._paused = None
         self.scheduler.table.waiting.is_closed = bool(self._asleep)
 
     def sleep(self, level: int) -> None:
-        """Free memory, as the store does; no step is in flight. What has rows loses them, and is computed again after a while.
+        """Free memory, as the store does; no step is in flight. Sequences lose their rows, and are computed again later.
 
         Raises `ConflictError` or `BadValueError`, and changes nothing.
         """
@@ -228,7 +228,7 @@ class Engine(Generic[TicketT]):
         self.forget_prefixes(with_directory=False)
 
     def note_awake(self, parts: Sequence[str]) -> None:
-        """The store has woken these; steps are made once all are awake."""
+        """The store has restored these parts; steps continue once all are there."""
         self._asleep = tuple([each for each in self._asleep if each not in parts])
         self.scheduler.table.waiting.is_closed = bool(self._asleep) or self._paused is not None
 
@@ -242,8 +242,8 @@ class Engine(Generic[TicketT]):
     def write_weights(self, facts: WeightsFacts) -> None:
         """Compute with the weights that the store has completed. Raises `ConflictError` while requests run that are not paused.
 
-        Nothing that the weights before have computed is found any more. Sequences with rows keep what they have, and share it with
-        nobody; what they lose by preemption is computed again.
+        Blocks of the old weights are not found any more. Sequences with rows keep theirs unshared; after a preemption they are
+        computed again.
         """
         is_open = self._paused is None and not self._asleep and not self._lost
         if self._pipeline or (is_open and self.scheduler.table.requests):
@@ -267,7 +267,7 @@ class Engine(Generic[TicketT]):
             each.block_hashes.clear()
 
     def start_counting(self) -> None:
-        """Forget what was counted so far and which prefixes were seen, as after a warm-up; nothing may be alive."""
+        """Reset counters and the prefix cache, as after a warm-up; no request may be alive."""
         assert not self.scheduler.table.requests
         self.forget_prefixes(with_directory=False)
         leaked = self.scheduler.counters.leaked_blocks
@@ -283,12 +283,12 @@ class Engine(Generic[TicketT]):
         return self._lora_store.read(folder)
 
     def name_lora(self, name: str, facts: LoraFacts) -> None:
-        """Let requests name an adapter that was read; one that had the name before serves those that named it."""
+        """Give an adapter that was read a name; earlier requests keep the adapter that had the name before."""
         self.scheduler.table.loras.name(name, facts)
         self._drop_loras()
 
     def forget_lora(self, name: str) -> None:
-        """Let no request name an adapter any more. Raises `UnknownModelError`."""
+        """Remove an adapter's name; new requests cannot use it. Raises `UnknownModelError`."""
         self.scheduler.table.loras.forget(name)
         self._drop_loras()
 
@@ -347,6 +347,6 @@ def engine_state(scheduler: Scheduler, counted: RunnerCounts, *, at: float) -> E
 
 
 def leaked_blocks(scheduler: Scheduler) -> int:
-    """Blocks of all groups that are not free although no table holds them; costs a look at every table entry."""
+    """Blocks of all groups that are not free although no table holds them; reads every table entry."""
     pools = enumerate(scheduler.cache.allocators)
     return sum(pool.num_blocks - pool.num_free - len(set(holders(scheduler, group))) for group, pool in pools)

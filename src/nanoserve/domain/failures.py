@@ -1,6 +1,6 @@
-"""Steps that fail: the guilty end with an error, and all others are computed again.
+"""Failed steps: the sequences at fault end with an error, and all others are computed again.
 
-Where a runner names no row, the sequences of the step become suspects (`scheduling/isolation.py`).
+If a runner names no row, the sequences of the step become suspects (`scheduling/isolation.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan
 
 FailureNote = Callable[[int, Exception, list[str]], None]
-"""Takes the number of a step that failed, why, and the ids of the requests that end for it."""
+"""Called with the number of a failed step, the cause, and the ids of the requests that end because of it."""
 
 
 class Failures:
@@ -37,7 +37,7 @@ class Failures:
         self._note(plan.step, error, [each.request.request_id for each in guilty])
 
     def end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
-        """Rows that have no token end, and cost the others of the step nothing, if none of those has computed with their numbers.
+        """End rows without a token; the other rows of the step continue if none of them has computed with the broken numbers.
 
         Raises `StepFailedError` if one has.
         """

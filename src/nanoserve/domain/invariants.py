@@ -15,7 +15,7 @@ class InvariantError(AssertionError):
 
 
 def audit(scheduler: Scheduler) -> None:
-    """Raise `InvariantError` or `BlockAccountingError` unless all books balance."""
+    """Raise `InvariantError` or `BlockAccountingError` unless all counts agree."""
     alive = scheduler.table.alive
     _audit_phases(scheduler, alive)
     _audit_rows(scheduler)
@@ -111,7 +111,7 @@ def _audit_running(scheduler: Scheduler, sequence: Sequence) -> None:
 
 
 def holders(scheduler: Scheduler, group: int) -> Iterator[int]:
-    """The blocks or states of a cache group that are held, once for each reference."""
+    """The held blocks or states of a cache group, once for each reference."""
     for sequence in scheduler.table.rows.running:
         yield from (block for block in sequence.block_tables[group] if block != SINK_BLOCK)
         if group in sequence.snapshots:

@@ -1,7 +1,7 @@
-"""Steps with rows that follow a grammar: drawn once their masks are made (`scheduling/constraints.py`).
+"""Steps with rows that follow a grammar: they are drawn when their masks are made (`scheduling/constraints.py`).
 
-The mask of a row depends on the value of its last token, its forward pass does not. So such a step is submitted like any other, and drawn
-as soon as all before it is committed. Nothing is planned behind it meanwhile.
+The mask of a row depends on the value of its last token, its forward pass does not. So such a step is submitted like any other,
+and drawn as soon as all steps before it are committed. Until then no further step is planned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LateDraws:
         self.is_undrawn = False
 
     def draw(self, ticket: object, recorder: Recorder | None, *, begin: bool) -> None:
-        """Draw it, or only `begin` its masks. Rows whose masks are late compute their newest token again, which the recorder is told."""
+        """Draw it, or only `begin` its masks. Rows with late masks compute their newest token again; the recorder notes it."""
         constraints, table = self._scheduler.constraints, self._scheduler.table
         missed_before, flight = constraints.missed, self._scheduler.flights[0]
         if begin:
@@ -49,7 +49,7 @@ class LateDraws:
             recorder.note_repeated([each for each in again if each not in wide])
 
     def _repeat(self, sequence: Sequence, *, sits_out: bool) -> None:
-        """Have a row compute its newest token again, in the step behind the newest planned one, or once it is let go."""
+        """Have a row compute its newest token again, in the step after the newest planned one, or when its mask is there."""
         table, decoding = self._scheduler.table, self._scheduler.table.decoding
         if sequence in decoding and not sits_out:
             decoding.repeat(sequence)

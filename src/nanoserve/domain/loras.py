@@ -1,7 +1,7 @@
-"""Adapters by name, and which of them are in the device's slots.
+"""Adapters by name, and the device's slots for them.
 
 A sequence keeps the adapter that its request named, by digest, until it ends, whatever becomes of the name. An adapter in use by a
-row, or by a step in flight, stays in its slot; of the others the one that was used longest ago makes room.
+row, or by a step in flight, stays in its slot; of the others, the least recently used one is replaced.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Loras:
         return {each.number: each.digest for each in self._slots if each.digest}
 
     def name(self, name: str, facts: LoraFacts) -> None:
-        """Requests may name this adapter from now on; one that had the name before goes when nobody uses it."""
+        """Requests may name this adapter from now on; the one that had the name before is dropped when no request uses it."""
         if not self._slots:
             raise BadValueError("lora", "there are no slots for adapters; set max_loras")
         if name in self.named:
@@ -69,7 +69,7 @@ class Loras:
         self.named[name] = facts
 
     def forget(self, name: str) -> None:
-        """Requests may no longer name it; those that have can finish."""
+        """Remove its name; requests that use it can finish."""
         if name not in self.named:
             raise _unknown(name, self.named)
         self.requests.pop(name, None)
@@ -127,13 +127,13 @@ class Loras:
         return planned
 
     def empty_slots(self) -> None:
-        """Steps were forgotten: what they were to bring may not be there. No sequence has a row."""
+        """Steps were forgotten, so slots that they were to fill may be empty. No sequence has a row."""
         self.planned = []
         for slot in self._slots:
             slot.digest, slot.last_step = b"", 0
 
     def audit(self, running: Iterable[Sequence], alive: Iterable[Sequence]) -> str:
-        """The first fault of the books; empty if there is none."""
+        """The first inconsistency; empty if there is none."""
         rows = Counter(each.lora_slot for each in running if each.lora)
         if any(slot.rows != rows[slot.number] for slot in self._slots) or rows[0]:
             return "rows and slots of adapters disagree"
@@ -152,7 +152,7 @@ class Loras:
         self._slots.append(slot)
 
     def _drop(self, digest: bytes) -> None:
-        """Let go of what was read for names that are forgotten, once no sequence needs it."""
+        """Drop adapters without a name once no sequence needs them."""
         if not self._users[digest]:
             del self._users[digest]
             self.dropped += [digest] * self._forgotten.pop(digest, 0)

@@ -1,7 +1,7 @@
-"""Drafts from a sequence's own past: what came after its newest tokens when they stood there before.
+"""Drafts from a sequence's own past: the tokens that followed an earlier occurrence of its newest tokens.
 
-Answers that copy, edit or quote their prompt, and those that repeat themselves, are guessed well so, for next to nothing (the idea of
-prompt lookup decoding, Saxena 2023). There is no model, and nothing is kept between two guesses.
+This guesses answers well that copy, edit or quote their prompt, or repeat themselves, at almost no cost (the idea of
+prompt lookup decoding, Saxena 2023). There is no model and no state.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _WIDTH = array.array("i").itemsize
 
 
 class NGramDrafter:
-    """Fulfils `Drafter`: looks for the newest 4, 3 or 2 tokens in what is before them, from the right."""
+    """Fulfils `Drafter`: looks for an earlier occurrence of the newest 4, 3 or 2 tokens, from the right."""
 
     def propose(self, token_ids: Sequence[int], count: int, /) -> Sequence[int]:
-        """The tokens that followed then; where these come to the end, they are read as a period that goes on."""
+        """The tokens that followed then; if they reach the end, they are continued periodically."""
         packed = array.array("i", token_ids).tobytes()  # searching bytes is much faster than comparing lists
         for size in SIZES:
             if (after := _after_match(packed, size)) is not None:
@@ -28,7 +28,7 @@ class NGramDrafter:
 
 
 def _after_match(packed: bytes, size: int) -> int | None:
-    """Where the token is that follows the rightmost earlier place of the last `size` tokens."""
+    """The position after the rightmost earlier occurrence of the last `size` tokens."""
     wanted, end = packed[-size * _WIDTH :], len(packed) - _WIDTH
     if end < len(wanted):
         return None

@@ -1,4 +1,4 @@
-"""Orders of trainers: pauses, weights, sleep; and where they leave an engine."""
+"""Commands of trainers: pauses, weights, sleep; and the engine's state after them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PauseMode(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class WeightsFacts:
-    """Which weights an engine computes with.
+    """The version of an engine's weights.
 
     Attributes:
         version: how often they were changed since they were loaded; `label` is what their trainer calls them.
@@ -65,7 +65,7 @@ WeightSource = str | Sequence[SharedTensor] | Iterable[tuple[str, Any]]
 
 
 class WeightStore(Protocol):
-    """Makes new weights ready beside those that an engine computes with, and puts them in their place.
+    """Prepares new weights beside the engine's, and then replaces them.
 
     Attributes:
         is_lost: the weights went with their memory, and no folder has them: nothing is computed before all are sent.
@@ -83,7 +83,7 @@ class WeightStore(Protocol):
         """Check that nothing is missing, and make all ready to be written; returns the digest. In any thread; raises as `read` does."""
 
     def write(self) -> None:
-        """Let the model have what is complete, in place; no step is in flight."""
+        """Write the complete weights into the model, in place; no step is in flight."""
 
     def sleep(self, level: int, /) -> None:
         """Free the memory of the KV cache, and at level 2 of the weights; at level 1 these are kept in host memory.
@@ -97,7 +97,7 @@ class WeightStore(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Steering:
-    """Where an engine stands.
+    """An engine's state under steering.
 
     Attributes:
         paused: whether it makes no steps until it is resumed.

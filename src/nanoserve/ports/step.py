@@ -1,4 +1,4 @@
-"""One step of the engine as values: the `StepPlan` the scheduler hands out and the `StepResult` it gets back.
+"""One step of the engine as values: the scheduler's `StepPlan` and the runner's `StepResult`.
 
 A plan carries deltas only. The runner keeps one persistent *row* per running sequence (its tokens, length, block
 tables, sampling state), so a steady decode step costs as much as what changed, not as much as the batch.
@@ -52,7 +52,7 @@ freed behind a sliding window; plans do not mention those, because a runner must
 
 @attrs.frozen(kw_only=True)
 class RowSampling:
-    """Everything the sampler needs to know of one row; constant while the row lives.
+    """The sampling settings of one row, constant while the row lives.
 
     `seed` and the output position alone determine each draw. `held_back_ids` (end-of-sequence and stop ids) are
     excluded until `min_tokens` tokens are generated. `logprobs`/`prompt_logprobs` count the likeliest tokens to
@@ -135,7 +135,7 @@ class BlockCopy:
 
 @attrs.frozen
 class SlotCopy:
-    """Carry KV block `block` of the only cache group, in all its layers, out to slot `slot` of host memory or in from it."""
+    """Copy KV block `block` of the only cache group, in all its layers, to slot `slot` of host memory or from it."""
 
     block: int
     slot: int
@@ -224,12 +224,12 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens this step computes, as many drafts as it can have among them."""
+        """The most tokens that this step computes, drafts included."""
         in_chunks = sum([each.length for each in self.chunks]) if self.chunks else 0
         return in_chunks + len(self.decoding) * self.width
 
     def check(self, result: StepResult) -> None:
-        """Raise `StepFailedError` unless each row has yielded what it was to yield."""
+        """Raise `StepFailedError` unless each row has yielded what the plan says."""
         asked, yielded, counts = len(self.sampling_rows), len(result.token_ids), result.counts
         if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > self.width):
             raise StepFailedError(f"{asked} rows were to yield up to {self.width} tokens and {counts} came")

@@ -1,4 +1,4 @@
-"""Tools as a request names them, and the parts that an answer is made of: reasoning, text and calls.
+"""The tools of a request, and the parts of an answer: reasoning, text and calls.
 
 A part comes piece by piece, as events. The events of an answer, in order, are the answer: reasoning and text alternate
 freely, and a call is one `CallBegun`, any number of `ArgumentsDelta`, or of `InputDelta` for a custom tool, and one
@@ -61,7 +61,7 @@ class Tool:
 
 
 class CallMode(enum.Enum):
-    """The choice between answers with and without calls: never, as the model likes, at least one."""
+    """The choice between answers with and without calls: none, free, at least one."""
 
     NONE = "none"
     AUTO = "auto"
@@ -90,7 +90,7 @@ class ToolChoice:
 
 @attrs.frozen
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning."""
 
     text: str
 
@@ -133,7 +133,7 @@ class InputDelta:
 
 @attrs.frozen
 class CallEnded:
-    """The call's arguments are all there, or the answer ended within them."""
+    """The call's arguments are complete, or the answer ended within them."""
 
     index: int
 

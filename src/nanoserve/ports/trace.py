@@ -1,8 +1,8 @@
-"""The step log of an engine as values: one `Snapshot`, then one `Turn` for every turn of the engine that did something.
+"""The step log of an engine as values: one `Snapshot`, then one `Turn` for every turn of the engine with a change.
 
-A trace is complete: the turns applied to the snapshot, in order, give the books of the scheduler and of the KV cache after
-each of them. Sequences are named by their *key*, the number of their arrival. Only `Words` hold what was asked and answered,
-and they are written only where they are asked for.
+A trace is complete: the turns applied to the snapshot, in order, give the state of the scheduler and of the KV cache after each
+of them. Sequences are named by their *key*, the number of their arrival. Only `Words` hold what was asked and answered, and they
+are written only where they are asked for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Admission:
 
 @attrs.frozen
 class Preemption:
-    """A running sequence gave its row and blocks back, and waits again."""
+    """A running sequence lost its row and blocks, and waits again."""
 
     key: int
 
@@ -178,7 +178,7 @@ class BlocksNamed:
 
 @attrs.frozen
 class TablesReturned:
-    """A sequence gave all its blocks back."""
+    """A sequence released all its blocks."""
 
     key: int
 
@@ -305,7 +305,7 @@ class TracedSequence:
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """The books between two turns.
+    """The state between two turns.
 
     Attributes:
         at: seconds since the trace began.

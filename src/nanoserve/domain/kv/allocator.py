@@ -1,4 +1,4 @@
-"""The blocks of one cache group: how often each is referred to, which are free, and which free ones still hold a known prefix."""
+"""The blocks of one cache group: reference counts, free blocks, and free blocks that still hold a known prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BlockAccountingError(AssertionError):
 
 
 class OutOfBlocksError(Exception):
-    """Fewer blocks are free than were asked for; none was taken."""
+    """Fewer blocks are free than requested; none was taken."""
 
 
 @attrs.define
@@ -33,8 +33,8 @@ class PrefixStatistics:
 class BlockAllocator:
     """Blocks 1 to `num_blocks`, each free or referenced (block 0 is the sink and never given out).
 
-    A freed block whose content has a hash stays findable until it is evicted: those first of which this was asked for when
-    they were released, then the least recently used. `on_lost`, if set, is called with each hash that cannot be found any more.
+    A freed block whose content has a hash stays findable until it is evicted: first the blocks that were released as `first_out`,
+    then the least recently used. `on_lost`, if set, is called with each hash that cannot be found any more.
 
     A name may be given ahead of the step that writes the content: `promised` are such blocks, each with its step.
     """
@@ -52,12 +52,12 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now, those that hold a reusable prefix included."""
+        """Blocks that can be allocated now, including those with a reusable prefix."""
         return len(self._blank) + len(self._kept)
 
     @property
     def num_kept(self) -> int:
-        """The free ones among which a known prefix may still be found."""
+        """The free blocks that may still hold a known prefix."""
         return len(self._kept)
 
     @property
@@ -87,7 +87,7 @@ class BlockAllocator:
         self._reference_counts[block] += 1
 
     def release(self, block: int, *, first_out: bool = False) -> None:
-        """Give one reference back; with the last one the block is free, and `first_out` is evicted before all others."""
+        """Release one reference; with the last one the block is free, and `first_out` is evicted before all others."""
         if self._reference_counts[block] <= 0:
             raise BlockAccountingError(f"block {block} is freed twice")
         self._reference_counts[block] -= 1
@@ -108,7 +108,10 @@ class BlockAllocator:
         return block in self._hash_of
 
     def register(self, block: int, content: BlockHash, step: int | None = None) -> int:
-        """Name a block's content, which is computed, or will be by `step`. Returns the block to use for it: another one if it was known already."""
+        """Name a block's content, which is computed now or by `step`.
+
+        Returns the block to use: another one if the content was known.
+        """
         known = self._block_of.get(content)
         if known is not None and (step is not None or known not in self.promised):
             return known
@@ -128,7 +131,7 @@ class BlockAllocator:
         return True
 
     def take_back(self, block: int, step: int) -> None:
-        """The step has not written the block: the name it gave goes, if it is still there."""
+        """The step has not written the block: remove its name, if it is still there."""
         if self.promised.get(block) == step:
             self._unname(block)
 
@@ -161,7 +164,7 @@ class BlockAllocator:
         return block
 
     def audit(self, held: dict[int, int]) -> None:
-        """Check the books against `held`, the references that tables hold by block."""
+        """Check the counts against `held`, the references of tables by block."""
         free = self._blank + list(self._kept)
         if len(set(free)) != len(free):
             raise BlockAccountingError("a block is in the free lists twice")

@@ -1,4 +1,4 @@
-"""Notes which blocks become findable and which are lost, for the events of `ports/kv.py`.
+"""Notes blocks that become findable and blocks that are lost, for the events of `ports/kv.py`.
 
 A decode step may fill a block of many rows, so a note is four references. The events are made of them later, and may be made
 in another thread: what a sequence says of a block that has a name never changes.
@@ -45,11 +45,11 @@ class EventLog:
         self._notes.append((group, tier, None, content))
 
     def note_cleared(self) -> None:
-        """No block can be found any more; each was noted as removed before."""
+        """No block can be found any more; each removal was noted before."""
         self._notes.append((None, "device", None, 0))
 
     def take(self) -> Iterator[KVEvent] | None:
-        """The events since the last time, to be walked once, at any time; None if nothing has changed."""
+        """The events since the last call, to be read once, at any time; None if nothing has changed."""
         if not self._notes:
             return None
         notes, self._notes = self._notes, []

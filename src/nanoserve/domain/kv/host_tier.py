@@ -1,4 +1,4 @@
-"""The books of host memory: which block's content is in which slot, which slots are in use, and which goes first."""
+"""The slots of host memory: their contents, their use, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nanoserve.ports.kv import BlockHash
 
 
 class SlotAccountingError(AssertionError):
-    """A slot was completed, pinned or unpinned out of turn: a bug in the control plane."""
+    """A slot was completed, pinned or unpinned in the wrong order: a bug in the control plane."""
 
 
 class HostTier:
@@ -77,7 +77,7 @@ class HostTier:
         return slot
 
     def complete(self, slot: int, *, is_good: bool) -> bool:
-        """The writing is over; whether its content can be found from now on."""
+        """The writing is done; says whether the content can be found from now on."""
         if slot not in self._writing:
             raise SlotAccountingError(f"slot {slot} is not being written")
         self._writing.remove(slot)
@@ -90,7 +90,7 @@ class HostTier:
         return False
 
     def abandon(self, slot: int) -> None:
-        """Give up what is being written into the slot: it will not be found, and is in use until it is completed."""
+        """Give up a content that is being written: it will not be found, and its slot is in use until the writing is done."""
         if slot not in self._writing:
             raise SlotAccountingError(f"slot {slot} is not being written")
         self._disown(slot)
@@ -116,7 +116,7 @@ class HostTier:
                 self._free.append(slot)
 
     def forget(self) -> None:
-        """No content can be found any more; slots in use are free when they are used no more."""
+        """No content can be found any more; slots in use become free after their use."""
         if self.on_lost is not None:
             for name in self.findable:
                 self.on_lost(name)
@@ -130,7 +130,7 @@ class HostTier:
             del self._slot_of[name]
 
     def audit(self, writing: Counter[int], pins: Counter[int]) -> None:
-        """Check the books against the slots that are being written, once each, and those that are being read."""
+        """Check the slots against those that are being written, once each, and those that are being read."""
         if Counter(self._writing) != writing:
             raise SlotAccountingError(f"slots {self._writing} count as being written, and {writing} are")
         if +self._pins != +pins:

@@ -1,10 +1,10 @@
-"""The inputs of the keys and values in a block, all in one place: none may be missing where a block is named.
+"""The inputs of the keys and values in a block, all in one place: a block's name must contain them all.
 
 The name of a block is a hash of its tokens and of all before them, from a root (`names.hash_root`). It stands for what one engine computes.
-Blocks that outlive their engine belong to its `fingerprint` as well, and are read by an engine with the same one alone.
+Blocks that outlive their engine also belong to its `fingerprint`, and only an engine with the same one reads them.
 
-Each input is listed with its reason, and so is what changes no key. A setting that is in neither list counts as an input, which costs
-blocks and never an answer, and fails a test until somebody has decided.
+Each input is listed with its reason, and so are settings that change no key. A setting in neither list counts as an input, which
+may lose blocks and never an answer, and a test fails until it is listed.
 """
 
 from __future__ import annotations

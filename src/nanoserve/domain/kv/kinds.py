@@ -1,4 +1,4 @@
-"""The law of each kind of cache group: what layers with windows, with states, and without any cache make different from `laws.Law`."""
+"""The laws of layers with windows, with states, and without a cache, as differences from `laws.Law`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recur
 
 @attrs.frozen(kw_only=True)
 class WindowLaw(Law):
-    """A token reads the last `window` ones, its own included; a prefix is reused where those before its end are there."""
+    """A token reads the last `window` tokens, its own included; a prefix is reused if those before its end are there."""
 
     window: int
     forgets = True
 
     def first_read(self, start: int) -> int:
-        """The block of the oldest token that the token at `start` sees."""
+        """The block of the oldest token that the token at `start` reads."""
         return max(0, start - self.window + 1) // self.block_size
 
     def reusable(self, hashes: Sequence[BlockHash], find: Find) -> set[int]:
-        """Behind every run of blocks that is as long as the window."""
+        """After every run of blocks that is as long as the window."""
         lengths, run = {0}, 0
         for length, content in enumerate(hashes, start=1):
             run = run + 1 if find(content) is not None else 0
@@ -118,10 +118,7 @@ def law_of(group: CacheGroup, block_size: int) -> Law:
 def pool_needs(
     groups: Sequence[CacheGroup], *, block_size: int, max_model_len: int, max_num_batched_tokens: int
 ) -> tuple[PoolNeed, ...]:
-    """How large the pool of each group should be.
-
-    Windows are modest beside a group that is not bounded; where there is none, they share all there is.
-    """
+    """The pool size of each group. Windows take little beside an unbounded group; without one they share all memory."""
     laws = [law_of(group, block_size) for group in groups]
     alone = all(law.forgets or law.snapshots is not None for law in laws)
     return tuple(law.pool_need(max_model_len, max_num_batched_tokens, alone=alone) for law in laws)

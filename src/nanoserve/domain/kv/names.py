@@ -4,12 +4,12 @@ The chain makes equal hashes mean equal prefixes (the idea of vLLM's automatic p
 Python's own hash of tuples, which depends on no seed as long as only integers go into it; the isolating one is 256 bits of
 BLAKE2b, for which no collision can be constructed. Both give the same names in every process.
 
-The blocks that a chunk fills are named when it is planned, so that prompts of one beginning that arrive at once compute it once. Whoever
-finds one is computed in the same step or a later one: in each layer a step writes the keys of all its chunks before any row attends, and
-the device runs steps in order. (Decoding rows write while they attend.)
+The blocks that a chunk fills are named when it is planned, so that prompts of one beginning that arrive at once compute it once.
+A sequence that finds one is computed in the same step or a later one: in each layer a step writes the keys of all its chunks
+before any row attends, and the device runs steps in order. (Decoding rows write while they attend.)
 
-Until its step is committed such a name is a promise, of which other tiers and the readers of events do not hear. It outlives its row, as
-the step writes the block all the same. If the step fails it is taken back, and whoever found the block is computed again.
+Until its step is committed, such a name is a promise, which other tiers and events do not see. It outlives its row, because the
+step still writes the block. If the step fails, the name is removed, and sequences that found the block are computed again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def strong_hash(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:
 
 
 def chain_root(*salt: str, isolated: bool) -> BlockHash:
-    """Where a chain starts, for `strong_hash` where it is `isolated`; chains with different salts never meet."""
+    """The root of a chain, for `strong_hash` if it is `isolated`; chains with different salts never meet."""
     digest = hashlib.sha256(repr(salt).encode()).digest()
     return digest if isolated else int.from_bytes(digest[:8])
 
@@ -58,10 +58,10 @@ def hash_root(
     weights: str = "",
     kept: str = "auto",
 ) -> BlockHash | None:
-    """Where the chain of a request's block names starts; None if its blocks are never shared.
+    """The root of the chain of a request's block names; None if its blocks are never shared.
 
     `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start, `kept` the
-    `EngineSizes.kv_cache_dtype`. Where caching is off, the sequences of one request still share blocks, and with no other request.
+    `EngineSizes.kv_cache_dtype`. If caching is off, the sequences of one request share blocks only with each other.
     """
     if prefix_caching:
         salt = ("weights", weights, lora.hex()) if weights else ("lora", lora.hex()) if lora else ("salt",)
@@ -80,13 +80,13 @@ def _packer(count: int) -> struct.Struct:
 
 @attrs.frozen
 class Names:
-    """The names of sequences' blocks of this size, by this hash."""
+    """Names sequences' blocks of this size by this hash."""
 
     block_size: int
     hash_block: HashFunction
 
     def __call__(self, sequence: Sequence, count: int) -> list[BlockHash]:
-        """Those of its first `count` full blocks; it remembers them."""
+        """The names of its first `count` full blocks; the sequence keeps them."""
         known, size = sequence.block_hashes, self.block_size
         assert sequence.hash_root is not None
         parent = known[-1] if known else sequence.hash_root
@@ -150,7 +150,7 @@ class Promises:
         return ()
 
     def settle(self, step: int, broken: Collection[int]) -> None:
-        """A step is committed: all that it named is written, but for chunks of `broken` rows."""
+        """A step is committed: the blocks that it named are written, except chunks of `broken` rows."""
         for each in self._given.pop(step, ()):
             if each.row in broken:
                 self._take_back(each, step)
@@ -163,7 +163,7 @@ class Promises:
                     self._note(BlocksNamed(group, (block,)))
 
     def take_back(self) -> None:
-        """No step in flight counts any more."""
+        """Steps in flight do not count any more."""
         for step, promises in self._given.items():
             for each in promises:
                 self._take_back(each, step)

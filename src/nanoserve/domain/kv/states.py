@@ -1,15 +1,15 @@
-"""The states of recurrent cache groups: where a row's live state is, and which copies of it are kept.
+"""The states of recurrent cache groups: each row's live state, and the kept copies of it.
 
-A row that runs holds one live state in every recurrent group, and the newest snapshot that it has taken. Every step overwrites the
+A running row holds one live state in every recurrent group, and its newest snapshot. Every step overwrites the
 live state, so it cannot be shared: a snapshot is a copy of it, and a sequence that continues from a snapshot gets a copy, too.
 Both are `BlockCopy`s of a plan, done before its step computes: the state *after* step s is what the row holds *before* its
 next step computes, so one rule at one moment serves to restore and to keep. A row that ends or is preempted in between
 has no snapshot. A state at length 0 is empty: nothing is copied for it, and nothing cleared.
 
-Snapshots are taken only where a slot is free; without one, more is computed again later.
+Snapshots are taken only if a slot is free; otherwise more is computed again later.
 
-Prompts of one beginning that arrive at once need a snapshot at its end. So the first of them keeps one there (`keep_for`), and the
-next one waits at the head of the line while it is on its way (`is_expected`).
+Prompts of one beginning that arrive at once need a snapshot at its end. So the first of them keeps one there (`keep_for`), and
+the next one waits at the head of the queue until it is there (`is_expected`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Snapshots:
         return min((each for each in (last, junction, regular) if start < each <= last), default=None)
 
     def is_point(self, length: int, num_tokens: int, junction: int) -> bool:
-        """True if a prompt of `num_tokens` has a reuse point there."""
+        """True if a prompt of `num_tokens` has a reuse point at this length."""
         return length > 0 and self.next_point(length - 1, num_tokens, junction) == length
 
     def is_due(self, length: int) -> bool:
-        """True if a decoding sequence has a reuse point there."""
+        """True if a decoding sequence has a reuse point at this length."""
         return length % self.decode_interval == 0
 
 
@@ -95,7 +95,7 @@ class States:
         return tuple((group, tables[group][0], kept.get(group, SINK_BLOCK)) for group in groups)
 
     def tables_beside(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
-        """Its tables of blocks, as the step log has them, which reports states apart; those of recurrent groups are empty."""
+        """Its tables of blocks for the step log, which reports states separately; those of recurrent groups are empty."""
         tables = enumerate(sequence.block_tables)
         return tuple(() if group in self._pools else tuple(table) for group, table in tables)
 
@@ -128,7 +128,7 @@ class States:
         return end
 
     def take(self, sequence: Sequence, length: int, *, decoding: bool) -> list[PlannedCopy]:
-        """Copies of the states after `length` tokens, where that is a reuse point and there is room for them."""
+        """Copies of the states after `length` tokens, if that is a reuse point and there is room for them."""
         if sequence.hash_root is None:
             return []
         copies = []
@@ -146,7 +146,7 @@ class States:
         return copies
 
     def keep_for(self, giver: Sequence, taker: Sequence | None, reused: int) -> bool:
-        """Let `giver`, which prefills, keep its states where it and `taker` part; False if it has come further, or that is not beyond `reused` tokens."""
+        """Let `giver`, which prefills, keep its states where `taker` differs; False if it is past that point, or that is not beyond `reused` tokens."""
         common = self._common(giver, taker) if taker and self._groups else 0
         if is_ahead := common > reused and common >= giver.num_scheduled_tokens:
             giver.junction = common
@@ -163,7 +163,7 @@ class States:
         )
 
     def _common(self, one: Sequence, other: Sequence) -> int:
-        """Tokens of the full blocks that two sequences have in common, which leave one to compute."""
+        """Tokens of the full blocks that two sequences have in common, without the last token, which must be computed."""
         if one.hash_root is None or other.hash_root is None or other.computes_all:
             return 0
         most = (min(len(one.token_ids), len(other.token_ids)) - 1) // self._block_size
@@ -195,7 +195,7 @@ class States:
             self._note(StateHeld(sequence.key, group, sequence.block_tables[group][0], kept))
 
     def cancel(self, copies: Iterable[PlannedCopy]) -> None:
-        """These copies will not be done, or what they made is not needed."""
+        """These copies will not be done, or their targets are not needed."""
         for each in copies:
             pool = self._pools[each.copy.group]
             pool.release(each.copy.source)
@@ -203,7 +203,7 @@ class States:
                 pool.release(each.copy.target)
 
     def note_admitted(self, sequence: Sequence, copies: Iterable[PlannedCopy]) -> None:
-        """A sequence was given its live states; `copies` are those that begin with a snapshot's content."""
+        """A sequence has its live states; `copies` are those that start from a snapshot."""
         for group, live, kept in self.of(sequence):
             self._note(StateHeld(sequence.key, group, live, kept))
         self._note_copies(copies)

@@ -1,4 +1,4 @@
-"""Tiers of a KV cache beside the device: blocks in host memory, and behind it in a directory on a disk.
+"""Tiers of a KV cache beside the device: blocks in host memory, and in a directory on a disk.
 
 Theory of operation. The name of a block is its place in no tier: the same name finds it on the device, in a slot of host memory
 (`host_tier.py`) and in the directory. What the device holds is known for certain, so a block travels as follows.
@@ -39,7 +39,7 @@ from nanoserve.ports.step import SlotCopy, StepPlan
 from nanoserve.ports.trace import BlocksFetched, BlocksLanded, KVChange
 
 MOST_FETCHES = 3
-"""How often a sequence waits for other tiers before it is admitted with what there is: what came in may be gone again."""
+"""How often a sequence waits for other tiers before it is admitted without more of them: loaded blocks may be evicted again."""
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ class Tiers:
     """Host memory and perhaps a directory behind the one pool of a KV cache.
 
     Attributes:
-        min_tokens: a shorter stretch is computed again, which is quicker than waiting for it.
+        min_tokens: a shorter part is computed again, which is faster than waiting for it.
         events: is told what can be found on the device and in host memory.
     """
 
@@ -107,11 +107,11 @@ class Tiers:
 
     @property
     def is_busy(self) -> bool:
-        """True if copies are planned or under way, so that a step is needed even if it computes nothing."""
+        """True if copies are planned or running, so that a step is needed even if it computes nothing."""
         return bool(self._unsent or self._sent)
 
     def calls_for_step(self, *, is_idle: bool) -> bool:
-        """True if a step without computation is useful: it takes copies along, or brings news of them where nothing else does."""
+        """True if a step without computation is useful: to start copies, or to learn that they are done."""
         return bool(self._unsent) or (is_idle and bool(self._sent))
 
     def keep(self, sequence: Sequence, first: int, last: int) -> None:
@@ -174,7 +174,7 @@ class Tiers:
         return bool(wait.names)
 
     def _run(self, names: Ordered[BlockHash]) -> list[BlockHash]:
-        """The leading ones that are in some tier, or on their way to the device."""
+        """The leading blocks that are in some tier, or on their way to the device."""
         run = []
         for name in names:
             is_here = self.host.find(name) is not None or name in self._landing or name in self._reading
@@ -184,7 +184,7 @@ class Tiers:
         return run
 
     def _read(self, sequence: Sequence, shared: int, run: Iterable[BlockHash]) -> set[BlockHash]:
-        """Begin to read into slots what is in the directory alone; what is being read."""
+        """Begin to read blocks that only the directory has into slots; returns those that are being read."""
         if self._directory is None:
             return set()
         missing = [
@@ -210,7 +210,7 @@ class Tiers:
         return under_way
 
     def _load(self, sequence: Sequence, shared: int, run: Iterable[BlockHash]) -> set[BlockHash]:
-        """Fill fresh blocks from slots, as far as the slots are ready; what is on its way to the device."""
+        """Fill free blocks from slots that are ready; returns what is on its way to the device."""
         names, wanted = set(), []
         for index, name in enumerate(run, start=shared):
             if name not in self._landing and self._pool.find(name) is None:
@@ -228,7 +228,7 @@ class Tiers:
         return names & self._landing.keys()
 
     def go_along(self, plan: StepPlan) -> StepPlan:
-        """The plan with the copies that wait for one, and with the word that no step before it counts, if that is so."""
+        """The plan with the waiting copies, and with `starts_anew` if no step before it counts."""
         if not self._unsent and not self._starts_anew:
             return plan
         copies, self._unsent = self._unsent, []
@@ -245,7 +245,7 @@ class Tiers:
         )
 
     def settle(self, step: int, copied: Iterable[int]) -> None:
-        """A step is done, and with it the news that all copies of some steps are done."""
+        """A step is done, and reports that all copies of some steps are done."""
         if self._doubtful_until is not None and step >= self._doubtful_until:
             for slot in self._doubtful:
                 self.host.complete(slot, is_good=False)
@@ -273,7 +273,7 @@ class Tiers:
         self._announce([(each.sequence, each.index) for each in reversed(kept)], "host")
 
     def _land(self, loads: Ordered[_Copied]) -> None:
-        """Blocks have their content: they get their names, and are free until the sequences that wait for them take them."""
+        """Blocks have their content: name them; they are free until the waiting sequences take them."""
         landed: set[BlockHash] = set()
         named: list[tuple[Sequence, int, int]] = []
         for each in reversed(loads):
@@ -319,7 +319,7 @@ class Tiers:
                 self.events.note_stored(sequence, [(0, index)], tier)
 
     def rest(self) -> None:
-        """Wait a moment for the directory, if it has something to do that is waited for."""
+        """Wait a moment for the directory, if a sequence waits for it."""
         if (self._reads or self._writes) and self._directory is not None:
             self._directory.rest()
 
@@ -331,14 +331,14 @@ class Tiers:
                 self._arrived.append(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """The sequence waits no more; it need not have waited."""
+        """The sequence waits no more; it does not have to be waiting."""
         wait = self._waiting.pop(sequence, None)
         if wait is not None:
             for block in reversed(wait.held):
                 self._pool.release(block)
 
     def cancel(self) -> None:
-        """Copies that are planned or under way do not count any more; those who wait for them need not."""
+        """Planned and running copies do not count any more; nothing waits for them."""
         for copies in (self._unsent, *self._sent.values()):
             for each in sorted(copies, key=attrgetter("is_load")):
                 self._pool.release(each.copy.block)
@@ -365,7 +365,7 @@ class Tiers:
         self._let_go(names)
 
     def holders(self) -> Iterator[int]:
-        """The blocks that are held here, once for each reference."""
+        """The held blocks, once for each reference."""
         for copies in (self._unsent, *self._sent.values()):
             yield from (each.copy.block for each in copies)
         for wait in self._waiting.values():
@@ -384,7 +384,7 @@ class Tiers:
         return {"host": host} | ({} if self._directory is None else {"disk": self._directory.counts()})
 
     def audit(self) -> None:
-        """Check the books of host memory, and that whoever waits will be let go."""
+        """Check host memory, and that every waiting sequence will be admitted."""
         copies = [each for plan in (self._unsent, *self._sent.values()) for each in plan]
         loads = [each for each in copies if each.is_load]
         stores = [each.copy.slot for each in copies if not each.is_load]
