@@ -1,1 +1,1 @@
-"""Who computes what in the next step."""
+"""The scheduler: what the next step computes."""

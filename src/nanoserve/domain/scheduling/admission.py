@@ -1,4 +1,4 @@
-"""Admission of requests: each is checked whole, and becomes sequences, before anything of it is queued."""
+"""Admission of requests: each is checked completely and becomes sequences before it is queued."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def derive_seed(seed: int, index: int) -> int:
 
 
 def _check_whole(request: Request, limits: Limits) -> None:
-    """The request is one to a model that keeps nothing of a sequence."""
+    """The request is for a model without a cache."""
     if request.pooling is None:
         raise errors.BadValueError("model", "is an encoder, which writes no text: ask for vectors or classes")
     length, most = len(request.prompt_token_ids), limits.max_num_batched_tokens

@@ -1,4 +1,4 @@
-"""How many prefill tokens a step may carry without making the decoding sequences wait too long."""
+"""The number of prefill tokens of a step that keeps the gaps of decoding sequences short."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class ChunkBudget:
     """Prefill tokens per step under an inter-token bound of `max_itl` seconds.
 
-    The first allowance follows from what decoding and prompts take apart from each other. Then a step that took too long makes the
+    The first allowance follows from the separate times of decoding and of prompts. Then a step that took too long makes the
     next ones smaller, and one that was nearly full and took less makes them larger, so what it takes beside its tokens need not be
     known. `floor` tokens are always allowed, so that prefill goes on however tight the bound.
     """
@@ -18,7 +18,7 @@ class ChunkBudget:
         self._allowed: float | None = None
 
     def allowance(self, budget: int, num_decoding: int) -> int:
-        """How much of a step's remaining token budget prefill may use beside `num_decoding` decoding rows."""
+        """The part of a step's remaining token budget that prefill may use beside `num_decoding` decoding rows."""
         allowed = self._allowed
         if allowed is None and self._seconds_per_token is not None:
             allowed = (self._max_itl - self._decode_seconds) / self._seconds_per_token

@@ -1,7 +1,7 @@
-"""Answers that must follow a grammar: where each stands in it, and what may be drawn for it next.
+"""Answers that must follow a grammar: their positions in it, and the masks of their next tokens.
 
-A matcher goes on when a token is committed, and nowhere else. So it never has to go back: what a failed step or a
-preemption loses was not consumed, and what is computed again is drawn under the same mask.
+A matcher advances only when a token is committed. So it never goes back: tokens that a failed step or a preemption loses were not
+consumed, and tokens that are computed again are drawn under the same mask.
 
 Workers may take their time over a grammar or over a mask. Whoever needs it waits meanwhile, and no other sequence does:
 before its grammar is ready a sequence stands in no line of the queue; one whose mask is late sits out on its row.
@@ -46,7 +46,7 @@ from nanoserve.ports.step import TokenLogprobs
 
 @attrs.frozen
 class DrawOutcome:
-    """Sequences of a step that got no token: for the `stuck` none is allowed, of the `late` the mask is not there yet."""
+    """Sequences of a step without a token: the `stuck` may draw none, and the masks of the `late` are not there yet."""
 
     stuck: list[Sequence]
     late: list[Sequence]
@@ -54,7 +54,7 @@ class DrawOutcome:
 
 @attrs.frozen
 class Filling:
-    """The masks of a step, which are being made; `rows` have them by the number of the first, and `counts` says who has several."""
+    """The masks of a step, which are being made; `rows` maps each row to its first mask, and `counts` has the rows with several."""
 
     flight: InFlightStep
     block: MaskBlock
@@ -117,7 +117,7 @@ class Constraints:
             self._unsure.update(family)
 
     def close(self, sequence: Sequence) -> None:
-        """The sequence has ended; it need not have a constraint."""
+        """The sequence, with or without a constraint, has ended."""
         self.matchers.pop(sequence, None)
         self._free.discard(sequence)
         self._unsure.discard(sequence)
@@ -131,7 +131,7 @@ class Constraints:
         return sequence in self.late or sequence in self.compiling
 
     def arrivals(self) -> list[tuple[Sequence, str | None]]:
-        """The sequences that need not wait for a worker any more, with what is wrong with their grammar, if something is."""
+        """The sequences whose worker is done, with the error of their grammar, if there is one."""
         arrived: list[tuple[Sequence, str | None]] = []
         for sequence, matcher in list(self.late.items()):
             if self._grammars is not None and self._grammars.is_ready(matcher):
@@ -160,7 +160,7 @@ class Constraints:
     def masked_rows(
         self, draft: Draft, sequences: Iterable[Sequence], rows: Iterable[int]
     ) -> tuple[int, ...]:
-        """Those of the rows that are to yield a token in the drafted step for which a mask is needed; `sequences` decode in `rows`."""
+        """The rows of the drafted step that yield a token and need a mask; `sequences` decode in `rows`."""
         bound = self.matchers
         finished = [chunk.row for sequence, chunk in draft.chunks if chunk.samples and sequence in bound]
         decoding = [row for sequence, row in zip(sequences, rows, strict=True) if sequence in bound]
@@ -182,7 +182,7 @@ class Constraints:
     def consume(
         self, progress: list[tuple[Sequence, int, TokenLogprobs | None]]
     ) -> list[tuple[Sequence, str]]:
-        """Go on by committed tokens, which come with their log-probabilities; the sequences that must end, and why."""
+        """Advance by committed tokens, which come with their log-probabilities; returns the sequences that must end, and why."""
         matchers, free = self.matchers, self._free
         bound = [(each, token) for each, token, _ in progress if each in matchers and each not in free]
         for sequence in [each for each, _, _ in progress if each in free] if free else ():
@@ -230,9 +230,9 @@ class Constraints:
         self._filling = Filling(flight, block, rows, counts, wait)
 
     def draw(self, flight: InFlightStep, ticket: object) -> DrawOutcome:
-        """Draw a step before which all is committed.
+        """Draw a step after all earlier ones are committed.
 
-        A row whose sequence has ended gets no mask, nor does one that is stuck or late: what is drawn for them is dropped.
+        Rows whose sequence has ended, is stuck or late get no mask: their draws are dropped.
         """
         if self._filling is None or self._filling.flight is not flight:
             self.begin(flight)

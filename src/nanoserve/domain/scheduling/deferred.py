@@ -1,4 +1,4 @@
-"""Deferred sequences, such as those of batches: they fill what others leave, and have fewer rows and tokens beside answers of others."""
+"""Deferred sequences, such as those of batches: they use what others leave, and have fewer rows and tokens beside answers of others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.sequence import Sequence
 
 DEFERRED_CHUNK: Final = 128
-"""The most tokens of deferred prompts in a step that others wait for, and only where it has no prompts of theirs."""
+"""The most tokens of deferred prompts in a step that others wait for, if it has no prompts of others."""
 AFTERWARDS: Final = 0.1
-"""Seconds for which more of them wait in case that another one comes, as in a conversation."""
+"""Seconds that further deferred prompts wait for another request of others, as in a conversation."""
 
 
 def _is_answered(sequence: Sequence) -> bool:
-    """True if somebody waits for each of its tokens."""
+    """True if a client waits for each of its tokens."""
     return not sequence.is_deferred and sequence.request.pooling is None
 
 
@@ -28,7 +28,7 @@ class DeferredShare:
         self._last_answered = -math.inf
 
     def make_way(self, draft: Draft, now: float) -> None:
-        """Take rows of deferred sequences back that are too many beside those that are being answered, are about to be or just were."""
+        """Preempt deferred sequences that are too many beside those that are being answered, will be or just were."""
         rows, first = self._table.rows, self._table.next_in_line()
         if any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first)):
             self._last_answered = now
@@ -37,7 +37,7 @@ class DeferredShare:
             self._table.preempt(rows.youngest(), draft)
 
     def tokens(self, draft: Draft, left: int) -> int:
-        """How many of a step's tokens that are `left` their prompts may have."""
+        """The number of a step's `left` tokens that deferred prompts may have."""
         if self._is_bounded and self._table.rows.has_answers:
             return 0 if draft.chunks else min(left, DEFERRED_CHUNK)
         return left

@@ -1,4 +1,4 @@
-"""The next step while it is drafted: deltas that can still be withdrawn."""
+"""The draft of the next step: deltas that can still be withdrawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Draft:
     copies: tuple[PlannedCopy, ...] = ()
 
     def admit(self, sequence: Sequence, row: int) -> None:
-        """Tell the runner all about a sequence that has been given a row."""
+        """Add a sequence that has been given a row."""
         admitted = AdmittedRow(
             row=row,
             token_ids=tuple(sequence.token_ids),
@@ -86,6 +86,6 @@ class Draft:
         )
 
     def _drafts_of(self, decoding: DecodingRows) -> tuple[RowDrafts, ...]:
-        """Those that still decode: others may have lost their rows since they were drafted."""
+        """The rows that still decode: others may have lost theirs since they were drafted."""
         rows = zip(decoding.rows, decoding.sequences, strict=True)
         return tuple([RowDrafts(row, self.drafts[each]) for row, each in rows if self.drafts.get(each)])

@@ -1,8 +1,7 @@
 """Isolation of faults: after a step that failed and named no row, its sequences are tried one at a time.
 
-A suspect is computed alone, one step at a time, until it has yielded the token that comes after all that the failed step
-could have computed of it. So every suspect has either ended or gained a token once none is left, and failures that
-come again and again come to an end.
+A suspect is computed alone, one step at a time, until it has yielded the token after all tokens that the failed step could have
+computed of it. So every suspect ends or gains a token, and repeated failures end.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ class Suspects(dict[Sequence, int]):
 
     @property
     def first(self) -> Sequence:
-        """The one on trial."""
+        """The suspect that is tried now."""
         return next(iter(self))
 
     def blame(
         self, flight: InFlightStep, earlier: Iterable[InFlightStep], rows: Iterable[int]
     ) -> list[Sequence]:
-        """The sequences in the `rows` that are guilty of a failed step; one alone in its step is guilty anyway.
+        """The sequences in the `rows` that are at fault for a failed step; a sequence alone in its step is at fault anyway.
 
         Where none is, the living ones of the step become suspects, and the steps `earlier` than it are forgotten together with it.
         """
@@ -46,7 +45,7 @@ class Suspects(dict[Sequence, int]):
         return []
 
     def acquit(self) -> Sequence | None:
-        """Clear the one on trial if it has come past its point, and return it."""
+        """Clear the suspect that is tried if it has passed its point, and return it."""
         sequence = self.first
         if len(sequence.token_ids) <= self[sequence]:
             return None

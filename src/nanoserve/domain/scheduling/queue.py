@@ -1,4 +1,4 @@
-"""The waiting sequences by request class, which comes next, the rows that they wait for, and which have run out of time."""
+"""The waiting sequences by request class and their order, the rows that they wait for, and their deadlines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _SMALLEST_SWEEP = 64
 
 
 class LazyHeap(Generic[ItemT]):
-    """Smallest key first, at O(log n). Its owner notes every death; it keeps at most as many dead items as living ones."""
+    """A heap of items, smallest key first, at O(log n).
+
+    Its owner notes every death; it keeps at most as many dead items as living ones.
+    """
 
     def __init__(self, is_alive: Callable[[ItemT], bool]) -> None:
         self._is_alive = is_alive
@@ -33,7 +36,7 @@ class LazyHeap(Generic[ItemT]):
         heapq.heappush(self._entries, (key, self._pushed, item))
 
     def remove(self, item: ItemT) -> None:
-        """Take an item out wherever it stands, at O(n)."""
+        """Remove any item, at O(n)."""
         self._entries = [entry for entry in self._entries if entry[2] is not item]
         heapq.heapify(self._entries)
 
@@ -61,10 +64,10 @@ def _is_waiting(sequence: Sequence) -> bool:
 
 
 class WaitingQueue:
-    """One ordered line per request class; inside a line the head is never skipped.
+    """One ordered queue per request class; the head of a queue is never skipped.
 
-    The order is a sequence's own (`Sequence.order`), so a preempted sequence comes back to the place it had. Sequences
-    held back for something that is not there yet count as waiting, but stand in no line.
+    The order is a sequence's own (`Sequence.order`), so a preempted sequence returns to its place. Sequences that are held back
+    for a grammar, an adapter or blocks count as waiting, but are in no queue.
 
     Attributes:
         is_closed: whether only preempted sequences come next.
@@ -92,17 +95,17 @@ class WaitingQueue:
             )
 
     def push(self, sequence: Sequence) -> None:
-        """Let a waiting or preempted sequence be in the queue."""
+        """Put a waiting or preempted sequence into its queue."""
         name = sequence.request.request_class
         self._lines[name].push(sequence.order, sequence)
         self._lengths[name] += 1
 
     def hold_back(self, sequence: Sequence) -> None:
-        """Count a sequence as waiting before it may be in the queue."""
+        """Count a sequence as waiting before it may be queued."""
         self._lengths[sequence.request.request_class] += 1
 
     def let_go(self, sequence: Sequence) -> None:
-        """Let a sequence that was held back be in the queue."""
+        """Queue a sequence that was held back."""
         self._lines[sequence.request.request_class].push(sequence.order, sequence)
 
     def head(self, is_open: Callable[[str], bool]) -> Sequence | None:
@@ -117,7 +120,7 @@ class WaitingQueue:
         return best
 
     def pop(self, sequence: Sequence) -> None:
-        """Take a sequence out of its line: quickly the one that `head` showed, at O(n) any other."""
+        """Remove a sequence from its queue: fast if `head` returned it, else at O(n)."""
         name = sequence.request.request_class
         line = self._lines[name]
         entry = line.peek()
@@ -128,7 +131,7 @@ class WaitingQueue:
         self._lengths[name] -= 1
 
     def note_finished(self, sequence: Sequence) -> None:
-        """A sequence that waited has finished; its place in line is forgotten in time."""
+        """A waiting sequence has finished; its item is removed later."""
         name = sequence.request.request_class
         self._lines[name].note_death()
         self._lengths[name] -= 1
@@ -179,7 +182,7 @@ class RowPool:
         return row
 
     def leave(self, sequence: Sequence) -> None:
-        """Take the sequence's row back; the next plan tells the runner."""
+        """Release the sequence's row; the next plan has the release."""
         row = sequence.row
         assert row is not None
         sequence.row = None
@@ -189,7 +192,7 @@ class RowPool:
         self._released.append(row)
 
     def released(self) -> list[int]:
-        """The rows given back since the last time this was asked."""
+        """The rows released since the last call."""
         released, self._released = self._released, []
         return released
 
@@ -220,7 +223,7 @@ class Deadlines:
         self._alarms: LazyHeap[_Alarm] = LazyHeap(_Alarm.is_alive)
 
     def watch(self, sequence: Sequence) -> None:
-        """Set the alarms that the sequence's request asks for."""
+        """Set the alarms of the sequence's request."""
         request = sequence.request
         if request.deadline is not None:
             self._alarms.push(request.deadline, _Alarm(sequence, only_while_queued=False))

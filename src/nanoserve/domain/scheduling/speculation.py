@@ -1,8 +1,9 @@
-"""How wide the next step is: how many tokens each decoding row computes, its newest and drafts behind it (`ports/step.py`).
+"""The width of the next step: the number of tokens that each decoding row computes, its newest and drafts after it (`ports/step.py`).
 
-The answer does not depend on it, so a step is as wide as pays. Of a row whose drafts are right with probability a, a step of width w
-brings (1 - a**w) / (1 - a) tokens on average; a is what was seen of the row lately, and a guess at first. What a step costs follows from
-its tokens, which is measured when the engine starts (`Limits.step_seconds`); where it is not, steps are as wide as they may be.
+Answers do not depend on it, so the fastest width is chosen. If a row's drafts are right with probability a, a step of width w
+brings (1 - a**w) / (1 - a) tokens on average; a is estimated from the row's latest steps, and a guess at first. What a step costs
+follows from its tokens, which is measured when the engine starts (`Limits.step_seconds`); where it is not, steps are as wide as
+they may be.
 
 Drafts of rows with grammars are made here, of tokens that are known: so each step waits for the one before. That goes on while it brings
 more than steps that follow each other closely, and is tried again after a while.
@@ -23,23 +24,23 @@ from nanoserve.ports.grammar import MOST_DRAFTED
 from nanoserve.ports.step import StepResult
 
 LEARNING_RATE: Final = 0.25
-"""How much the newest step changes what is thought of a row."""
+"""The weight of the newest step in the estimate of a row."""
 CLEARLY_BETTER: Final = 1.03
-"""A wide step must bring so many times the tokens of a narrow one in the same time."""
+"""A wide step must bring this many times the tokens of a narrow one in the same time."""
 RECONSIDER: Final = 4
 """After so many wide steps, and when rows come or go, the width is chosen again."""
 PROBE_AFTER: Final = 64
 """After so many narrow steps a wide one shows whether drafts have become better."""
 IDLE_SECONDS: Final = 0.0003
-"""The device has nothing to do for so long where a step waits for the one before."""
+"""Seconds that the device idles if a step waits for the one before."""
 TRIAL: Final = 2.0
-"""Drafts of grammars are thought to bring so many tokens per row and step at first."""
+"""The initial estimate of tokens per row and step with drafts of grammars."""
 TRIAL_RATE: Final = 1 / 32
 TRY_AGAIN_AFTER: Final = 256
 
 
 class Speculation:
-    """Drafts for `members`, a scheduler's decode set. They take nothing from anybody: where blocks or a step's budget are short, it is narrow.
+    """Drafts for `members`, a scheduler's decode set. They displace no sequence: if blocks or a step's budget are short, the step is narrow.
 
     Attributes:
         drafts: for the next step, those of rows with grammars.
@@ -83,7 +84,7 @@ class Speculation:
         return 0 if is_short or members.may_overrun() else 1
 
     def _best_width(self, rows: DecodingRows) -> int:
-        """The width that pays best; the last answer stands while nothing is learnt and the same rows decode."""
+        """The fastest width; the last result is kept while nothing is learnt and the same rows decode."""
         if rows is not self._rows:
             self._rows = rows
             self._best = widest = self._widest(rows)
@@ -98,7 +99,7 @@ class Speculation:
         return self._widest(rows)
 
     def _masked_width(self, rows: DecodingRows) -> int:
-        """As `choose_width`, where some have grammars; makes their drafts."""
+        """As `choose_width`, if some rows have grammars; makes their drafts."""
         constraints, count = self._table.constraints, len(rows.rows)
         bound = [each for each in rows.sequences if each in constraints.matchers]
         if not bound:
@@ -139,7 +140,7 @@ class Speculation:
         return max((width for width in self._widths if width * len(rows.rows) <= budget), default=1)
 
     def _most_tokens_per_second(self, rows: DecodingRows, most: list[int]) -> int:
-        """The width that pays best where rows yield `most` tokens in a step, each its own."""
+        """The fastest width if rows yield `most` tokens in a step, each its own number."""
         widths = [each for each in self._widths if each < 2 * max(most)]
         if not self._costs:
             return widths[-1]
@@ -178,7 +179,7 @@ class Speculation:
         return progress, stopped + flight.pooled()
 
     def land_more(self) -> tuple[list[Progress], list[Stopped]]:
-        """Append one more token of the step to each sequence that has one and lives; nothing when all of it is home."""
+        """Append one more token of the step to each living sequence that has one; nothing when all are appended."""
         entries = self._rounds.pop(0) if self._rounds else []
         progress = [each for each in entries if each[0].finish_reason is None]
         for sequence, token, _ in progress:
@@ -189,7 +190,7 @@ class Speculation:
         return progress, stopped_by([each[0] for each in progress])
 
     def _note(self, flight: InFlightStep, result: StepResult) -> None:
-        """See how many of each row's drafts were right."""
+        """Count how many of each row's drafts were right."""
         counters, width = self._table.counters, flight.plan.width
         counters.draft_tokens += result.num_drafts
         counters.drafted_rows += result.drafted_rows

@@ -1,11 +1,11 @@
 """Steps with drafts: a step of width w adds w to the reach, and a row yields as many tokens as were right.
 
-Then the row's true position is lower than its dates say, by as much as only `commit` learns. Dates that are too early do no harm, so
-nothing is done about them until one comes: then the row is looked at, and its offset is set right (`_correct`). What steps in flight
-compute of it counts at its most, so that a block is there wherever it may come to.
+Then the row's true position is lower than its dates say, by a number that only `commit` learns. Dates that are too early do no
+harm, so they stay until one comes: then the row's offset is corrected (`_correct`). Steps in flight count with their most tokens,
+so that a block is always there.
 
 A wide step lands as that many narrow ones would: first every row's first token, then the second of those that have one and still live.
-So what ends a sequence, its text included, ends it at the same token as without drafts.
+So a sequence ends at the same token as without drafts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WideDecodeSet(DecodeSet):
 
     @property
     def slack(self) -> int:
-        """By how much positions may be lower than the steps in flight have been planned for."""
+        """The most that positions may be below those that steps in flight were planned for."""
         return self.reach - self.landed - self.in_flight
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
@@ -59,7 +59,7 @@ class WideDecodeSet(DecodeSet):
         self.landed, self.in_flight, self.is_exact = self.reach, 0, True
 
     def tighten(self) -> None:
-        """Set all offsets right, if that is known."""
+        """Correct all offsets, if they are known."""
         if not self.is_exact and not self.slack:
             for sequence in self._members:
                 self._correct(sequence)
@@ -136,7 +136,7 @@ def rounds(flight: InFlightStep, result: StepResult, missed: Container[Sequence]
 
 
 def surplus(flight: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
-    """By how much decoding rows that still run have yielded fewer tokens than a wide step's width, where they have."""
+    """The rows that still run and yielded fewer tokens than the step's width, and the differences."""
     counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
     lacks = zip(flight.decoding.sequences, counts, strict=bool(counts))
     width = flight.plan.width

@@ -1,1 +1,1 @@
-"""From token ids to text that can be shown while it grows."""
+"""Turns token ids into text that can be shown while it grows."""

@@ -36,7 +36,7 @@ class _Token:
 
 
 class Released(NamedTuple):
-    """Output that can be shown: nothing in it will ever be taken back."""
+    """Output that can be shown, because it will not change."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -60,7 +60,7 @@ class IdStream:
     push_unseen = push
 
     def take(self) -> Released:
-        """Everything since the last time."""
+        """Everything since the last call."""
         held, self._held = self._held, []
         return Released(
             tuple(token for token, _ in held), "", tuple(each for _, each in held if each is not None)
@@ -72,7 +72,7 @@ class IdStream:
 
 
 class SilentStream:
-    """Output without text that is shown at its end alone: what `token_ids`, which grows elsewhere, has from `start` on."""
+    """Output without text that is only shown at its end: `token_ids`, which grows elsewhere, from `start` on."""
 
     def __init__(self, token_ids: list[int], start: int) -> None:
         self._token_ids, self._start = token_ids, start
@@ -144,7 +144,7 @@ class TextStream:
         self._held.append(_Token(token_id, logprobs, end, end))
 
     def _hold_ready(self) -> None:
-        """Another token comes before this one was taken: they go the long way together."""
+        """Another token comes before this one was taken: both are decoded."""
         if self._ready is not None:
             (token_id,), self._tail, scores = self._ready
             self._ready = None
@@ -204,7 +204,7 @@ class TextStream:
 
 
 OutputStream = TextStream | IdStream | SilentStream
-"""Takes the tokens of one sequence in and gives out what can be shown."""
+"""Takes the tokens of one sequence and releases the output that can be shown."""
 
 
 @attrs.frozen

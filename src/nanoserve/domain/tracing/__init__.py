@@ -1,1 +1,1 @@
-"""The step log: recorded from a running engine, and replayed to exactly the states it had."""
+"""The step log: recorded from a running engine, and replayed to its exact states."""

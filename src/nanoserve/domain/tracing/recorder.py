@@ -1,4 +1,4 @@
-"""Records what each turn of an engine changes, as a `Turn`; it costs what has changed, and nothing while not attached."""
+"""Records the changes of each turn of an engine as a `Turn`; its cost is that of the changes, and nothing while detached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoserve.ports.step import StepResult
 
 
 class Recorder:
-    """Listens to one engine from its creation on; made by `Engine.record`.
+    """The recorder of one engine from its creation on; made by `Engine.record`.
 
     Args:
         scheduler: of that engine.
@@ -54,7 +54,7 @@ class Recorder:
         }
 
     def snapshot(self) -> trace.Snapshot:
-        """The books now, between two turns; the turns that were not taken yet lead up to it.
+        """The state between two turns, after all turns that were not taken yet.
 
         What comes after it can be read without what came before.
         """
@@ -64,7 +64,7 @@ class Recorder:
         return read_snapshot(self._scheduler, at=self._now())
 
     def take(self) -> list[trace.Turn]:
-        """The turns since the last time."""
+        """The turns since the last call."""
         turns, self._turns = self._turns, []
         return turns
 
@@ -172,7 +172,7 @@ def _ending(sequence: Sequence) -> trace.Ending:
 
 
 def read_snapshot(scheduler: Scheduler, *, at: float) -> trace.Snapshot:
-    """The books between two turns; `at` is in seconds since the trace began."""
+    """The state between two turns; `at` is in seconds since the trace began."""
     alive = scheduler.table.alive
     counters, prefixes = scheduler.counters, scheduler.cache.statistics
     return trace.Snapshot(

@@ -1,4 +1,4 @@
-"""The books of an engine, rebuilt from its step log."""
+"""The state of an engine, rebuilt from its step log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanoserve.ports.step import SINK_BLOCK
 
 
 class Replay:
-    """Starts at a snapshot and goes on turn by turn.
+    """Starts at a snapshot and applies turn after turn.
 
     Attributes:
         sequences: the living ones by key; what they decoded since their last change is missing from their number of
@@ -45,7 +45,7 @@ class Replay:
         self.prefix_queries, self.prefix_hits = start.prefix_queries, start.prefix_hits
 
     def apply(self, turn: trace.Turn) -> None:
-        """Go on by one turn."""
+        """Apply one turn."""
         for arrival in turn.arrived:
             self.sequences[arrival.key] = trace.TracedSequence(**attrs.asdict(arrival))
         for change in turn.kv:
@@ -62,7 +62,7 @@ class Replay:
         self.prefix_queries, self.prefix_hits = turn.prefix_queries, turn.prefix_hits
 
     def snapshot(self) -> trace.Snapshot:
-        """The books now, as `read_snapshot` would have read them."""
+        """The state now, as `read_snapshot` would have read it."""
         return trace.Snapshot(
             at=self.at,
             step=self.step,

@@ -1,4 +1,4 @@
-"""Reads calls: JSON objects with a name and arguments, names that stand before their arguments, and Python's lists of calls, to JSON as they come.
+"""Reads calls into JSON, incrementally: JSON objects with a name and arguments, names before their arguments, and Python's lists of calls.
 
 Nothing is evaluated: of Python only literals are read, which are strings, numbers, True, False, None, lists and dicts.
 """
@@ -17,7 +17,7 @@ from nanoserve.domain.text.dialects.xml import read_elements
 _LONGEST_KEY: Final = 256
 _LONGEST_TEXT: Final = 1 << 24
 _BEHIND: Final = " \t\r\n,;]}`"
-"""Between two calls and behind the last one, brackets and fences too many among it."""
+"""Text between two calls and after the last one, including surplus brackets and fences."""
 _NAME_KEYS: Final = frozenset({"name", "function", "tool", "tool_name", "function_name"})
 _ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters", "args", "params", "input", "arguments_json"})
 
@@ -25,7 +25,7 @@ _ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters", "args", "params", 
 def read_objects(
     reader: Reader, output: Output, closers: tuple[str, ...], *, listed: bool = False, known: bool = False
 ) -> Reading[bool]:
-    """JSON objects that are calls, all but the last ended; whether the last one is whole.
+    """JSON objects that are calls, all but the last ended; returns whether the last one is complete.
 
     `listed` objects may stand in brackets. `known` takes only objects with the name of a tool and nothing else beside its
     arguments, because any other JSON may be the answer's text. Commas, semicolons or blanks are between them.
@@ -50,7 +50,7 @@ class _Object:
         self._waiting: list[str] = []
 
     def read(self) -> Reading[bool]:
-        """True if it is a call, and whole, maybe except its bracket; members of an object `function` count as its own."""
+        """True if it is a call, and complete, perhaps except its bracket; members of an object `function` count as its own."""
         reader = self._reader
         if (yield from reader.skip()) != "{":
             return False
@@ -127,7 +127,7 @@ def _other_value(reader: Reader, closers: tuple[str, ...]) -> Reading[str | None
 def read_named(
     form: NamedCall, reader: Reader, output: Output, closers: tuple[str, ...]
 ) -> Reading[tuple[bool, str]]:
-    """Name and arguments; whether they are whole, and the mark that ended them, where one did."""
+    """Name and arguments; returns whether they are complete, and the mark that ended them, if one did."""
     if form.before:
         _, mark = yield from reader.collect((form.before, *closers), _LONGEST_KEY)
         if mark != form.before:
@@ -161,7 +161,7 @@ def read_named(
 
 
 _BEHIND_LIST: Final = " \t\r\n]`"
-"""Brackets too many, and the end of a fence."""
+"""Surplus brackets, and the end of a fence."""
 _LONGEST_WORD: Final = 64
 _OPENING: Final = frozenset("\"'[{")
 

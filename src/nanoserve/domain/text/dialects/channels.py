@@ -1,7 +1,7 @@
-"""Reads OpenAI's harmony: an answer is messages, each with a header that says its channel and, for a call, whose it is.
+"""Reads OpenAI's harmony: an answer is messages, each with a header that names its channel and, for a call, the function.
 
 A header is `<|channel|>commentary to=functions.f <|constrain|>json<|message|>`; the recipient may stand before the channel.
-The analysis channel is reasoning, and so is what goes to tools that are not functions; every other message is text.
+The analysis channel is reasoning, and so are messages to tools that are not functions; every other message is text.
 """
 
 from __future__ import annotations

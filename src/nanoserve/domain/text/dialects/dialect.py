@@ -1,7 +1,7 @@
-"""The values that say how a model family writes reasoning and calls; parser and grammar are functions of them.
+"""The values that describe how a model family writes reasoning and calls; parser and grammar are functions of them.
 
-A mark is a literal text. Where the tokenizer has the mark as one added token, the mark counts only where it came as that
-token: the same letters typed one by one are plain text. Names of attributes follow the order in which things are written.
+A mark is a literal text. If the tokenizer has the mark as one added token, it counts only as that token: the same letters in
+other tokens are plain text. Names of attributes follow the order in which things are written.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PythonicCall:
 
 @attrs.frozen(kw_only=True)
 class Calls:
-    """Where calls stand and how each is written.
+    """The place and the form of calls.
 
     Attributes:
         section: around all calls of an answer, or around each where `one_each` is set.
@@ -149,7 +149,7 @@ class Dialect:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Every mark, by which a tokenizer is asked which of them are tokens."""
+        """Every mark; a tokenizer says which of them are tokens."""
         found = {""}
         if self.reasoning is not None:
             found |= {self.reasoning.open, self.reasoning.close}

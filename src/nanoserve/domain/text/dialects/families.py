@@ -1,8 +1,8 @@
-"""The table of dialects, and how a model's files choose one of them.
+"""The table of dialects, and the choice of one by a model's files.
 
 Sources are the families' chat templates and the pages that publish their formats. A chat template that holds all of a
 dialect's `signs` is of that dialect; the first one that fits is taken, so that a dialect stands before those whose signs are
-a part of its own. The model's type decides only where no template does.
+a part of its own. The model's type decides only if no template does.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's marks are written in these characters
@@ -41,7 +41,7 @@ _PHI: Final = Calls(form=KeyedCall(listed=True), open="functools[", between=", "
 
 @attrs.frozen
 class Family:
-    """A dialect and what a model's files show of it.
+    """A dialect and its signs in a model's files.
 
     Attributes:
         signs: texts that the chat template of such a model holds, all of them.

@@ -1,8 +1,8 @@
 """The grammar of an answer by its dialect: calls of given tools, in Lark as llguidance reads it.
 
-It covers the whole answer from its first token on: reasoning where the family has some, free text where calls are not
-required, then calls whose arguments fit their schemas. Marks that are tokens are named by id, so that no text can forge them.
-Inside arguments the separators are those of the templates' `tojson`, which also leaves no blanks to get lost in.
+It covers the whole answer from its first token on: reasoning where the family has some, free text where calls are not required,
+then calls whose arguments fit their schemas. Marks that are tokens are named by id, so that no text can forge them. Separators
+inside arguments are those of the templates' `tojson`, so a model cannot write endless blanks.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Lark:
         return f"<[{self._ids[mark]}]>" if mark in self._ids else literal(mark)
 
     def text(self, *without: str) -> str:
-        """Free text without these marks, and without what would begin to reason where that may be done but once."""
+        """Free text without these marks, and without the beginning of reasoning if that is allowed only once."""
         marks = "|".join(_escaped(each) for each in (*without, *self._forbidden))
         if not marks:
             return _TEXT
@@ -119,7 +119,7 @@ class _Lark:
         return self.rule(f"{text} {literal(before + mark)}", "[lazy]")
 
     def reasoning(self, region: Region | None, prompt_tail: str) -> str:
-        """The part that may or, where the prompt has opened it, must come first."""
+        """The reasoning that may come first, or must if the prompt has opened it."""
         if region is None:
             return ""
         if self._is_behind or prompt_tail.endswith(region.close):
@@ -131,7 +131,7 @@ class _Lark:
         return f"({self.mark(region.open)} {self.up_to(region.close)} {_BLANK})?"
 
     def body(self, calls: Calls, tools: Sequence[Tool], choice: ToolChoice, json_text: str | None) -> str:
-        """Calls alone, or the JSON instead of them, or text with calls in it."""
+        """Only calls, or JSON instead of them, or text with calls in it."""
         is_required = choice.mode is CallMode.REQUIRED
         each = [self.rule(self.call(calls, tool, is_strict=is_required or tool.strict)) for tool in tools]
         opening, rest = self._several(calls, f"({' | '.join(each)})", parallel=choice.parallel)
@@ -169,7 +169,7 @@ class _Lark:
         return section.open, f"{opening} {one} {more} {closing}"
 
     def call(self, calls: Calls, tool: Tool, *, is_strict: bool) -> str:
-        """One call of the tool behind its open mark."""
+        """One call of the tool after its open mark."""
         schema = held(tool) if is_strict else _free(tool)
         form = calls.form
         if isinstance(form, PythonicCall):
@@ -226,7 +226,7 @@ class _Lark:
         return f"{self.json(_rooted(described, schema), is_lenient=is_lenient)} {closing}"
 
     def _element_text(self, form: XmlArguments, text: Constraint) -> str:
-        """The text for a custom tool, as it is; it must not swallow the mark behind it."""
+        """The text for a custom tool, unchanged; it must not include the mark after it."""
         is_token = form.value_close in self._ids
         if text.kind == ConstraintKind.LARK:
             pad = literal(form.pad) + "?" if form.pad and not is_token else literal(form.pad)
@@ -277,7 +277,7 @@ class _Lark:
     def channel_answer(
         self, form: Channels, tools: Sequence[Tool], choice: ToolChoice, prompt_tail: str, text: str
     ) -> str:
-        """Analysis as the model likes, then one call; in `AUTO` a preamble before it, or a final text instead."""
+        """Free analysis, then one call; in `AUTO` a preamble before it, or a final text instead."""
         final = self._message(form, "final", text)
         if not tools:
             return self._after_analysis(form, final, prompt_tail)
@@ -356,7 +356,7 @@ def _escaped(text: str) -> str:
 
 
 def _lean(schema: Any) -> Any:
-    """A schema without what is for readers alone, which may be most of it."""
+    """A schema without annotations, which may be most of it."""
     if isinstance(schema, list):
         return [_lean(each) for each in schema]
     if not isinstance(schema, Mapping):

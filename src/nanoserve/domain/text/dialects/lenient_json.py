@@ -1,7 +1,7 @@
-"""Arguments as models write them to JSON, as they come: what is JSON passes unchanged, slips are repaired, what is open is closed.
+"""Turns a model's arguments into JSON, incrementally: JSON passes unchanged, errors are repaired, open parts are closed.
 
-The slips are those that parsers of other servers forgive: quotes, constants and numbers as Python writes them, names without quotes, commas
-and brackets too many or too few, line breaks within strings.
+The errors are those that parsers of other servers accept: quotes, constants and numbers as Python writes them, names without
+quotes, commas and brackets too many or too few, line breaks within strings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Next(enum.Enum):
 
 
 _HELD: Final = frozenset({_Next.NAME, _Next.COLON, _Next.VALUE})
-"""Where blanks wait for what comes behind them."""
+"""The state in which blanks wait for the next character."""
 
 
 def literal_json(word: str) -> str | None:
@@ -86,12 +86,12 @@ class LenientJson:
 
     @classmethod
     def whole(cls, text: str) -> str:
-        """The JSON of a text that is all there."""
+        """The JSON of a complete text."""
         lenient = cls()
         return lenient.push(text) + lenient.close()
 
     def push(self, text: str) -> str:
-        """More of it; what of it is JSON by now."""
+        """Add text; returns the JSON that is certain by now."""
         if self._expects is _Next.RAW:
             return text
         text, place, self._unread = self._unread + text, 0, ""
@@ -106,7 +106,7 @@ class LenientJson:
         return self._taken()
 
     def close(self) -> str:
-        """No more comes: the rest, and what closes all that is open."""
+        """End the text: returns the rest, with everything open closed."""
         if self._quote and self._name is None:
             self._out.append('"')
         elif self._word and self._expects is _Next.VALUE:
@@ -192,7 +192,7 @@ class LenientJson:
             self._give('"')
 
     def _end_word(self, word: str) -> None:
-        """A word where none can stand is dropped."""
+        """Drop a word in a place that allows none."""
         self._word = []
         if self._expects is _Next.MORE:
             return
@@ -218,7 +218,7 @@ class LenientJson:
         self._pending = []
 
     def _comma(self) -> None:
-        """Also one too many, and one behind a name without a value, which is dropped."""
+        """Also a surplus one, and one after a name without a value, which is dropped."""
         if self._expects is _Next.MORE:
             self._pending = [","]
         elif self._open and self._open[-1] == "}":

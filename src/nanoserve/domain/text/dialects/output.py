@@ -1,4 +1,4 @@
-"""The events of an answer, as the readers of its parts find them."""
+"""The events of an answer, in the order in which they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAYBE_HEAD: Final = re.compile(
 
 
 class InputText:
-    """One call's arguments on their way, as the text in their only member; those of any other form pass unchanged."""
+    """One call's growing arguments, as the text in their only member; arguments of any other form pass unchanged."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -122,7 +122,7 @@ class Output:
             self._gap = ""
 
     def reasoning(self, text: str) -> None:
-        """More reasoning, likewise."""
+        """More reasoning, without white space after a mark."""
         if text := self._shown(text):
             self._events.append(tool_calls.ReasoningDelta(text))
 

@@ -1,7 +1,7 @@
-"""Reads an answer by its dialect, incrementally: text goes in as it comes, reasoning, text and calls come out.
+"""Reads an answer by its dialect, incrementally, into reasoning, text and calls.
 
-One coroutine reads the whole answer and is resumed with every piece. What does not parse is passed on as text; nothing that
-a model writes raises.
+One coroutine reads the whole answer and is resumed with every piece. Text that does not parse is passed on as text; no output of
+a model raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TokenText = Callable[[int], str]
 
 
 class Parser:
-    """One answer on its way.
+    """One growing answer.
 
     Args:
         tools: those that may be called; without any, no call is looked for.
@@ -127,7 +127,7 @@ class AnswerParser:
         return events
 
     def _counted(self, text: str) -> list[AnswerEvent]:
-        """The text of one token. Where it may be of a mark, it counts once it turns out to be none."""
+        """The text of one token; if it may be part of a mark, it counts when it turns out to be none."""
         reasoned = self._parser.output.reasons
         events = self._parser.feed(text)
         if events and type(events[0]) is ReasoningDelta:
@@ -222,7 +222,7 @@ class _Regions:
         return END
 
     def _marks(self) -> tuple[str, ...]:
-        """The marks that mean something in text."""
+        """The marks that count in text."""
         found = [self._reasoning.open, self._reasoning.close] if self._reasoning is not None else []
         found += self._call_opens()
         calls = self._calls

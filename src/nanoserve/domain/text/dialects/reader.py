@@ -1,4 +1,4 @@
-"""The text of an answer while it comes, for coroutines that wait where it has not come yet.
+"""The growing text of an answer, for coroutines that wait for more.
 
 Every method that is a generator yields when it needs more; its driver adds more and resumes it. Text is looked at in
 small portions, so that no search runs over text that is not reached yet, and marks are matched by `str.find`: work is
@@ -30,7 +30,7 @@ _BARE: Final = re.compile(r"[\w+\-.,: \t\r\n]+")
 
 
 class Reader:
-    """The input that has come and is not read yet: plain text, and at most one control token behind it.
+    """The input that is not read yet: plain text, and at most one control token after it.
 
     Args:
         tokens: the marks that are control tokens; their letters in plain text are no marks.
@@ -44,7 +44,7 @@ class Reader:
         self._taken: list[str] | None = None
 
     def run(self, reading: Reading[None], text: str, *, is_token: bool) -> None:
-        """Add text and let `reading` go on as far as it can."""
+        """Add text and resume `reading` as far as it can read."""
         if is_token:
             self._token = text
             next(reading, None)
@@ -205,7 +205,7 @@ def drop(_text: str) -> None:
 
 
 def _first(text: str, marks: Sequence[str]) -> tuple[int, str]:
-    """Where the mark that begins first does, and which it is; of two the longer one."""
+    """The position of the first mark, and the mark; of two at one place the longer one."""
     best, found = len(text), ""
     for mark in marks:
         start = text.find(mark)

@@ -45,7 +45,7 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema whose objects have no members but those that it names, unless it says otherwise.
+    """The schema with closed objects: they have only named members, unless it says otherwise.
 
     OpenAI asks for `additionalProperties: false` wherever `strict` is. Objects that are joined with others stay open, as each names but
     a part of the members, and so do those that name none.
@@ -108,7 +108,7 @@ def without_parameters(schema: Mapping[str, Any]) -> bool:
 
 
 def held(tool: Tool) -> Mapping[str, Any]:
-    """The schema that the arguments of a call must fit: as it is meant where `strict`, else as far as a grammar can."""
+    """The schema for the arguments of a call: the whole one if `strict`, else as much as a grammar can express."""
     if not tool.strict:
         return tool.parameters if not without_parameters(tool.parameters) else NO_ARGUMENTS
     return closed(tool.parameters)

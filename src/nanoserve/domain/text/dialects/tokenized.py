@@ -1,4 +1,4 @@
-"""A dialect together with the tokens of one tokenizer: what the entry points use."""
+"""A dialect with the tokens of one tokenizer, for entry points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nanoserve.ports.grammar import BOUNDED_WHITESPACE, Constraint, ConstraintKi
 from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 PROMPT_TAIL: Final = 16
-"""How many of the prompt's last tokens a parser has to see as text."""
+"""The number of the prompt's last tokens that a parser reads as text."""
 NO_DIALECT: Final = "none"
 _NINE: Final = 9
 
@@ -46,7 +46,7 @@ class TokenizedDialect:
 
     @property
     def has_calls(self) -> bool:
-        """True if the model's way to call tools is known."""
+        """True if the model's format of calls is known."""
         return self.dialect.calls is not None or self.dialect.channels is not None
 
     @property
@@ -57,7 +57,7 @@ class TokenizedDialect:
 
     @property
     def text_tail(self) -> str:
-        """A prompt's tail behind which an answer goes on within text: nothing is reasoned before it."""
+        """A prompt's tail after which an answer continues within text, without reasoning."""
         channels, region = self.dialect.channels, self.dialect.reasoning
         if channels is not None:
             return f"{channels.start}assistant{channels.channel}final{channels.message}"

@@ -1,4 +1,4 @@
-"""Arguments in XML elements to JSON, as they come, typed by the tool's schema.
+"""Turns arguments in XML elements into JSON, incrementally, typed by the tool's schema.
 
 A value that may only be a string is escaped and passed on at once. Any other value waits for its end, because only then is
 it known whether it is what the schema says; where it is not, it becomes a string.
@@ -76,7 +76,7 @@ def _value(
 
 
 class _TypedValue:
-    """Takes the text of a value and gives JSON on: a string at once, anything else at the end."""
+    """Turns the text of a value into JSON: a string at once, other values at the end."""
 
     def __init__(self, sink: Sink, types: frozenset[str]) -> None:
         self._sink, self._types = sink, types
