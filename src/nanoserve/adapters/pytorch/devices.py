@@ -61,7 +61,7 @@ def _why_below(least: tuple[int, int], wanted: str) -> str | None:
 
 
 def count_gpus() -> int:
-    """How many GPUs this process sees."""
+    """The number of GPUs that this process sees."""
     return torch.cuda.device_count()
 
 
@@ -71,7 +71,7 @@ def gpu_memory(device: str) -> int:
 
 
 def arithmetic(device: str) -> str:
-    """The names of what decides how sums are rounded on a device: its kind, and the release of torch."""
+    """The names that decide the rounding of sums on a device: its kind, and the release of torch."""
     if device == "cuda":
         kind = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     else:

@@ -1,7 +1,8 @@
-"""Drafts of an EAGLE-3 head (`models/eagle.py`): what it has made of each row's tokens, and what it guesses behind them.
+"""Drafts of an EAGLE-3 head (`models/eagle.py`): its states of each row's tokens, and its guesses after them.
 
-Behind the newest token there are no states of the model; the head's own take their place. Its keys and values stand in the same blocks as
-the model's. So nothing has to go back: what was computed of guesses is written again once the model has computed the tokens.
+Behind the newest token there are no states of the model; the head's own take their place. Its keys and values are in the same
+blocks as the model's. So nothing is rewound: what was computed of guesses is written again once the model has computed the
+tokens.
 
 The last position of a block depends on the token behind it, so one that was found in the prefix cache may be of another text there. That
 makes a draft worse at most.
@@ -32,17 +33,17 @@ class EagleDrafts:
         self._hidden: dict[int, Tensor] = {}
 
     def observe(self, name: str, stream: Tensor) -> None:
-        """Keep what the head reads of a step; an `Observer` of the model."""
+        """Keep the head's inputs of a step; an `Observer` of the model."""
         if name in self._names:
             self._tapped[name] = stream
 
     def take_tapped(self) -> Tensor:
-        """Return what was kept of the newest step, [T, taps * hidden]."""
+        """Return the kept states of the newest step, [T, taps * hidden]."""
         tapped, self._tapped = self._tapped, {}
         return torch.cat([tapped[each] for each in self._names], dim=1)
 
     def learn(self, spans: Sequence[Span], tapped: Tensor) -> None:
-        """Go on over tokens that the model has computed, as far as their successors are known: those of a step, once it is drawn."""
+        """Compute the head over tokens that the model has computed, as far as their successors are known: those of a drawn step."""
         places, known, first = list[int](), list[Span](), 0
         for row, start, length in spans:
             count = min(length, self._rows.length(row) - 1 - start)

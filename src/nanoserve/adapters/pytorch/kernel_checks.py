@@ -1,4 +1,4 @@
-"""How a kernel is checked before a model is served: the model, what its cases are given, and a check."""
+"""The values of the kernel check before serving: the model, the inputs of its cases, and a check."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Bench:
 
     @products.default
     def _find_products(self) -> tuple[linear.LinearCase, ...]:
-        """Each shape of product once, and the head; what has no norm before it is added to the residual stream."""
+        """Each shape of product once, and the head; products without a norm before them are added to the residual stream."""
         found = []
         for each in self.model.products():
             weight, eps = (None, 0.0) if each.norm is None else (each.norm.weight, each.norm.eps)

@@ -1,4 +1,4 @@
-"""KV blocks on their way between the device and slots of host memory, beside the steps.
+"""Copies KV blocks between the device and slots of host memory, beside the steps.
 
 A block is one run of memory in both places, so that a copy of it is one request to a copy engine, which need not be waited for. There
 is a stream for each direction, as the bus has two. Both follow what the steps' stream has been given before the copies: a stored
@@ -110,7 +110,7 @@ class Offload:
         self._under_way: deque[tuple[int, list[Any]]] = deque()
 
     def start(self, plan: StepPlan) -> None:
-        """Queue a plan's copies; what the current stream is given from now on may run beside them."""
+        """Queue a plan's copies; later work of the current stream may run beside them."""
         if plan.starts_anew:
             self._forget()
         if plan.stores or plan.loads:
@@ -141,7 +141,7 @@ class Offload:
 
 
 def _queue(stream: Any, copies: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Any]:
-    """Copy sources into targets behind all that the current stream has to do; yields what tells when that is done."""
+    """Copy sources into targets after all queued work of the current stream; yields events that tell when that is done."""
     if stream is None:
         for target, source in copies:
             target.copy_(source)

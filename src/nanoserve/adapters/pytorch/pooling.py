@@ -1,6 +1,6 @@
 """Vectors of prompts, gathered chunk by chunk.
 
-What is kept between two chunks stands by where its chunk begins, so that a step that is tried again adds nothing twice.
+State between two chunks is kept by the position where its chunk begins, so a step that is tried again adds nothing twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RowPooling:
     """Vectors of the rows that `asked`, and how; `seconds` are where the second texts of rows that are pairs begin."""
 
     def __init__(self, logits: Logits, layers: Iterable[nn.Module]) -> None:
-        """`layers` are what vectors pass through."""
+        """`layers` transform the vectors."""
         self._logits, self._layers = logits, tuple(layers)
         self.asked: dict[int, Pooling] = {}
         self.seconds: dict[int, int] = {}

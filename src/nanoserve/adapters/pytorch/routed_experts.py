@@ -99,7 +99,7 @@ class ExpertRecords:
                 self._asked[admitted.row] = self._prefix(admitted)
 
     def keep(self, slots: Tensor) -> Self:
-        """Keep what a step's tokens, [T], have chosen in their slots of the cache group, `block * block_size + offset`; may be captured."""
+        """Keep the choices of a step's tokens, [T], in their slots of the cache group, `block * block_size + offset`; may be captured."""
         self._kept.index_copy_(0, slots, self._of_step(len(slots)))
         return self
 

@@ -136,7 +136,7 @@ class TorchRunner:
         return ticket
 
     def _submit_wide(self, plan: StepPlan) -> TorchTicket:
-        """A row without drafts costs what it does in a narrow step, and one at its end nothing."""
+        """A row without drafts costs the same as in a narrow step, and a row at its end nothing."""
         drafts = self._draft(plan)
         ticket = TorchTicket(step=plan.step, num_drafts=sum(map(len, drafts.values())))
         ticket.drafted_rows = sum(map(bool, drafts.values()))
@@ -163,7 +163,7 @@ class TorchRunner:
     def _compute(
         self, inputs: StepInputs, spans: Sequence[Span], low_rank: Any, ticket: TorchTicket
     ) -> Tensor:
-        """Hidden states of a step's tokens; what a head reads of them waits in the ticket for what is drawn."""
+        """Hidden states of a step's tokens; the head's inputs wait in the ticket for the draw."""
         eagle = self._eagle
         hidden: Tensor = self._model(inputs, self.kv, eagle and eagle.observe, low_rank=low_rank)
         if eagle is not None:
@@ -195,7 +195,7 @@ class TorchRunner:
         masks: Mapping[int, memoryview],
         missing: AbstractSet[int],
     ) -> None:
-        """Draw for rows, each with what was guessed of it, from logits of all these places: the next one of each row while guesses are right."""
+        """Draw for rows with drafts, from logits of all these places: the next place of each row while its drafts are right."""
         ends = itertools.accumulate([1 + len(drafts) for drafts in guesses.values()], initial=0)
         starts = dict(zip(guesses, ends, strict=False))
         gained: dict[int, list[int]] = {row: [] for row in guesses if row not in missing}
@@ -353,7 +353,7 @@ class TorchRunner:
     def _sample(self, ticket: TorchTicket, logits: Tensor, masks: Mapping[int, memoryview]) -> None:
         """Sample into the ticket's rows.
 
-        That consumes the logits: what the rows that want log-probabilities need is copied first.
+        That consumes the logits, so the logits of rows that want log-probabilities are copied first.
         """
         rows = ticket.rows
         untouched = logits[self._scored(rows)] if self._logprobs else logits
@@ -368,7 +368,7 @@ class TorchRunner:
         return [place for place, row in enumerate(rows) if row in self._logprobs] if self._logprobs else []
 
     def _note_draws(self, ticket: TorchTicket, logits: Tensor, untouched: Tensor) -> None:
-        """Note what a result says of the ticket's tokens beside their ids; `untouched` are the model's own logits of those that are scored."""
+        """Note a result's values for the ticket's tokens beside their ids; `untouched` are the model's own logits of those that are scored."""
         assert ticket.tokens is not None
         ticket.finite = logits.gather(1, ticket.tokens[:, None])[:, 0].isfinite()
         places = self._scored(ticket.rows)

@@ -1,4 +1,4 @@
-"""Memory that an engine gives back while it sleeps, under tensors that keep their places."""
+"""Memory that an engine frees while it sleeps, under tensors that keep their addresses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Memory(Protocol):
         """True if nothing that counts was put into it before it was released first."""
 
     def release(self, *, keep: bool) -> None:
-        """Give it back; with `keep`, `restore` brings what is in it now. Raises `OutOfMemoryError`, and it stays."""
+        """Free it; with `keep`, `restore` brings its content back. Raises `OutOfMemoryError`, and it stays."""
 
     def restore(self) -> None:
         """Have it again. Raises `OutOfMemoryError`, and may be tried again."""
 
     def forget(self) -> None:
-        """Let what was kept go: other values are written into it."""
+        """Drop the kept content: other values will be written."""
 
     def pin(self, tensors: Iterable[Tensor]) -> None:
         """Make ready to copy from these tensors of the host, until `unpin`."""

@@ -1,7 +1,7 @@
-"""One step's inputs as tensors: the ragged tokens of all rows and where their keys and values live.
+"""One step's inputs as tensors: the ragged tokens of all rows and the places of their keys and values.
 
-Rows are persistent: each running sequence's tokens and block tables are kept on the device between steps. A plan brings only what
-changed, and a sampled token goes straight from the sampler into its row. The host knows every length without looking, because
+Rows are persistent: each running sequence's tokens and block tables are kept on the device between steps. A plan brings only
+changes, and a sampled token goes straight from the sampler into its row. The host knows every length without looking, because
 each step adds one token to the rows that sample.
 """
 
@@ -149,9 +149,9 @@ class Rows:
                 table[rows, columns] = blocks
 
     def step(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> StepInputs:
-        """The inputs of chunks, then of the newest token of each row of `drafts` and what is guessed behind it.
+        """The inputs of chunks, then of the newest token of each row of `drafts` and its drafts.
 
-        The last tokens of chunks that sample get logits, and all of those behind.
+        The last tokens of chunks that sample get logits, and so do all tokens of the rows with drafts.
         """
         for row, guesses in drafts.items():
             if guesses:
@@ -188,7 +188,7 @@ class Rows:
         )
 
     def length(self, row: int) -> int:
-        """How many tokens a row has."""
+        """The number of tokens of a row."""
         return self._lengths[row]
 
     def token_ids(self, row: int) -> list[int]:
@@ -202,7 +202,7 @@ class Rows:
         self._lengths[row] += len(token_ids)
 
     def guess(self, row: int, ahead: int, token_id: int) -> None:
-        """Write a token behind a row's end, `ahead` of which others are guessed."""
+        """Write a token after a row's end and `ahead` drafts."""
         self.tokens[row, self._lengths[row] + ahead] = token_id
 
     def _write(self, row: int, token_ids: Sequence[int]) -> None:

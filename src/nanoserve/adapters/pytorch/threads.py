@@ -1,4 +1,4 @@
-"""How many threads to compute with: all there are, unless fewer are clearly faster on the model itself.
+"""The number of threads to compute with: all, unless fewer are clearly faster on the model itself.
 
 Every core helps prefill, large batches and large models. But where another process takes a core, each parallel region
 waits for the descheduled thread, and a small model may lose more to waking threads than they save.
@@ -47,7 +47,7 @@ def decode_seconds(model: DecoderModel, dtype: torch.dtype) -> Callable[[int], f
 
 
 def step_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
-    """Numbers of tokens, and what steps of so many take."""
+    """Numbers of tokens, and the times of steps with them."""
     return tuple((count, step_seconds(model, dtype, count)) for count in _MEASURED_TOKENS)
 
 

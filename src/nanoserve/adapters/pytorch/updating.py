@@ -51,7 +51,7 @@ class OtherRanks(Protocol):
         """Have each rank read its part of these, and check it; raises `BadValueError` if one refuses."""
 
     def write_weights(self) -> None:
-        """Have each rank compute with what it has read."""
+        """Have each rank compute with the weights that it has read."""
 
 
 @attrs.define(eq=False)
@@ -234,7 +234,7 @@ class ModelWeights:
         return filled
 
     def _new_blank(self, *, partial: bool) -> _Blank:
-        """One that has, if it is `partial`, what the running model was read from."""
+        """A blank; if `partial`, it holds the weights that the running model was read from."""
         blank = _Blank(*blank_like(self._model, self._quantization), partial)
         for layer, scales in kv_scales(blank.model).items():
             scales.copy_(self._kv_scales[layer])
@@ -244,7 +244,7 @@ class ModelWeights:
         return blank
 
     def _check_source(self, folder: str | None, digest: bytes) -> None:
-        """Check that what a partial update leaves as it is still lies where it came from, unchanged."""
+        """Check that the sources of weights that a partial update keeps are unchanged."""
         if folder is None:
             raise ModelLoadError("the weights that would stay came from no folder, and are gone: send all")
         if digest != weights_digest(folder) if digest else self._stamps != _stamps(folder):

@@ -147,12 +147,12 @@ class Arena:
             self._runs = []
 
     def forget(self) -> None:
-        """Drop what was collected and not sent."""
+        """Drop collected writes that were not sent."""
         self._runs = []
 
 
 class HeadArena:
-    """The arena as the head's mixer sees it, see `StepArena`: rows end where the head has come to, and what is described has names of its own."""
+    """The arena for the head's mixer, see `StepArena`: rows end at the head's position, and descriptions have names of their own."""
 
     PREFIX = "drafts_"
 

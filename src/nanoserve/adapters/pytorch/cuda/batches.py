@@ -1,4 +1,4 @@
-"""Which rows a batch holds, in which places, and how long they are: what the host knows without asking the device."""
+"""The rows of a batch, their places and their lengths, as the host knows them without asking the device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Batches:
         self._admitted_at[row] = self.admissions
 
     def length(self, row: int) -> int:
-        """How long a row is of which no step is in flight."""
+        """The length of a row without a step in flight."""
         return self._lengths[row] + (self._steps if row in self._batch.rows else 0)
 
     def newest(self) -> list[Span]:
@@ -141,7 +141,7 @@ class Batches:
         self._batch = EMPTY
 
     def _settle(self) -> None:
-        """Write what the batch has gained into its rows' lengths."""
+        """Add the batch's gained tokens to its rows' lengths."""
         if self._steps:
             for row in self._batch.rows:
                 self._lengths[row] += self._steps

@@ -1,4 +1,4 @@
-"""Puts the GPU data plane together: a cache sized from what the worst step leaves, kernels compiled, checked and warm."""
+"""Builds the GPU data plane: a cache sized from the memory that the worst step leaves, and compiled, checked and warm kernels."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Watch:
 
 
 def by_ngrams(arena: Arena) -> Propose:
-    """Drafts from what is in the rows."""
+    """Drafts from the rows' tokens."""
 
     def propose(*, splits: int, **how: Any) -> None:
         del splits
@@ -264,7 +264,7 @@ class _Site:
         return sorted(set[int]().union(*ways, (min(each, most) for each in chain.from_iterable(tiles))))
 
     def plan_pools(self, pools: PoolRequest | None, *, beside: bool, spare: bool) -> MemoryBudget:
-        """Size the KV pools from what weights, workspace and the worst step leave."""
+        """Size the KV pools from the memory that weights, workspace and the worst step leave."""
         seqs, vocab_size = self._sizes.max_num_seqs, self._spec.vocab_size
         weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
         workspace, reserve, available = 0, 0, None

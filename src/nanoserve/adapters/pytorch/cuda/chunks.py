@@ -1,4 +1,4 @@
-"""Describes a step's prompt chunks to the device: each token's row and position, what mixers prepare, who samples."""
+"""Describes a step's prompt chunks to the device: each token's row and position, the mixers' tables, the sampling rows."""
 
 from __future__ import annotations
 

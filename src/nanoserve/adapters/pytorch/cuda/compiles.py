@@ -1,9 +1,9 @@
-"""Compiles kernels before serving, and counts those that Triton prepares in the middle of it, each of which delays a batch.
+"""Compiles kernels before serving, and counts those that Triton compiles while serving, each of which delays a batch.
 
-Triton compiles a kernel again for each combination of constants, dtypes and divisibility of its arguments. All that
-serving meets should be ready before it begins; what was forgotten costs one to several seconds when it first occurs, or,
-where an earlier process has left it in Triton's cache on disk, some milliseconds to load. Triton reports both to a listener,
-but not kernels that are in memory already, nor when they are interpreted.
+Triton compiles a kernel again for each combination of constants, dtypes and divisibility of its arguments. All combinations that
+serving uses should be ready before it begins; what was forgotten costs one to several seconds when it first occurs, or, where an
+earlier process has left it in Triton's cache on disk, some milliseconds to load. Triton reports both to a listener, but not
+kernels that are in memory already, nor when they are interpreted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _CompileWhole(AsyncCompileMode):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def compiling_ahead(num_threads: int) -> Iterator[None]:
-    """Compile what is launched inside, by several threads, and run none of it; returns when all of it is compiled.
+    """Compile the kernels that are launched inside, by several threads, and run none; returns when all are compiled.
 
     One kernel after the other takes 0.3 to 0.5 seconds each. A launch inside only hands its kernel to a thread, so code
     that is rehearsed anyway, and may compute nonsense meanwhile, says by itself what there is to compile. A kernel that does not compile is left to whoever launches it next, who can say what it was for.

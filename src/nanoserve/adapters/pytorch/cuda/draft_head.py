@@ -1,4 +1,4 @@
-"""A head that drafts (`models/eagle.py`), on a GPU: behind a step's draw it goes on over what was computed, and guesses at the beginning of the next step.
+"""A head that drafts (`models/eagle.py`), on a GPU: after a step's draw it reads the computed states, and it guesses at the beginning of the next step.
 
 As on a CPU (`adapters/pytorch/eagle.py`), but nothing is known to the host: all positions of a step are computed, those of wrong drafts
 too, and each row's gain says which state is kept. What is written behind that is written again before it is read.
@@ -44,7 +44,7 @@ class Tap:
 
 
 class GpuDraftHead:
-    """Launches the head's kernels; allocates nothing and waits for nothing, so that it can be captured.
+    """Launches the head's kernels without allocating or waiting, so that it can be captured.
 
     Kernels do not overlap (`kernels.device.pdl`): those of attention would read what the ones just before them write.
 
@@ -82,7 +82,7 @@ class GpuDraftHead:
         self._ends[arena.sink_row] = 1
 
     def tap(self, layers: Sequence[tuple[Part, ...]]) -> tuple[tuple[Part, ...], ...]:
-        """The layers, with parts that leave for `learn` what the head reads."""
+        """The layers, with parts that keep the head's inputs for `learn`."""
         tapped = list(layers)
         for layer, out in zip(self._head.spec.taps, self.tapped.chunk(self._count, dim=1), strict=True):
             tap: Any = Tap(out, self._unit)
@@ -117,7 +117,7 @@ class GpuDraftHead:
                 ops.complete(None)
 
     def learn(self, places: Tensor, *, splits: int, width: int) -> None:
-        """Go on over what a step that is drawn has computed of `places`, `width` tokens each as in a `GpuStep`."""
+        """Read the states of a drawn step for `places`, `width` tokens each as in a `GpuStep`."""
         count = len(places) * max(width, 1)
         ops = self._join(count)
         self._compute(ops, self._step(ops, places=places, splits=splits, width=width))
@@ -125,7 +125,7 @@ class GpuDraftHead:
         keep_states(ops.complete(None), batch_rows=places, **where, width=max(width, 1))
 
     def learn_chunks(self, step: ChunkStep, num_decoding: int, *, splits: int, num_chosen: int) -> None:
-        """Go on over a mixed step that is drawn; states of the `num_chosen` tokens that were drawn from are computed to the end."""
+        """Read the states of a drawn mixed step; those of the `num_chosen` tokens that were drawn from are computed to the end."""
         arena, num_tokens = self._arena, step.num_tokens
         ops = self._join(num_tokens + num_decoding)
         how: dict[str, Any] = {"num_tokens": num_tokens, "plans": step.plans, "width": 1}

@@ -25,11 +25,11 @@ class Graphs:
         return key in self._graphs
 
     def replay(self, key: Hashable) -> None:
-        """Queue what was captured under this key."""
+        """Queue the graph of this key."""
         self._graphs[key].replay()
 
     def capture(self, key: Hashable, launch: Callable[[], object]) -> None:
-        """Keep what `launch` launches, without running it; takes about 2 ms for a model of 16 layers.
+        """Capture the launches of `launch`, without running them; takes about 2 ms for a model of 16 layers.
 
         Every kernel must have been compiled and loaded before.
         """
@@ -83,8 +83,8 @@ class StandIns(Generic[KeyT]):
 def no_garbage_collected() -> Iterator[None]:
     """Hold the garbage collector while a graph is captured.
 
-    It may run at any allocation, and what it frees may be another graph, or memory of one: CUDA forbids to destroy either in a
-    thread that captures, and the capture would end as invalid.
+    It may run at any allocation and free another graph or its memory: CUDA forbids that in a thread that captures, and the
+    capture would be invalid.
     """
     was_enabled = gc.isenabled()
     gc.disable()

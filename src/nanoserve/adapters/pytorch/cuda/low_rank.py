@@ -1,7 +1,7 @@
-"""Adapters on a GPU: the slots that plans fill, and what they add to the products of a step.
+"""Adapters on a GPU: the slots that plans fill, and their addition to the products of a step.
 
 A slot is filled by one copy from pinned host memory, on a stream of its own. The steps that use it come later than the step that fills it, and
-wait for the copy alone. Which tokens have which slot is written into the arena when a batch changes, so that a steady step says nothing.
+wait for the copy alone. The tokens' slots are written into the arena when a batch changes, so a steady step writes nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeviceLoras:
         self._filled: Any = None
 
     def await_slots(self) -> None:
-        """Let what is queued from now on see the slots that earlier plans have filled."""
+        """Let kernels that are queued from now on see the slots that earlier plans have filled."""
         if self._filled is not None:
             torch.cuda.current_stream().wait_event(self._filled)
             self._filled = None
@@ -137,7 +137,7 @@ class DeviceLoras:
     def shrink(
         self, x: Tensor, linear: Linear, adapters: Adapters, norm_weight: Tensor | None, *, pdl: bool
     ) -> Delta | None:
-        """Begin what adapters add to a product of x [T, K]; None of the head."""
+        """Begin the adapters' addition to a product of x [T, K]; None for the head."""
         product = self.products.get(linear)
         if product is None:
             return None

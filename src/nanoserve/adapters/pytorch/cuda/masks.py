@@ -15,7 +15,7 @@ ALIGNED = 32
 
 
 class PinnedBlock(MaskBlock):
-    """Masks, int32 [most, words], behind the places of theirs among the logits; below 0 for a mask that is not used."""
+    """Masks, int32 [most, words], after their places among the logits; below 0 for an unused mask."""
 
     def __init__(self, most: int, words: int, device: torch.device) -> None:
         self.head, on_gpu = -(-most // ALIGNED) * ALIGNED, device.type == "cuda"
@@ -27,7 +27,7 @@ class PinnedBlock(MaskBlock):
 class PinnedBlocks:
     """Blocks of up to `most` masks; one, and more only while late masks are written into it.
 
-    A step takes its block once the device has drawn with what was in it. The device has one copy, which all blocks are sent to:
+    A step takes its block once the device has drawn with its old masks. The device has one copy, which all blocks are sent to:
     reading the host's from a kernel takes more than twice as long as sending it.
     """
 
@@ -64,7 +64,7 @@ class PinnedBlocks:
         return used
 
     def exclude(self, logits: Tensor, used: int | None = None) -> None:
-        """Exclude from logits [S, vocab] what the sent masks do not allow, in place; may be captured.
+        """Exclude from logits [S, vocab] the tokens that the sent masks do not allow, in place; may be captured.
 
         Without `used`, from `send`, no more masks must have been sent than there are logits.
         """

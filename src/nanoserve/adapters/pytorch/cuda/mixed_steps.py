@@ -76,7 +76,7 @@ class MixedRun:
 
 
 class MixedSteps:
-    """Launches them, over chunks that it describes in the arena, and has read what their rows want of prompts."""
+    """Launches them over chunks that it describes in the arena, and scores or pools prompts for the rows that ask."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class MixedSteps:
     def _let_learn(
         self, step: ChunkStep, count: int, splits: int, chosen: int, shape: Shape | None = None
     ) -> None:
-        """Let a head that drafts go on over a step, behind its draw."""
+        """Let a head that drafts read a step, after its draw."""
         if (head := self._launcher.head) is None:
             return
         how: dict[str, Any] = {"splits": splits, "num_chosen": chosen}

@@ -26,7 +26,7 @@ class GpuMixers:
     """
 
     def __init__(self, spec: ModelSpec, facts: GpuFacts) -> None:
-        """Allocate what each of them computes in.
+        """Allocate the buffers of each.
 
         Raises:
             ModelLoadError: rows are to have drafts, which some mixer cannot do.

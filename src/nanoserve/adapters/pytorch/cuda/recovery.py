@@ -1,7 +1,7 @@
-"""Recovery from a step that failed half-way: host and device agree again, and memory that ran out is tried for once more.
+"""Recovery from a step that failed half-way: host and device agree again, and a step without memory is tried once more.
 
-Recovery waits for the device, drops what was not sent, and counts draws again. A step that found no memory is tried again with all
-graphs dropped, unless it has drawn already: a second draw would append a second token.
+Recovery waits for the device, drops writes that were not sent, and counts draws again. A step that found no memory is tried again
+with all graphs dropped, unless it has drawn already: a second draw would append a second token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Compute = Callable[[StepPlan], CudaTicket]
 
 
 class Recovery:
-    """The doubt about one runner's book-keeping, and its end.
+    """The state of one runner's book-keeping: certain, or in doubt after a failure.
 
     `frees` says whether memory is given back after a step that found none, and `retries` whether that step is then tried again.
     A model with states leaves its rows to be computed again instead: states may have been advanced already.

@@ -22,7 +22,7 @@ TIMED = 10
 
 
 class Rehearsal:
-    """All steps over padded places; `launcher` launches every kernel through few layers. No row changes.
+    """Runs of all steps over padded places; `launcher` launches every kernel through few layers. No row changes.
 
     `token_counts` are of mixed steps, one for each way in which these launch what depends on their tokens.
     """

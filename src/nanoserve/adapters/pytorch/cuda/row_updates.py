@@ -1,4 +1,4 @@
-"""Applies a plan's deltas to what the host and the device keep of each row."""
+"""Applies a plan's deltas to each row's state on the host and on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from nanoserve.ports.step import AdmittedRow, BlockCopy, StepPlan, TableUpdate
 
 
 class RowUpdates:
-    """Writes to the arena, the batches, the sampler and what reads prompts. Applying a plan twice is applying it once."""
+    """Writes to the arena, the batches, the sampler and the readers of prompts.
+
+    Applying a plan twice has the effect of applying it once.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class RowUpdates:
         self._kv = kv
 
     def apply(self, plan: StepPlan) -> None:
-        """Release, admit, update tables, copy pages; what is written is sent with the arena's next flush."""
+        """Release, admit, update tables, copy pages; the arena's next flush sends the writes."""
         for row in plan.released:
             self._scoring.release(row)
             if self._pooling.asked:

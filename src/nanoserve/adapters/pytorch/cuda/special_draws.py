@@ -70,7 +70,7 @@ class SpecialDraws:
         return self.blocks.take()
 
     def finish(self) -> None:
-        """Launch what comes behind the draw."""
+        """Launch the kernels after the draw."""
         then, self.then = self.then, None
         if then is not None:
             then()
@@ -84,7 +84,7 @@ class SpecialDraws:
         masks: Masks | None = None,
         missing: Collection[int] = (),
     ) -> CudaTicket:
-        """Draw for a ticket's rows, with what they ask for before and after it; `places` begins with them, `missing` get nothing.
+        """Draw for a ticket's rows, with their work before and after it; `places` begins with them, `missing` get nothing.
 
         With a width, logits [S * width, vocab] are of as many positions of each row, each of which is shaped as behind the row's drafts.
         """

@@ -1,4 +1,4 @@
-"""How what products add to the residual stream becomes a sum, and columns of logits all of them, where one GPU computes a model."""
+"""The residual stream's sums and the logits, if one GPU computes a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sums:
         return slices, bias
 
     def complete(self, stream: Tensor, pending: Pending, norm: Norm, out: Tensor, *, pdl: bool) -> None:
-        """Add what is pending to the stream, and write its norm, if there is one, to `out`; one kernel."""
+        """Add the pending parts to the stream, and write its norm, if there is one, to `out`; one kernel."""
         slices, bias, post_norm = pending
         branch_norm = None if post_norm is None else post_norm.weight
         if norm is None:

@@ -1,4 +1,4 @@
-"""Submitted steps, and what they have yielded once their tokens are on the host."""
+"""Submitted steps, and their results once their tokens are on the host."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CudaTicket:
         return drawn if self.order is None else [drawn[place] for place in self.order]
 
     def result(self, arrivals: Arrivals) -> StepResult:
-        """Wait for what the step has yielded."""
+        """Wait for the step's result."""
         drawn = self.late or self
         result = drawn.drawn(arrivals)
         if drawn.prompt_scores:
@@ -64,7 +64,7 @@ class CudaTicket:
         return attrs.evolve(result, routed_experts=reports(self.routed)) if self.routed else result
 
     def drawn(self, arrivals: Arrivals) -> StepResult:
-        """The tokens of a ticket of a draw, and what is said of them."""
+        """The tokens of a draw's ticket, and their scores."""
         if self.slot is None and self.asked:
             return StepResult(token_ids=[], counts=(0,) * len(self.asked))
         if self.slot is None:

@@ -20,9 +20,9 @@ SMALLEST_BUFFER = 1 << 16
 
 
 class Uploads:
-    """Sends packed runs of int32 values to the device, which reads them out of the pinned buffers by itself.
+    """Sends packed runs of int32 values to the device, which reads them from the pinned buffers.
 
-    Buffers grow to what a step needs and are written again once the device has read them.
+    Buffers grow with a step's needs and are reused once the device has read them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -90,7 +90,7 @@ class Arrivals:
             self._arrived[slot].record()
 
     def reach(self, slot: int) -> None:
-        """Wait until the device has done what `expect` was told of this slot."""
+        """Wait until the device has done the draw that `expect` noted for this slot."""
         if self._on_gpu:
             self._arrived[slot].synchronize()
 
@@ -104,7 +104,7 @@ class Arrivals:
         return values
 
     def fetch(self, source: Tensor) -> Download:
-        """Start to copy what the current stream computes, on a stream that does not delay the next step."""
+        """Start to copy results of the current stream, on a stream that does not delay the next step."""
         if not self._on_gpu:
             return Download(source.clone(), None)
         host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)

@@ -26,7 +26,7 @@ PIECE_BYTES: Final = 64 << 20
 PIN_FROM: Final = 1 << 20
 """Bytes of a tensor that has pages of its own."""
 FILLING: Final = 0x3C
-"""A byte of which every kind of float makes a number between 0 and 2: kernels are tried out on them."""
+"""A byte that every kind of float reads as a number between 0 and 2: kernels are tried out on them."""
 _OUT_OF_MEMORY: Final = 2
 _HAS_VIRTUAL_MEMORY: Final = 102
 _PINNED: Final = 1
@@ -66,7 +66,7 @@ def virtual_memories(device: torch.device, *, bare: bool) -> dict[str, VirtualMe
 
 
 class VirtualMemory:
-    """The memory of some tensors, all of which it is given back and had again with. It ends with the last of them.
+    """The memory of some tensors, which is freed and restored as a whole. It ends with the last of them.
 
     Attributes:
         is_bare: whether one piece of memory, full of `FILLING` at first, stands behind all addresses again and again, until it is released.
@@ -108,7 +108,7 @@ class VirtualMemory:
         return tensors
 
     def release(self, *, keep: bool) -> None:
-        """Give the memory back; with `keep`, `restore` brings what is in it now from pinned host memory. Raises `OutOfMemoryError`."""
+        """Free the memory; with `keep`, `restore` copies its content back from pinned host memory. Raises `OutOfMemoryError`."""
         _use_context(self._device)
         self._call("cuCtxSynchronize")
         if keep and self._kept is None:
@@ -117,7 +117,7 @@ class VirtualMemory:
         self.is_bare = False
 
     def restore(self) -> None:
-        """Have memory again, and what was kept. Raises `OutOfMemoryError`, and may be tried again."""
+        """Allocate the memory again, with the kept content. Raises `OutOfMemoryError`, and can be called again."""
         _use_context(self._device)
         if not self._handles:
             self._map()
@@ -125,7 +125,7 @@ class VirtualMemory:
             self._bytes(self._address, self._used).copy_(self._kept)
 
     def forget(self) -> None:
-        """Let what was kept go: other values are written into it."""
+        """Drop the kept content: other values will be written."""
         if self._kept is not None:
             self.unpin([self._kept])
         self._kept = None
@@ -142,7 +142,7 @@ class VirtualMemory:
         return copied.copy_(self._bytes(self._address, self._used))
 
     def pin(self, tensors: Iterable[Tensor]) -> None:
-        """Let large tensors of the host be copied from at full speed; what cannot be is copied slower."""
+        """Page-lock large tensors of the host for copies at full speed; others are copied more slowly."""
         for each in tensors:
             if each.nbytes >= PIN_FROM:
                 self._driver.cuMemHostRegister_v2(
@@ -214,7 +214,7 @@ def _check(code: int, what: str) -> None:
 
 
 def _unmap(driver: Any, address: int, handles: list[_Mapped]) -> None:
-    """Memory lives as long as it is mapped or has a handle. What was mapped at once is unmapped at once."""
+    """Memory lives as long as it is mapped or has a handle. A mapping of several pieces is unmapped as a whole."""
     while handles:
         handle, piece, times = handles.pop()
         for number in range(times):

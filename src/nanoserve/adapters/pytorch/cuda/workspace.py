@@ -1,4 +1,4 @@
-"""The memory a step computes in, allocated once for the largest step, and what the worst step takes beside it: graphs keep addresses."""
+"""The buffers of a step, allocated once for the largest step because graphs keep addresses, and the peak of the worst step beside them."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def make_sampler(spec: ModelSpec, sizes: EngineSizes, device: torch.device) -> D
 
 @torch.inference_mode()
 def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> int:
-    """The peak of device memory that the worst step takes beyond what is allocated now.
+    """The peak of device memory that the worst step takes in addition to the present allocations.
 
     Decoding and prefill compute in the workspace. What allocates is the shaping and scoring of logits: the worst step has
     every row penalised, biased, restricted and scored, while a prompt is scored as well. The counts behind penalties, which
@@ -228,7 +228,7 @@ def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> i
 
 
 def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> None:
-    """Do with logits what that step does."""
+    """Process logits as that step does."""
     max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
     sampler = make_sampler(spec, sizes, space.logits.device)
     rows = tuple([place % max_num_seqs for place in range(len(space.logits))])

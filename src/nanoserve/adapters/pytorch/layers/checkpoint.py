@@ -1,4 +1,4 @@
-"""Modules that a checkpoint fills: each names its tensors there, and says what remains to be done with them."""
+"""Modules that a checkpoint fills: each names its tensors, and changes them after loading."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Stored(nn.Module):
         return {}
 
     def fill_plainly(self) -> None:
-        """Where no checkpoint is: give plain values to what random noise would make useless, such as norms."""
+        """Without a checkpoint: set plain values where random noise would be useless, such as in norms."""
 
     def arrange(self) -> None:
-        """Change, once it is filled, what this engine wants to hold otherwise than checkpoints do."""
+        """After loading, change tensors that this engine holds in another form than checkpoints."""
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

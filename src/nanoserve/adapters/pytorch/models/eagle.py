@@ -1,6 +1,6 @@
-"""The head of EAGLE-3 (Li et al. 2025): one layer that reads what a model's layers make of tokens, and guesses which follow.
+"""The head of EAGLE-3 (Li et al. 2025): one layer that reads hidden states of a model, and guesses the next tokens.
 
-At position i it reads hidden states of token i, joined, and the embedding of token i + 1; what it makes of both predicts token i + 2.
+At position i it reads hidden states of token i, joined, and the embedding of token i + 1; its output predicts token i + 2.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 
 
 class StackedExperts(Experts):
-    """Experts of which checkpoints hold one transposed stack, with each gate beside its up projection."""
+    """Experts that checkpoints hold as one transposed stack, with each gate beside its up projection."""
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The stacks in the memory of ours, until `arrange` has turned them."""
@@ -40,7 +40,7 @@ class StackedExperts(Experts):
         return {}
 
     def sections(self) -> dict[str, tuple[int, ...]]:
-        """None: what belongs to an element of a feed lies together."""
+        """None, because all numbers of an element of a feed are together."""
         return {}
 
     def arrange(self) -> None:

@@ -14,7 +14,7 @@ from nanoserve.adapters.pytorch.models.llama import Llama
 
 
 class Granite(Llama):
-    """Llama with scales of its own: of embeddings, of attention, of what layers add, and of logits.
+    """Llama with scales of embeddings, of attention, of layers' additions, and of logits.
 
     They are numbers of the spec. The third one costs nothing, because the residual stream is kept divided by it
     (`ModelSpec.stream_unit`), and a norm gives the same of a stream and of the stream divided.
@@ -22,7 +22,7 @@ class Granite(Llama):
 
 
 class StackedExperts(Experts):
-    """Experts of which checkpoints hold one stack, as it is here, under names of Granite's own."""
+    """Experts that checkpoints hold as one stack, in this engine's order, under Granite's names."""
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """The two stacks and the router."""

@@ -1,4 +1,4 @@
-"""Phi-3 (Abdin et al. 2024) and what came of it."""
+"""Phi-3 (Abdin et al. 2024) and its successors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 
 
 class FusedAttention(Attention):
-    """Attention of which checkpoints hold q, k and v as one matrix, as it is here."""
+    """Attention whose checkpoints hold q, k and v as one matrix, like this engine."""
 
     def projection_tensors(self) -> dict[str, Tensor]:
         """The tensors of the one matrix that the checkpoint stores."""
@@ -25,7 +25,7 @@ class FusedAttention(Attention):
 
 
 class FusedSwiGLU(SwiGLU):
-    """A feed of which checkpoints hold gate and up as one matrix, as it is here."""
+    """A feed whose checkpoints hold gate and up as one matrix, like this engine."""
 
     def projection_tensors(self) -> dict[str, Tensor]:
         """The tensors of the one matrix that the checkpoint stores."""

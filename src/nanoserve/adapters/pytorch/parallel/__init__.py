@@ -1,1 +1,1 @@
-"""Tensor parallelism: what part of a model each rank has, and how ranks add up what they compute."""
+"""Tensor parallelism: each rank's part of a model, and the sums over ranks."""

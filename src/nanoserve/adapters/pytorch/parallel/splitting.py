@@ -1,4 +1,4 @@
-"""Which part of a model's tensors a rank has; `models.split_spec` says which part of the model.
+"""A rank's part of a model's tensors; `models.split_spec` has its part of the model.
 
 Queries, keys, values, gate and up are split by their outputs, whole KV heads at a time, and what leads back to the residual stream by its
 inputs (Shoeybi et al. 2019). So a rank's part is a model of the same kind with smaller numbers, and one all-reduce follows each mixer and each feed.
@@ -41,7 +41,7 @@ class Slices:
     others: AbstractSet[str] = frozenset()
 
     def is_elsewhere(self, name: str) -> bool:
-        """True if other ranks alone have a tensor, or that of which it is a part, such as its scales."""
+        """True if only other ranks have a tensor, or the tensor that it belongs to, such as scales."""
         return bool(self.others) and f"{name.rpartition('.')[0]}.weight" in self.others
 
     def held(self, whole: int, own: int) -> slice:
@@ -71,7 +71,7 @@ class Slices:
             yield part_of(stored, dim, source), part_of(destination, dim, place)
 
     def fill(self, name: str, stored: Tensor, destination: Tensor) -> None:
-        """Copy what this rank has of a tensor."""
+        """Copy this rank's part of a tensor."""
         for source, target in self.pairs(name, stored, destination):
             target.copy_(source)
 

@@ -19,7 +19,7 @@ class BiasedTokens:
 
 
 class LogitBias(SamplerPart[tuple[tuple[int, float], ...], BiasedTokens]):
-    """Which tokens of which rows are biased."""
+    """The biased tokens of rows."""
 
     settings = ("logit_bias",)
 

@@ -83,7 +83,7 @@ class ScoredPlaces:
 
 
 class ScoredRows(SamplerPart[tuple[int, DeviceSettings], ScoredPlaces]):
-    """Which rows want log-probabilities, and of how many of the likeliest tokens."""
+    """The rows that want log-probabilities, and their numbers of likeliest tokens."""
 
     settings = ("logprobs",)
 

@@ -1,7 +1,7 @@
 """Tokens that a row may not take: outside `allowed_token_ids`, held back until `min_tokens`, completing a bad word.
 
-Where these together leave a row nothing, bad words and held-back ids are let go for that token. Only a row that
-names at least as many tokens to exclude as it has to choose from can come to that, so only such rows are checked.
+If these leave a row no token, bad words and held-back ids do not count for that token. That can happen only if a row excludes at
+least as many tokens as it may choose from, so only such rows are checked.
 
 Of a bad word of several tokens the last is excluded while the row's tokens end in the ones before it. The row's last tokens, prompt
 included, stay on the device and are compared there, so no token is waited for.
@@ -144,7 +144,7 @@ class ExcludedTokens:
 
 
 class Exclusions(SamplerPart[RowSampling, ExcludedTokens]):
-    """Which rows exclude which tokens, now or later.
+    """The tokens that rows exclude, now or later.
 
     How many tokens a row lacks to its `min_tokens` the device counts. The host counts too, where a row has had several places too many.
     """

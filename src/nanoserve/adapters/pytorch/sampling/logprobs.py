@@ -1,4 +1,4 @@
-"""Log-probabilities to report: of the model's own logits, or of what is drawn from, after penalties, bias, exclusions, temperature and filters."""
+"""Log-probabilities to report: of the model's own logits, or of the drawn distribution, after penalties, bias, exclusions, temperature and filters."""
 
 from __future__ import annotations
 

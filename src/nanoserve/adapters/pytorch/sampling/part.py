@@ -1,4 +1,4 @@
-"""The parts of both samplers, each of which does one thing for the rows that ask for it."""
+"""The parts of both samplers; each does one thing for the rows that ask for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEUTRAL: Final = {field.name: field.default for field in attrs.fields(RowSampli
 
 
 class SamplerPart(Generic[AskedT, ChosenT]):
-    """One thing that some rows ask for. `select` says once what the rows of a step need of it, for as many steps as they stay.
+    """One thing that some rows ask for. `select` gathers its data for the rows of a step, for all steps with the same rows.
 
     Attributes:
         settings: fields of `RowSampling`; a row where all have their defaults is not shown to the part.
@@ -77,7 +77,7 @@ class SamplerPart(Generic[AskedT, ChosenT]):
 
 
 class SamplerParts:
-    """Parts in the order in which they act, and what the rows of the newest step need of each."""
+    """Parts in the order in which they act, with the data of each for the rows of the newest step."""
 
     def __init__(self, *parts: SamplerPart[Any, Any], vocab_size: int) -> None:
         self._parts = parts

@@ -57,7 +57,7 @@ def load_checkpoint(
 ) -> None:
     """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
 
-    What has a scale target stays as it is stored, and its scales go there (`weights/keeping.py`).
+    A tensor with a scale target stays as stored, and its scales go there (`weights/keeping.py`).
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near the size of the
     model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go there. Those of a GGUF file are
@@ -148,9 +148,9 @@ def overlay(
 def _plainly(
     destinations: Mapping[str, Tensor], made: Made, forms: Mapping[str, Form | None] = MappingProxyType({})
 ) -> Mapping[str, Tensor]:
-    """The destinations as a checkpoint has what they are made of: those that are put into a form have shapes and no memory.
+    """The destinations in a checkpoint's form: tensors that are packed at load have shapes and no memory.
 
-    `forms` are those of tensors that are not made but repacked.
+    `forms` are those of tensors that are repacked.
     """
     targets = made[1]
     shapes = {

@@ -30,7 +30,7 @@ _NO_NUMBER: Final = 255
 
 
 class FloatMatrices:
-    """The matrices of 4-bit floats in a checkpoint, by the weights that they stand for."""
+    """The matrices of 4-bit floats in a checkpoint, by the names of their weights."""
 
     def __init__(self, found: Iterable[StoredTensor]) -> None:
         """Gather them of all tensors; raises `ModelLoadError` if one lacks its scales, or these have another shape."""
@@ -47,7 +47,7 @@ class FloatMatrices:
 
     @property
     def names(self) -> Collection[str]:
-        """The weights that they stand for."""
+        """The names of their weights."""
         return self._matrices.keys()
 
     def has(self, stored: StoredTensor) -> bool:
@@ -68,7 +68,7 @@ class FloatMatrices:
                 )
 
     def apply(self, destinations: Mapping[str, Tensor], _: Mapping[str, Tensor], slices: Slices) -> None:
-        """Fill the destinations with what the matrices stand for, rounded once."""
+        """Fill the destinations with the widened matrices, rounded once."""
         for name, parts in self._matrices.items():
             destination = destinations[name]
             numbers = four_bit_floats(parts[""].data.to(destination.device))

@@ -112,7 +112,7 @@ class PackedTensor:
 
 
 def is_gguf(folder: Path) -> bool:
-    """True if a folder stands for a GGUF file."""
+    """True if a folder was made from a GGUF file."""
     return (folder / INDEX).is_file()
 
 

@@ -1,6 +1,6 @@
-"""Which weights a checkpoint holds, in 32 bytes: what lies in its files, a sample of every tensor, and the files' stamps.
+"""The identity of a checkpoint's weights, in 32 bytes: the files' contents by name, a sample of every tensor, and the files' times.
 
-Sizes and times of change alone do not tell models apart: package stores and images set every file to one time. Reading all of the
+Sizes and times of change do not distinguish models: package stores and images set every file to one time. Reading all of the
 weights would double the start. So each tensor is looked at in a few places; training changes all of a tensor. What was edited in a few
 rows alone shows in the time of change, or in the name of the file in a hub's cache, which is a digest of its content.
 """
@@ -27,7 +27,7 @@ _BYTES: Final = 4096
 """In one place."""
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _Tensor = tuple[str, Path, int, int]
-"""A tensor: what is said of it, its file, and where its bytes begin and end there."""
+"""A tensor: its description, its file, and the begin and end of its bytes there."""
 
 
 def weights_digest(folder: str) -> bytes:

@@ -26,14 +26,14 @@ from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
 
 _PACKED: Final = {"qweight": ("qzeros", "scales"), "weight_packed": ("weight_scale",)}
-"""The tensors that tell a packed matrix, and what each of them cannot be without."""
+"""The tensors that mark a packed matrix, and the others that each needs."""
 _BESIDE: Final = {
     "qweight": ("qzeros", "scales", "g_idx"),
     "weight_packed": ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
 }
-"""All that may stand beside them."""
+"""All tensors that may be beside them."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ each of eight columns is."""
+"""The place of each of eight columns in a word of AWQ."""
 _WORD: Final = 32
 
 
@@ -116,7 +116,7 @@ class Matrix:
 
 
 class PackedMatrices:
-    """The packed matrices of a checkpoint, by the weights that they stand for."""
+    """The packed matrices of a checkpoint, by the names of their weights."""
 
     def __init__(self, found: Iterable[StoredTensor], packing: Packing | None) -> None:
         """Gather them of all tensors; raises `ModelLoadError` if one lacks a part, or parts do not fit together."""
@@ -138,7 +138,7 @@ class PackedMatrices:
 
     @property
     def names(self) -> Collection[str]:
-        """The weights that they stand for."""
+        """The names of their weights."""
         return self._matrices.keys()
 
     @property
@@ -169,7 +169,7 @@ class PackedMatrices:
     def apply(
         self, destinations: Mapping[str, Tensor], targets: Mapping[str, Tensor], slices: Slices
     ) -> None:
-        """Fill the destinations: with integers where there is a target for scales, else with what they stand for."""
+        """Fill the destinations: with integers if there is a target for scales, else with the widened weights."""
         for name, matrix in self._matrices.items():
             destination, form = destinations[name], matrix.form
             if name in targets and form is not None:

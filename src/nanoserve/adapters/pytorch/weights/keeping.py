@@ -40,7 +40,7 @@ class Model(Protocol):
 
 
 def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]:
-    """The form of each tensor of a checkpoint that has one, by the name of what it stands for; raises `ModelLoadError`."""
+    """The form of each tensor of a checkpoint that has one, by the name of its weight; raises `ModelLoadError`."""
     if is_gguf(Path(folder)):
         return {each.name: each.form for each in packed_tensors(Path(folder)) if each.form is not None}
     found = [each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())]

@@ -31,7 +31,7 @@ def kv_scales(model: Model) -> dict[int, Tensor]:
 
 
 def fill_kv_scales(model: Model, folder: str | None = None, *, rank: int = 0, ranks: int = 1) -> None:
-    """Fill them with what a checkpoint has, with other ranks with this one's part, and else with ones.
+    """Fill them from a checkpoint (this rank's part), or with ones if it has none.
 
     Raises `ModelLoadError` for scales that are no positive numbers, of another shape, or of keys or values alone.
     """

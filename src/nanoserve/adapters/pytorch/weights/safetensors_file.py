@@ -1,4 +1,4 @@
-"""One safetensors file: what lies in it and where, and reading pieces of it into memory that is there already."""
+"""One safetensors file: its tensors and their places, and reads of pieces into existing memory."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _send_all(lane: Lane, pending: deque[Piece]) -> None:
 
 
 class HostLane:
-    """To host memory: what a file has lost meanwhile is an error here, where a mapping would end the process."""
+    """Read into host memory: a file that was cut meanwhile is an error, while a mapping would end the process."""
 
     def buffer(self, num_bytes: int) -> Tensor:
         """A new buffer."""

@@ -1,7 +1,7 @@
 """The exchange in a step between GPUs that compute one model together: parts of sums, and columns of logits.
 
 Each rank leaves its part in a block of memory that all read (`PeerMemory`); the kernels of `kernels.rank_sums` wait for the others' and read
-them there. Parts are left at two places in turn: that a rank takes part in an exchange says that it has read what was left for the last one.
+them there. Parts are left at two places in turn: a rank that takes part in an exchange has read the parts of the last one.
 All ranks launch the same kernels in the same order, and each step makes an even number of sums, so that graphs captured apart fit behind one another.
 """
 
@@ -140,7 +140,7 @@ class Exchange(Sums):
     def complete(
         self, stream: Tensor, pending: Pending, norm: RMSNorm | None, out: Tensor, *, pdl: bool = False
     ) -> None:
-        """Add all parts, normed if what is pending has a norm, to the stream, and write its norm, if there is one, to `out`."""
+        """Add all pending parts, normed if they have a norm, to the stream, and write its norm, if there is one, to `out`."""
         parity, self._parity = self._parity, 1 - self._parity
         branch_norm = pending.norm
         last = norm or branch_norm
@@ -191,7 +191,7 @@ def _aligned(size: int) -> int:
 
 
 class RankRunner(CudaRunner):
-    """`CudaRunner` of one rank; after any error the ranks are at different places, and none can go on."""
+    """`CudaRunner` of one rank; after any error the ranks are at different places, and none can continue."""
 
     def __init__(self, *, exchange: Exchange, expert_tokens: Tensor | None, **parts: Any) -> None:
         super().__init__(**parts)

@@ -1,4 +1,4 @@
-"""Runs the checks, judges what came of them, and says which kernel is wrong and what to do about it."""
+"""Runs the checks, judges their results, and names a wrong kernel and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nanoserve.kernels.testing import Comparison
 from nanoserve.ports.errors import ModelLoadError, OutOfMemoryError
 
 TOLERANCES: Final = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-"""By the model's dtype, the norm (Frobenius) of the difference at most, relative to the norm of what is right."""
+"""By the model's dtype, the largest norm (Frobenius) of the difference, relative to the norm of the reference."""
 SINGLE: Final = 8
 """Times the tolerance that one element may be off, relative to its own size plus the root mean square of all."""
 
@@ -49,7 +49,7 @@ def limits(comparison: Comparison, dtype: torch.dtype) -> tuple[float, float]:
 
 @torch.inference_mode()
 def rehearse_checks(bench: Bench) -> None:
-    """Launch what the checks launch and look at nothing; what fails here fails again, by name, when it is checked."""
+    """Launch the checks' kernels without comparing; a failure here fails again, by name, when it is checked."""
     for check in checks.CHECKS:
         if check.when(bench):
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Every kernel that serving may launch, and what a model gives its cases: dimensions, and weights of its own."""
+"""Every kernel that serving may launch, with cases in a model's dimensions and with its weights."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _check_gates(bench: Bench) -> Iterator[Comparison]:
 
 
 def _check_fp8_linear(bench: Bench) -> Iterator[Comparison]:
-    """Products of many rows with 8-bit floats, and what makes their inputs such ones."""
+    """Products of many rows with 8-bit floats, and the rounding of their inputs."""
     for product in bench.products:
         if takes_fp8(product.weight, bench.inputs.normal(1)):
             yield from pointwise.check_quantize_rows(bench.inputs, ROWS[0], product.weight.shape[1])
@@ -216,4 +216,4 @@ CHECKS: Final = (
     Check("count_tokens", of_each(logits.check_count_tokens, _vocabulary)),
     Check("token_logprobs", of_each(logits.check_token_logprobs, _vocabulary)),
 )
-"""A new kernel gets a line here, or in the folder of its mixer; what shall be tried first comes first."""
+"""A new kernel gets a line here, or in the folder of its mixer; checks run in this order."""
