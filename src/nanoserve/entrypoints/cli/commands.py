@@ -203,26 +203,16 @@ def serve(configuration: Configuration) -> None:
     SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
     """
     from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
-
-    log, values = configuration.log, configuration.values
-    if values["log_level"].origin == "default":
-        log = attrs.evolve(log, log_level="info")  # a server logs each request
-    if values["log_json"].origin == "default":
-        log = attrs.evolve(log, log_json=not sys.stderr.isatty())
-    configure_log(log)
     from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.sockets import with_code  # noqa: PLC0415 - as above
 
-    settings = Serving(
-        engine=configuration.engine,
-        serve=configuration.serve,
-        answers=configuration.answers,
-        log=log,
-        trace=configuration.trace,
-    )
+    settings = Serving.of(configuration)
+    if configuration.values["log_json"].origin == "default":
+        settings = attrs.evolve(settings, log=attrs.evolve(settings.log, log_json=not sys.stderr.isatty()))
+    configure_log(settings.log)
     try:
-        run(settings, lambda started: _announce(started, as_record=log.log_json))
+        run(settings, lambda started: _announce(started, as_record=settings.log.log_json))
     except NanoserveError as error:
         raise with_code(error) from error
 

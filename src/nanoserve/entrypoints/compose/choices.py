@@ -183,27 +183,25 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
 
     Raises `BadValueError` if drafts were asked for and there can be none.
     """
-    speculate = "eagle3" if settings.draft and settings.speculate == "off" else settings.speculate
+    has_head, is_split = settings.draft is not None, settings.tensor_parallel_size > 1
+    speculate = "eagle3" if has_head and settings.speculate == "off" else settings.speculate
     if speculate == "off":
         return 1
-    if speculate == "eagle3" and settings.draft is None:
-        raise BadValueError("speculate", "eagle3 needs a head: name one with draft")
-    if settings.draft is not None and settings.tensor_parallel_size > 1:
+    if has_head and is_split:
         raise BadValueError("draft", "heads are computed by one process alone yet; leave draft out")
-    if settings.draft is not None and speculate == "ngram":
-        raise BadValueError(
-            "speculate", "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out"
-        )
-    if spec.encoder is not None:
-        raise BadValueError("speculate", "drafts are for models that write text; take off for an encoder")
-    if device == "cuda" and settings.tensor_parallel_size > 1:
-        message = f"{settings.speculate} is not available over several GPUs yet; take off"
-        raise BadValueError("speculate", message)
-    if settings.speculate == "auto" and settings.tensor_parallel_size > 1:
-        message = (
-            "auto measures what steps cost, which cannot be done over several ranks yet; take ngram or off"
-        )
-        raise BadValueError("speculate", message)
+    refusals = {
+        "eagle3 needs a head: name one with draft": speculate == "eagle3" and not has_head,
+        "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate
+        == "ngram"
+        and has_head,
+        "drafts are for models that write text; take off for an encoder": spec.encoder is not None,
+        f"{settings.speculate} is not available over several GPUs yet; take off": device == "cuda"
+        and is_split,
+        "auto measures what steps cost, which cannot be done over several ranks yet; take ngram or off": is_split
+        and speculate == "auto",
+    }
+    for why in (why for why, is_so in refusals.items() if is_so):
+        raise BadValueError("speculate", why)
     if any(isinstance(each.kind, Recurrent) for each in spec.cache_groups):
         structlog.get_logger().warning("no drafts: the states of this model's layers cannot go back")
         return 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-import pathlib
 
 from nanoserve.entrypoints.app.traces.writer import Recording, TraceWriter
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config.command_settings import TraceSettings
-from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings, shown_model
 from nanoserve.entrypoints.compose.process import installed_release
 from nanoserve.ports.driven import TraceFormat
 from nanoserve.ports.model_spec import per_group
@@ -32,7 +31,7 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
     return TraceHeader(
         release=installed_release(),
         started=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
-        model=_model_name(settings.model),
+        model=shown_model(settings.model),
         device=facts.device,
         dtype=facts.dtype,
         block_size=facts.block_size,
@@ -46,10 +45,3 @@ def trace_header(settings: EngineSettings, assembly: Assembly, *, has_words: boo
         prefix_caching=facts.prefix_caching,
         has_words=has_words,
     )
-
-
-def _model_name(model: str | None) -> str:
-    if model is None:
-        return "built-in"
-    path = pathlib.Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model

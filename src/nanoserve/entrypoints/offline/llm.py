@@ -183,7 +183,14 @@ class LLM:
         pooler.check_dimensions(dimensions)
         before = pooler.prompt(prompt_name)
         found = self._pool(prompts, pooler, before, at_most=truncate_prompt_tokens, use_tqdm=use_tqdm)
-        return [outputs.embedding_output(job, pooler.vector(pooled, dimensions)) for job, pooled in found]
+        names = ("request_id", "prompt", "prompt_token_ids", "num_cached_tokens")
+        return [
+            outputs.EmbeddingOutput(
+                embedding=pooler.vector(pooled, dimensions),
+                **{name: getattr(output, name) for name in names},
+            )
+            for output, pooled in ((job.output(), pooled) for job, pooled in found)
+        ]
 
     def classify(
         self,

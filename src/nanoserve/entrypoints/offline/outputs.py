@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -11,8 +10,7 @@ import attrs
 from nanoserve.entrypoints.app.answer import joined_pieces
 from nanoserve.entrypoints.app.generation import Piece
 from nanoserve.ports import events
-from nanoserve.ports.driven import ChatTemplate, Message, Tokenizer
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
 
@@ -35,35 +33,6 @@ def is_one_prompt(prompts: object) -> bool:
     if not isinstance(prompts, Sequence) or not prompts:
         return False
     return all(isinstance(each, SupportsIndex) and not isinstance(each, bool) for each in prompts)
-
-
-def read_prompt(form: object, tokenizer: Tokenizer) -> Prompt:
-    """Read one prompt in any form; raises `BadValueError`."""
-    if isinstance(form, Mapping):
-        names = [name for name in ("prompt_token_ids", "prompt") if name in form]
-        if not names:
-            message = f"a mapping needs `prompt` or `prompt_token_ids`, got {sorted(form)}"
-            raise BadValueError("prompt", message)
-        form = form[names[0]]
-    if isinstance(form, str):
-        ids = tuple(tokenizer.encode(form))
-        if not ids:
-            raise BadValueError("prompt", "is empty: there is nothing to continue")
-        return Prompt(text=form, token_ids=ids)
-    if not isinstance(form, Sequence) or isinstance(form, bytes):
-        raise BadValueError("prompt", f"must be text, token ids or a mapping, got {type(form).__name__}")
-    try:  # any integer type will do; the engine checks the ids against the vocabulary
-        return Prompt(text=None, token_ids=tuple(map(operator.index, form)))
-    except TypeError:
-        raise BadValueError("prompt", f"token ids must be integers, got {form!r:.80}") from None
-
-
-def read_conversation(messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer) -> Prompt:
-    """Render a conversation with the model's template; raises `BadValueError`."""
-    if not messages:
-        raise BadValueError("messages", "must hold at least one message")
-    ids = tuple(template.render(messages))
-    return Prompt(text=tokenizer.decode(ids, skip_special_tokens=False), token_ids=ids)
 
 
 @attrs.frozen
@@ -159,18 +128,6 @@ class EmbeddingOutput:
     prompt_token_ids: list[int]
     embedding: list[float]
     num_cached_tokens: int = 0
-
-
-def embedding_output(job: Job, embedding: list[float]) -> EmbeddingOutput:
-    """A job's vector with what else is known of it."""
-    output = job.output()
-    return EmbeddingOutput(
-        request_id=output.request_id,
-        prompt=output.prompt,
-        prompt_token_ids=output.prompt_token_ids,
-        embedding=embedding,
-        num_cached_tokens=output.num_cached_tokens,
-    )
 
 
 @attrs.frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
@@ -18,7 +19,7 @@ from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_promp
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
-from nanoserve.entrypoints.offline.outputs import Job, Prompt, read_conversation, read_prompt
+from nanoserve.entrypoints.offline.outputs import Job, Prompt
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
@@ -48,11 +49,30 @@ class Session:
 
     def read_prompt(self, form: object) -> Prompt:
         """A prompt in any form, tokenized; raises `BadValueError`."""
-        return read_prompt(form, self.assembly.tokenizer)
+        if isinstance(form, Mapping):
+            names = [name for name in ("prompt_token_ids", "prompt") if name in form]
+            if not names:
+                message = f"a mapping needs `prompt` or `prompt_token_ids`, got {sorted(form)}"
+                raise BadValueError("prompt", message)
+            form = form[names[0]]
+        if isinstance(form, str):
+            ids = tuple(self.assembly.tokenizer.encode(form))
+            if not ids:
+                raise BadValueError("prompt", "is empty: there is nothing to continue")
+            return Prompt(text=form, token_ids=ids)
+        if not isinstance(form, Sequence) or isinstance(form, bytes):
+            raise BadValueError("prompt", f"must be text, token ids or a mapping, got {type(form).__name__}")
+        try:  # any integer type will do; the engine checks the ids against the vocabulary
+            return Prompt(text=None, token_ids=tuple(map(operator.index, form)))
+        except TypeError:
+            raise BadValueError("prompt", f"token ids must be integers, got {form!r:.80}") from None
 
     def read_conversation(self, messages: Sequence[Message]) -> Prompt:
-        """A conversation, rendered and tokenized; raises `BadValueError`."""
-        return read_conversation(messages, self.assembly.template, self.assembly.tokenizer)
+        """A conversation, rendered with the model's template and tokenized; raises `BadValueError`."""
+        if not messages:
+            raise BadValueError("messages", "must hold at least one message")
+        ids = tuple(self.assembly.template.render(messages))
+        return Prompt(text=self.assembly.tokenizer.decode(ids, skip_special_tokens=False), token_ids=ids)
 
     def pooler(self, *tasks: Task) -> PoolerSpec:
         """The pooler of a model that is for one of these tasks; raises `BadValueError` for any other."""

@@ -75,6 +75,10 @@ class LoraFolders:
             self._by_name[name] = folder
 
 
+Context = NamedDependency[RequestContext]
+Folders = NamedDependency[LoraFolders]
+
+
 def folder_below(allowed: pathlib.Path, path: str, parameter: str) -> pathlib.Path:
     """A folder by its path, absolute or below an allowed one, below which it must lie once links are followed. Raises `BadValueError`."""
     try:
@@ -106,9 +110,7 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 @post("/v1/load_lora_adapter", status_code=200, media_type="text/plain", include_in_schema=False)
-async def load_lora_adapter(
-    context: NamedDependency[RequestContext], loras: NamedDependency[LoraFolders]
-) -> Response[str]:
+async def load_lora_adapter(context: Context, loras: Folders) -> Response[str]:
     """Answers once the adapter is wholly read; a name that is taken is refused without `load_inplace`."""
     body, service = await context.read(LoadLoraBody), context.service
     name = body.lora_name
@@ -135,9 +137,7 @@ async def load_lora_adapter(
 
 
 @post("/v1/unload_lora_adapter", status_code=200, media_type="text/plain", include_in_schema=False)
-async def unload_lora_adapter(
-    context: NamedDependency[RequestContext], loras: NamedDependency[LoraFolders]
-) -> Response[str]:
+async def unload_lora_adapter(context: Context, loras: Folders) -> Response[str]:
     """Requests that named the adapter can finish."""
     body = await context.read(UnloadLoraBody)
     async with loras.lock:

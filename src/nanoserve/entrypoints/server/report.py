@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.printable import counted
 from nanoserve.entrypoints.server.sockets import describe, is_open_to_all
 
@@ -19,7 +20,6 @@ class Started:
 
     Attributes:
         phases: seconds that each part of the server's own start took; the engine's run beside them.
-        http_workers: how many processes answer HTTP; `engine_processes` is how many compute, and `spare` one more to replace them.
     """
 
     service: TextService
@@ -28,10 +28,7 @@ class Started:
     scraped: Sequence[socket.socket] = ()
     phases: Mapping[str, float]
     num_keys: int
-    http_workers: int = 1
-    engine_processes: int = 1
-    spare: bool = True
-    ui: bool = True
+    listen: ListenSettings
 
     @property
     def warnings(self) -> list[str]:
@@ -53,7 +50,7 @@ class Started:
     def page(self) -> str | None:
         """Where a browser finds the page; None if there is none, or only a Unix socket."""
         url = _reachable(self.sockets[0])
-        return f"{url}/" if self.ui and url else None
+        return f"{url}/" if self.listen.ui and url else None
 
     @property
     def example(self) -> str:
@@ -79,7 +76,7 @@ class Started:
             "defaults": dict(self.service.settings.defaults),
             "defaults_origin": self.service.settings.defaults_origin,
             "api_keys": self.num_keys,
-            "http_workers": self.http_workers,
+            "http_workers": self.listen.http_workers,
         }
 
     def lines(self) -> Iterator[str]:
@@ -112,13 +109,14 @@ class Started:
     @property
     def _processes(self) -> str:
         """The purpose of each of the processes."""
-        if not self.engine_processes:
+        listen = self.listen
+        if listen.in_process:
             return "1 for HTTP and the engine, 1 for chat templates"
-        parts = [f"{self.http_workers} {what}" for what in ("for HTTP", "for chat templates")]
-        parts.append(f"{self.engine_processes} for the engine")
-        if self.http_workers > 1:
+        parts = [f"{listen.http_workers} {what}" for what in ("for HTTP", "for chat templates")]
+        parts.append(f"{self.service.facts.tensor_parallel_size} for the engine")
+        if listen.http_workers > 1:
             parts.insert(0, "1 that supervises")
-        parts += ["1 spare that waits to replace the engine (--no-spare)"] * self.spare
+        parts += ["1 spare that waits to replace the engine (--no-spare)"] * listen.spare
         return ", ".join(parts)
 
     def _memory(self) -> dict[str, int]:

@@ -163,7 +163,6 @@ class _Running:
         shutdown.push_async_callback(server.stop_batches)
         shutdown.callback(setattr, server.health, "is_draining", True)
         service = await self._signals.unless_leaving(self._open(watch))
-        listen = self._settings.serve.listen
         return Started(
             service=service,
             sockets=self._bound.groups[0],
@@ -171,10 +170,7 @@ class _Running:
             scraped=self._bound.scraped,
             phases=server.phases,
             num_keys=len(server.keys),
-            http_workers=len(self._bound.groups),
-            engine_processes=0 if listen.in_process else self._settings.engine.tensor_parallel_size,
-            spare=listen.spare,
-            ui=listen.ui,
+            listen=self._settings.serve.listen,
         )
 
     async def main_loop(self) -> None:

@@ -24,6 +24,7 @@ from nanoserve.entrypoints.compose.assembly import TextParts
 from nanoserve.entrypoints.compose.bootstrap import begin_check, clock, trace_format
 from nanoserve.entrypoints.compose.choices import make_classes
 from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings, LogSettings, TraceSettings
+from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting, SharedCounting
@@ -204,6 +205,18 @@ class Serving:
     answers: AnswerSettings = attrs.field(factory=AnswerSettings)
     log: LogSettings
     trace: TraceSettings = attrs.field(factory=TraceSettings)
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> Serving:
+        """The server's part of a configuration; it logs each request, unless a source says otherwise."""
+        is_level_given = bool(configuration.given(["log_level"]))
+        return cls(
+            engine=configuration.engine,
+            serve=configuration.serve,
+            answers=configuration.answers,
+            log=configuration.log if is_level_given else attrs.evolve(configuration.log, log_level="info"),
+            trace=configuration.trace,
+        )
 
     @property
     def class_names(self) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings, shown_model
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
 from nanoserve.entrypoints.compose.host_names import host_name
 from nanoserve.ports import errors
@@ -180,19 +180,11 @@ def _remove_abandoned(path: str) -> None:
             return
 
 
-BUILT_IN: Final = "built-in"
-
-
 def model_names(engine: EngineSettings, listen: ListenSettings) -> tuple[str, ...]:
-    """The names that were chosen; else the model's on the hub, or its folder's or file's, which shows no path."""
+    """The names that were chosen; else the model's."""
     if listen.served_model_name:
         return listen.served_model_name
-    if engine.model is None:
-        return (BUILT_IN,)
-    path = pathlib.Path(engine.model).expanduser()
-    if path.is_file():
-        return (path.stem,)
-    return (path.resolve().name if path.is_dir() else engine.model,)
+    return (shown_model(engine.model),)
 
 
 def host_names(

@@ -29,13 +29,15 @@ from nanoserve.ports.engine_link import Pause, ReadWeights, Resume, Sleep, WakeU
 from nanoserve.ports.errors import BadValueError, ConflictError, DrainingError
 from nanoserve.ports.steering import HANDLE_BYTES, PARTS, PauseMode, SharedTensor
 
+Engine = NamedDependency[EngineClient]
+ServerHealth = NamedDependency[Health]
 _MODES: Final = ", ".join(each.value for each in PauseMode)
 
 
 @post("/pause", status_code=200, include_in_schema=False, guards=[only_query("mode", "clear_cache")])
 async def pause(
-    engine: NamedDependency[EngineClient],
-    health: NamedDependency[Health],
+    engine: Engine,
+    health: ServerHealth,
     mode: FromQuery[str] = "abort",
     clear_cache: FromQuery[bool] = True,
 ) -> dict[str, str]:
@@ -59,7 +61,7 @@ def _check_staying(health: Health) -> None:
 
 
 @post("/resume", status_code=200, include_in_schema=False, guards=[only_query()])
-async def resume(engine: NamedDependency[EngineClient]) -> dict[str, str]:
+async def resume(engine: Engine) -> dict[str, str]:
     """Requests that waited are computed."""
     await engine.steer(Resume())
     structlog.get_logger().info("the engine was resumed")
@@ -67,7 +69,7 @@ async def resume(engine: NamedDependency[EngineClient]) -> dict[str, str]:
 
 
 @get("/is_paused", include_in_schema=False)
-async def is_paused(engine: NamedDependency[EngineClient]) -> dict[str, bool]:
+async def is_paused(engine: Engine) -> dict[str, bool]:
     """True from the moment at which a pause is asked for."""
     return {"is_paused": engine.steering.paused}
 
@@ -286,9 +288,7 @@ def _shared(info: Mapping[str, Any]) -> tuple[SharedTensor, ...]:
 
 
 @post("/sleep", status_code=200, include_in_schema=False, guards=[only_query("level")])
-async def sleep(
-    engine: NamedDependency[EngineClient], health: NamedDependency[Health], level: FromQuery[int] = 1
-) -> dict[str, bool]:
+async def sleep(engine: Engine, health: ServerHealth, level: FromQuery[int] = 1) -> dict[str, bool]:
     """Free memory once the steps in flight are home; requests wait, and are computed again from where they were asked."""
     _check_staying(health)
     await engine.steer(Sleep(level))
@@ -297,9 +297,7 @@ async def sleep(
 
 
 @post("/wake_up", status_code=200, include_in_schema=False, guards=[only_query("tags")])
-async def wake_up(
-    engine: NamedDependency[EngineClient], tags: FromQuery[list[str] | None] = None
-) -> dict[str, bool]:
+async def wake_up(engine: Engine, tags: FromQuery[list[str] | None] = None) -> dict[str, bool]:
     """Have memory again, for all or for the parts that are named; requests are computed once all are awake."""
     if unknown := sorted({*(tags or ())} - {*PARTS}):
         raise BadValueError("tags", f"must be of {', '.join(PARTS)}, got {unknown[0][:64]!r}")
@@ -309,7 +307,7 @@ async def wake_up(
 
 
 @get("/is_sleeping", include_in_schema=False)
-async def is_sleeping(engine: NamedDependency[EngineClient]) -> dict[str, bool]:
+async def is_sleeping(engine: Engine) -> dict[str, bool]:
     """True until all parts are awake."""
     return {"is_sleeping": bool(engine.steering.asleep)}
 

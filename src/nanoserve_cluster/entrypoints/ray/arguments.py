@@ -100,16 +100,7 @@ def read_arguments(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> 
         if given.value is not None:
             message = f"cannot be shared by the replicas of a machine; leave it out (from {given.origin})"
             raise BadValueError(name, message)
-    log = configuration.log
-    if configuration.values["log_level"].origin == "default":
-        log = attrs.evolve(log, log_level="info")
-    return own, Serving(
-        engine=configuration.engine,
-        serve=configuration.serve,
-        answers=configuration.answers,
-        log=log,
-        trace=configuration.trace,
-    )
+    return own, Serving.of(configuration)
 
 
 def split_arguments(written: Iterable[str]) -> dict[str, str]:

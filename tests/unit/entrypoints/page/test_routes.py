@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
-from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
+from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, ListenSettings
 from nanoserve.entrypoints.page.files import FOLDER, read_page
 from nanoserve.entrypoints.server.report import Started
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
@@ -163,7 +163,8 @@ def test_the_start_report_says_where_the_page_is(
     service = open_world.server.service
     assert service is not None
     with socket.create_server((host, 0)) as bound:
-        started = Started(service=service, sockets=[bound], admin=[], phases={}, num_keys=0, ui=ui)
+        listen = ListenSettings(ui=ui)
+        started = Started(service=service, sockets=[bound], admin=[], phases={}, num_keys=0, listen=listen)
         wanted = None if page is None else page.format(bound.getsockname()[1])
         assert started.page == wanted
         lines = [each for each in started.lines() if each.startswith("page: ")]

@@ -17,7 +17,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     pairs,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import optional, setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting, switch
 
 
 @attrs.frozen(kw_only=True)
@@ -27,8 +27,8 @@ class LogSettings:
     log_level: str = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Log what is at least this important."
     )
-    log_json: bool = setting(False, boolean(), "Log one JSON object per line.")
-    debug: bool = setting(False, boolean(), "Show the traceback of an error.")
+    log_json: bool = switch("Log one JSON object per line.")
+    debug: bool = switch("Show the traceback of an error.")
 
 
 @attrs.frozen(kw_only=True)
@@ -51,9 +51,7 @@ class TraceSettings:
         "Write the engine's step log here, for `nanoserve inspect`; a name that ends in .gz is compressed.",
         word="none",
     )
-    trace_words: bool = setting(
-        False,
-        boolean(),
+    trace_words: bool = switch(
         "Write into the step log also what was asked and answered; otherwise it has no word.",
     )
 
@@ -71,17 +69,15 @@ class ClientSettings:
 class GenerateSettings:
     """How prompts are understood and how answers are shown."""
 
-    chat: bool = setting(
-        False, boolean(), "Treat the prompt as a user's message and apply the model's chat template."
-    )
+    chat: bool = switch("Treat the prompt as a user's message and apply the model's chat template.")
     system: str | None = optional(
         text(), "The system message that opens the conversation; implies --chat.", word="none"
     )
     stream: bool | None = optional(
         boolean(), "Show the text while it grows; on for a single prompt if not given."
     )
-    stats: bool = setting(False, boolean(), "Report tokens, times and rates on standard error.")
-    json: bool = setting(False, boolean(), "Print one JSON object per prompt.")
+    stats: bool = switch("Report tokens, times and rates on standard error.")
+    json: bool = switch("Print one JSON object per prompt.")
 
     @property
     def is_chat(self) -> bool:

@@ -55,7 +55,7 @@ _KINDS: Final[Mapping[sampling.Kind, kinds.ValueKind]] = {
     sampling.Kind.SWITCH: kinds.boolean(),
     sampling.Kind.TEXTS: kinds.texts(),
     sampling.Kind.TOKEN_IDS: kinds.token_ids(),
-    sampling.Kind.BIASES: kinds.token_biases(),
+    sampling.Kind.BIASES: kinds.pairs("ID:BIAS,...", "a table of token ids and numbers, or ID:BIAS,...", int),
 }
 
 

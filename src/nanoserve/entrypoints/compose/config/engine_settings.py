@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import attrs
 
 from nanoserve.entrypoints.compose.config.kinds import (
-    boolean,
     integer,
     loras,
     memory,
@@ -15,7 +16,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     size,
     text,
 )
-from nanoserve.entrypoints.compose.config.setting import optional, setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting, switch
 from nanoserve.ports.lora import MOST_RANK
 from nanoserve.ports.sampling import MOST_LOGPROBS
 
@@ -75,9 +76,7 @@ class EngineSettings:
         one_of("raw_logprobs", "processed_logprobs"),
         "Report log-probabilities of the model's own logits, or of what is drawn from, after temperature, penalties and filters.",
     )
-    enable_return_routed_experts: bool = setting(
-        False,
-        boolean(),
+    enable_return_routed_experts: bool = switch(
         "Record which experts each token goes through, for /inference/v1/generate to report.",
     )
     tensor_parallel_size: int = setting(
@@ -85,9 +84,7 @@ class EngineSettings:
         integer(low=1, high=64),
         "Processes that compute the model together, each with its part of the weights; on a GPU of its own where there are GPUs.",
     )
-    expert_parallel: bool = setting(
-        False,
-        boolean(),
+    expert_parallel: bool = switch(
         "Divide the experts of a mixture over those processes as whole ones rather than each of them; needs --tensor-parallel-size.",
     )
     max_model_len: int | None = optional(
@@ -107,8 +104,8 @@ class EngineSettings:
         "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free; if not given, 0.92 of it on a GPU, and on "
         "a CPU 0.8 of it, at most 4 GiB.",
     )
-    enable_prefix_caching: bool = setting(
-        True, boolean(), "Compute a prefix that several prompts share only once."
+    enable_prefix_caching: bool = switch(
+        "Compute a prefix that several prompts share only once.", default=True
     )
     kv_offload_memory: int | None = optional(
         size(), "Host memory for prefixes that the KV cache has no room for, such as 32GiB.", word="none"
@@ -129,9 +126,7 @@ class EngineSettings:
         one_of("none", "prefill", "decode"),
         "Share --kv-offload-dir with engines that run: prefill answers when the blocks of a prompt are there, decode finds them.",
     )
-    isolation: bool = setting(
-        False,
-        boolean(),
+    isolation: bool = switch(
         "Hash cached prefixes with BLAKE2b, so that no prompt can be made to collide with another's.",
     )
     policy: str = setting("fcfs", one_of("fcfs", "priority"), "Which waiting sequence comes first.")
@@ -164,20 +159,16 @@ class EngineSettings:
         "An EAGLE-3 head that guesses tokens for the model; implies --speculate eagle3.",
         word="none",
     )
-    enforce_eager: bool = setting(
-        False, boolean(), "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
+    enforce_eager: bool = switch(
+        "Launch every kernel on its own instead of replaying CUDA graphs; for debugging."
     )
-    deterministic: bool = setting(
-        False,
-        boolean(),
+    deterministic: bool = switch(
         "Compute the same logits, bit for bit, whatever else is in the batch; slower.",
     )
-    park_spare: bool = setting(
-        False,
-        boolean(),
+    park_spare: bool = switch(
         "Have the spare of `serve` loaded and asleep, so that it takes over in a second; takes host memory for the model once more.",
     )
-    paranoid: bool = setting(False, boolean(), "Audit the engine's state after every step.")
+    paranoid: bool = switch("Audit the engine's state after every step.")
     kv_events_port: int | None = optional(
         integer(0, 65535),
         "Publish on this port which prefixes are cached, as vLLM does over ZeroMQ; needs nanoserve[events].",
@@ -199,3 +190,11 @@ class EngineSettings:
         integer(low=1, high=1024),
         "Processor threads; all physical cores that this process may use if not given.",
     )
+
+
+def shown_model(model: str | None) -> str:
+    """A model's name on the hub, or that of its folder or file, which shows no path."""
+    if model is None:
+        return "built-in"
+    path = pathlib.Path(model).expanduser()
+    return path.stem if path.is_file() else path.resolve().name if path.is_dir() else model

@@ -21,10 +21,8 @@ _SWITCH: Final = {word: place % 2 == 0 for place, word in enumerate(_WORDS)}
 _BINARY: Final = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _UNITS: Final = _BINARY | {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _ORIGIN: Final = r"(?ai)\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?"
-_CLASS: Final = re.compile(r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]\d{0,8})?)?)?")
-
-
-_LORA: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}=[^=,]+")
+_CLASS: Final = r"[A-Za-z0-9_-]{1,64}(:-?\d{1,9}(:[1-9]\d{0,8}(:[1-9]\d{0,8})?)?)?"
+_LORA: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}=[^=,]+"
 
 
 @attrs.frozen
@@ -229,11 +227,6 @@ def pairs(
     return ValueKind(metavar, check, convert=lambda written: [each.split(":") for each in written.split(",")])
 
 
-def token_biases() -> ValueKind:
-    """Token ids with what is added to their logits."""
-    return pairs("ID:BIAS,...", "a table of token ids and numbers, or ID:BIAS,...", int)
-
-
 def memory() -> ValueKind:
     """An amount of memory: an int of bytes (`4GiB`, `512MB`), or a float that is a fraction of what is free (`0.5`)."""
     wanted = "must be bytes such as 4GiB or a fraction such as 0.5"
@@ -261,14 +254,13 @@ def size(low: int = 1) -> ValueKind:
     return ValueKind("BYTES", check)
 
 
-def request_classes() -> ValueKind:
-    """Classes of requests, each `NAME`, `NAME:PRIORITY`, or with `:MAX_RUNNING` and `:MAX_WAITING` after it."""
-    metavar = "NAME[:PRIORITY[:MAX_RUNNING[:MAX_WAITING]]],..."
+def _named_once(metavar: str, form: str, mark: str) -> ValueKind:
+    """A text of parts between commas, each of a form, whose names stand before the mark and are all different."""
 
     def check(value: Any) -> str:
-        if not isinstance(value, str) or not all(map(_CLASS.fullmatch, value.split(","))):
+        if not isinstance(value, str) or not all(re.fullmatch(form, each) for each in value.split(",")):
             raise ValueError(f"takes {metavar}, got {value!r}")
-        names = [each.partition(":")[0] for each in value.split(",")]
+        names = [each.partition(mark)[0] for each in value.split(",")]
         if len(set(names)) != len(names):
             raise ValueError(f"takes each name once, got {value!r}")
         return value
@@ -276,18 +268,14 @@ def request_classes() -> ValueKind:
     return ValueKind(metavar, check)
 
 
+def request_classes() -> ValueKind:
+    """Classes of requests, each `NAME`, `NAME:PRIORITY`, or with `:MAX_RUNNING` and `:MAX_WAITING` after it."""
+    return _named_once("NAME[:PRIORITY[:MAX_RUNNING[:MAX_WAITING]]],...", _CLASS, ":")
+
+
 def loras() -> ValueKind:
     """Adapters by name, each `NAME=FOLDER`."""
-    metavar = "NAME=FOLDER,..."
-
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or not all(map(_LORA.fullmatch, value.split(","))):
-            raise ValueError(f"takes {metavar}, got {value!r}")
-        if len(named_loras(value)) != len(value.split(",")):
-            raise ValueError(f"takes each name once, got {value!r}")
-        return value
-
-    return ValueKind(metavar, check)
+    return _named_once("NAME=FOLDER,...", _LORA, "=")
 
 
 def named_loras(written: str | None) -> dict[str, str]:

@@ -8,7 +8,6 @@ import attrs
 
 from nanoserve.entrypoints.compose.config.kinds import (
     Secret,
-    boolean,
     host_names,
     integer,
     number,
@@ -19,7 +18,7 @@ from nanoserve.entrypoints.compose.config.kinds import (
     text,
     texts,
 )
-from nanoserve.entrypoints.compose.config.setting import optional, setting
+from nanoserve.entrypoints.compose.config.setting import optional, setting, switch
 
 _SECONDS: Final = number(above=0.0)
 
@@ -45,18 +44,16 @@ class ListenSettings:
     drain_timeout: float = setting(
         30.0, number(0.0), "Seconds that living requests are given after SIGTERM or Ctrl-C."
     )
-    in_process: bool = setting(
-        False, boolean(), "Run the engine in a thread of the server's process; for debugging."
-    )
+    in_process: bool = switch("Run the engine in a thread of the server's process; for debugging.")
     http_workers: int = setting(
         1,
         integer(1, 64),
         "Processes that answer HTTP, over one engine; more than one where one processor is too slow for it.",
     )
-    spare: bool = setting(
-        True, boolean(), "Keep a second process with everything imported, to be the engine should it die."
+    spare: bool = switch(
+        "Keep a second process with everything imported, to be the engine should it die.", default=True
     )
-    ui: bool = setting(True, boolean(), "Serve the page at / that shows the engine, and a playground.")
+    ui: bool = switch("Serve the page at / that shows the engine, and a playground.", default=True)
     served_model_name: tuple[str, ...] = setting(
         (),
         texts("NAME"),
@@ -87,9 +84,7 @@ class AccessSettings:
     rate_limit: float | None = optional(
         _SECONDS, "Requests per minute of each key that has no limit of its own.", word="none"
     )
-    share_prefix_cache: bool = setting(
-        False,
-        boolean(),
+    share_prefix_cache: bool = switch(
         "Let prompts of different keys share cached prefixes; timing then tells what others sent.",
     )
     lora_dir: str | None = optional(
@@ -97,9 +92,7 @@ class AccessSettings:
         "Let clients load LoRA adapters from folders below this one, by /v1/load_lora_adapter; needs --max-loras.",
         word="none",
     )
-    steering: bool = setting(
-        False, boolean(), "Let trainers pause the engine and steer it otherwise (see docs/rl.md)."
-    )
+    steering: bool = switch("Let trainers pause the engine and steer it otherwise (see docs/rl.md).")
     steering_key: tuple[Secret, ...] = setting(
         (),
         secrets(),
@@ -135,7 +128,7 @@ class BoundSettings:
     body_timeout: float = setting(60.0, _SECONDS, "Seconds in which a request's body must be here.")
     send_timeout: float = setting(60.0, _SECONDS, "Seconds after which a client that reads nothing is left.")
     keep_alive: float = setting(75.0, _SECONDS, "Seconds that an idle connection is kept.")
-    strict_params: bool = setting(False, boolean(), "Refuse requests with unknown fields instead of warning.")
+    strict_params: bool = switch("Refuse requests with unknown fields instead of warning.")
     json_whitespace: str = setting(
         "bounded",
         one_of("none", "bounded", "any"),

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from nanoserve.entrypoints.compose.config.kinds import ValueKind, or_none
+from nanoserve.entrypoints.compose.config.kinds import ValueKind, boolean, or_none
 from nanoserve.ports.errors import BadValueError
 
 
@@ -59,6 +59,11 @@ class Setting:
 def setting(default: Any, kind: ValueKind, summary: str) -> Any:
     """Declare an attribute of a settings class together with its kind and its help."""
     return attrs.field(default=default, metadata={"kind": kind, "summary": summary})
+
+
+def switch(summary: str, *, default: bool = False) -> Any:
+    """Declare one that is on or off."""
+    return setting(default, boolean(), summary)
 
 
 def optional(kind: ValueKind, summary: str, word: str = "auto") -> Any:

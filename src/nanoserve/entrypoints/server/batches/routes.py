@@ -38,6 +38,8 @@ _LONGEST_TEXT: Final = 1024
 _AROUND: Final = 2**16
 """Bytes of an upload beside its file."""
 RecordT = TypeVar("RecordT", store.FileObject, store.Batch)
+Kept = NamedDependency[Batches]
+Asking = NamedDependency[Client]
 
 
 class CreateBatch(msgspec.Struct, kw_only=True):
@@ -56,9 +58,7 @@ class DeletedFile(msgspec.Struct, tag_field="object", tag="file"):
     deleted: Literal[True] = True
 
 
-async def create_file(
-    request: Request[Any, Any, Any], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> store.FileObject:
+async def create_file(request: Request[Any, Any, Any], batches: Kept, client: Asking) -> store.FileObject:
     """Keep a file of lines: a form (`multipart/form-data`) with the fields `file`, and `purpose`, which is `batch`."""
     folder, settings, owner = batches.folder, batches.settings, client.owner
     if len(folder.all(owner, store.FileObject)) >= settings.max_files:
@@ -129,8 +129,8 @@ class _Form:
 
 @get("/v1/files")
 async def list_files(
-    batches: NamedDependency[Batches],
-    client: NamedDependency[Client],
+    batches: Kept,
+    client: Asking,
     *,
     purpose: FromQuery[str | None] = None,
     after: FromQuery[str | None] = None,
@@ -145,26 +145,20 @@ async def list_files(
 
 
 @get("/v1/files/{file_id:str}")
-async def get_file(
-    file_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> store.FileObject:
+async def get_file(file_id: FromPath[str], batches: Kept, client: Asking) -> store.FileObject:
     """Show a file's name, size and purpose."""
     return _found(batches, client, file_id, store.FileObject)
 
 
 @get("/v1/files/{file_id:str}/content")
-async def get_content(
-    file_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> File:
+async def get_content(file_id: FromPath[str], batches: Kept, client: Asking) -> File:
     """The lines of a file."""
     path = batches.folder.path(client.owner, _found(batches, client, file_id, store.FileObject).id)
     return File(path, filename=path.name, media_type="application/jsonl")
 
 
 @delete("/v1/files/{file_id:str}", status_code=200)
-async def delete_file(
-    file_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> DeletedFile:
+async def delete_file(file_id: FromPath[str], batches: Kept, client: Asking) -> DeletedFile:
     """Forget a file that no batch reads."""
     with store.telling_of_the_disk():
         await batches.remove(client.owner, _found(batches, client, file_id, store.FileObject))
@@ -172,9 +166,7 @@ async def delete_file(
 
 
 @post("/v1/batches", status_code=200, **documented(CreateBatch))
-async def create_batch(
-    request: Request[Any, Any, Any], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> store.Batch:
+async def create_batch(request: Request[Any, Any, Any], batches: Kept, client: Asking) -> store.Batch:
     """Have the lines of a file answered, when there is room."""
     body = await read_body(request, CreateBatch)
     source = batches.folder.find(client.owner, body.input_file_id, store.FileObject)
@@ -220,8 +212,8 @@ def _seconds(window: str) -> int:
 
 @get("/v1/batches")
 async def list_batches(
-    batches: NamedDependency[Batches],
-    client: NamedDependency[Client],
+    batches: Kept,
+    client: Asking,
     *,
     after: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
@@ -232,17 +224,13 @@ async def list_batches(
 
 
 @get("/v1/batches/{batch_id:str}")
-async def get_batch(
-    batch_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> store.Batch:
+async def get_batch(batch_id: FromPath[str], batches: Kept, client: Asking) -> store.Batch:
     """Show how far a batch is."""
     return batches.shown(_found(batches, client, batch_id, store.Batch))
 
 
 @post("/v1/batches/{batch_id:str}/cancel", status_code=200)
-async def cancel_batch(
-    batch_id: FromPath[str], batches: NamedDependency[Batches], client: NamedDependency[Client]
-) -> store.Batch:
+async def cancel_batch(batch_id: FromPath[str], batches: Kept, client: Asking) -> store.Batch:
     """Ask nothing more of a batch; what was answered becomes its files."""
     batch = _found(batches, client, batch_id, store.Batch)
     with store.telling_of_the_disk():

@@ -106,34 +106,29 @@ class RequestError(NanoserveError):
         self.problem = Problem(status=status, message=message, **details)
 
 
-def _means(status: int, code: str, *, param: str | None = None, message: str = "") -> Problem:
-    return Problem(status=status, code=code, param=param, message=message)
-
-
-_MEANINGS: Final[tuple[tuple[type[NanoserveError], Problem], ...]] = (
-    (BadValueError, _means(400, "invalid_value")),
-    (errors.PromptTooLongError, _means(400, "context_length_exceeded")),
-    (errors.RequestTooLargeError, _means(400, "context_length_exceeded")),
-    (errors.UnknownModelError, _means(404, "model_not_found", param="model")),
-    (errors.QueueFullError, _means(503, "overloaded")),
-    (errors.OverloadedError, _means(503, "overloaded")),
-    (errors.DrainingError, _means(503, "draining")),
-    (errors.EngineLoadingError, _means(503, "engine_loading")),
-    (ServiceUnavailableError, _means(503, "unavailable")),
-    (errors.ConflictError, _means(409, "conflict")),
-    (errors.DeadlineError, _means(504, "deadline_exceeded")),
-    (errors.EngineDiedError, _means(500, "engine_died")),
-    (
-        errors.StepFailedError,
-        _means(500, "step_failed", message="A step of the engine failed; its log says why."),
-    ),
-    (
-        errors.UnknownRequestClassError,
-        _means(500, "internal_error", message="The server's request classes differ."),
-    ),
-    (errors.RequestRefusedError, _means(400, "request_refused")),
+_MEANINGS: Final[tuple[tuple[type[NanoserveError], int, str], ...]] = (
+    (BadValueError, 400, "invalid_value"),
+    (errors.PromptTooLongError, 400, "context_length_exceeded"),
+    (errors.RequestTooLargeError, 400, "context_length_exceeded"),
+    (errors.UnknownModelError, 404, "model_not_found"),
+    (errors.QueueFullError, 503, "overloaded"),
+    (errors.OverloadedError, 503, "overloaded"),
+    (errors.DrainingError, 503, "draining"),
+    (errors.EngineLoadingError, 503, "engine_loading"),
+    (ServiceUnavailableError, 503, "unavailable"),
+    (errors.ConflictError, 409, "conflict"),
+    (errors.DeadlineError, 504, "deadline_exceeded"),
+    (errors.EngineDiedError, 500, "engine_died"),
+    (errors.StepFailedError, 500, "step_failed"),
+    (errors.UnknownRequestClassError, 500, "internal_error"),
+    (errors.RequestRefusedError, 400, "request_refused"),
 )
-"""The first that fits, with its own message where it has one and the error's otherwise."""
+"""The first that fits."""
+_MESSAGES: Final[Mapping[type[Exception], str]] = {
+    errors.StepFailedError: "A step of the engine failed; its log says why.",
+    errors.UnknownRequestClassError: "The server's request classes differ.",
+}
+"""The messages of errors whose own are for the log alone."""
 
 
 def classify(error: Exception) -> Problem:
@@ -141,9 +136,8 @@ def classify(error: Exception) -> Problem:
     problem = _classify_ours(error) if isinstance(error, NanoserveError) else _classify_litestars(error)
     if problem is None:
         structlog.get_logger().error("internal error", error=type(error).__name__, exc_info=error)
-        problem = _means(
-            500, "internal_error", message="The server failed on this request; its log says why."
-        )
+        message = "The server failed on this request; its log says why."
+        problem = Problem(status=500, code="internal_error", message=message)
     return problem
 
 
@@ -197,16 +191,17 @@ def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
 def _classify_ours(error: NanoserveError) -> Problem | None:
     if isinstance(error, RequestError):
         return error.problem
-    problem = next((each for kind, each in _MEANINGS if isinstance(error, kind)), None)
-    if problem is None:
-        return None
-    problem = attrs.evolve(problem, message=problem.message or str(error))
-    if isinstance(error, BadValueError | errors.PromptTooLongError):
-        return attrs.evolve(problem, param=error.parameter)
-    if problem.status == 503:
-        seconds = error.retry_after if isinstance(error, ServiceUnavailableError) else 1
-        return attrs.evolve(problem, headers={"retry-after": str(max(1, seconds))})
-    return problem
+    for kind, status, code in _MEANINGS:
+        if isinstance(error, kind):
+            seconds = getattr(error, "retry_after", 1)
+            return Problem(
+                status=status,
+                code=code,
+                message=_MESSAGES.get(kind) or str(error),
+                param=getattr(error, "parameter", "model" if kind is errors.UnknownModelError else None),
+                headers={"retry-after": str(max(1, seconds))} if status == 503 else {},
+            )
+    return None
 
 
 def _classify_litestars(error: Exception) -> Problem | None:

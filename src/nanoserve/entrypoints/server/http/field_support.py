@@ -38,6 +38,21 @@ def harmless(reason: str) -> msgspec.Meta:
 EARLIER: Final = harmless("of an earlier answer, and says nothing that the model could be told")
 
 
+def taking(names: str, mark: msgspec.Meta) -> Callable[[type[BodyT]], type[BodyT]]:
+    """The decorator of a struct that has these fields, too, all of them with one mark."""
+    return lambda body: _with_fields(body, dict.fromkeys(names.split(), Annotated[Any, mark]))
+
+
+def _with_fields(body: type[BodyT], fields: Mapping[str, Any]) -> type[BodyT]:
+    """The body with those of the fields, types by name, that it does not declare."""
+    missing = [(name, kind, None) for name, kind in fields.items() if name not in body.__struct_fields__]
+    whole: Any = msgspec.defstruct(
+        body.__name__, missing, bases=(body,), module=body.__module__, kw_only=True
+    )
+    whole.__doc__ = body.__doc__
+    return cast("type[BodyT]", whole)
+
+
 def _each(names: str, mark: msgspec.Meta) -> dict[str, msgspec.Meta]:
     return dict.fromkeys(names.split(), mark)
 
@@ -111,14 +126,8 @@ FIELDS: Final[Mapping[str, msgspec.Meta]] = {
 
 
 def _completed(body: type[BodyT], fields: Mapping[str, Any]) -> type[BodyT]:
-    """The body with those of the fields, types by name, that it does not declare, and with those of `FIELDS`."""
-    wanted = {**{name: Annotated[Any, mark] for name, mark in FIELDS.items()}, **fields}
-    missing = [(name, kind, None) for name, kind in wanted.items() if name not in body.__struct_fields__]
-    whole: Any = msgspec.defstruct(
-        body.__name__, missing, bases=(body,), module=body.__module__, kw_only=True
-    )
-    whole.__doc__ = body.__doc__
-    return cast("type[BodyT]", whole)
+    """The body with those of the fields that it does not declare, and with those of `FIELDS`."""
+    return _with_fields(body, {**{name: Annotated[Any, mark] for name, mark in FIELDS.items()}, **fields})
 
 
 _TYPES: Final[Mapping[Kind, Any]] = {

@@ -16,7 +16,7 @@ from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http.field_support import renamed
-from nanoserve.ports.checks import check_integer, check_logprobs, check_number, shown
+from nanoserve.ports.checks import check_integer, check_logprobs, check_number, check_word, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.sampling import PARAMETERS, Api, SamplingParams
@@ -148,8 +148,7 @@ def effort_options(service: TextService, effort: str | None, name: str) -> Mappi
     """
     if effort is None:
         return {}
-    if effort not in _EFFORTS:
-        raise BadValueError(name, f"must be one of {', '.join(_EFFORTS)}, got {shown(effort)}")
+    check_word(name, effort, _EFFORTS)
     if effort == _NONE:
         return switch_options(service, name, on=False)
     variables = service.settings.template_variables
@@ -236,10 +235,9 @@ def needed(value: T | None, where: str) -> T:
 def openai_tool(given: Mapping[str, Any], where: str, *, nested: bool = False) -> Tool:
     """A function or a custom tool, as OpenAI's newer interface writes it, or `nested` in a member as the older one does."""
     kind = given.get("type")
-    if kind not in _KINDS:
-        raise BadValueError(f"{where}.type", f"must be function or custom, got {shown(kind)}")
+    check_word(f"{where}.type", kind, _KINDS)
     if nested:
-        given, where = required(given, kind, dict, where), f"{where}.{kind}"
+        given, where = required(given, str(kind), dict, where), f"{where}.{kind}"
     return custom_tool(given, where) if kind == "custom" else function_tool(given, where)
 
 
@@ -262,15 +260,13 @@ def custom_tool(given: Mapping[str, Any], where: str) -> Tool:
     name = _name(given, where)
     described = member(given, "format", dict, where) or {"type": "text"}
     kind = described.get("type")
-    if kind not in ("text", "grammar"):
-        raise BadValueError(f"{where}.format.type", f"must be text or grammar, got {shown(kind)}")
+    check_word(f"{where}.format.type", kind, ("text", "grammar"))
     form = None
     if kind == "grammar":
         inside = f"{where}.format.grammar" if "grammar" in described else f"{where}.format"
         grammar = member(described, "grammar", dict, f"{where}.format") or described
         syntax = required(grammar, "syntax", str, inside)
-        if syntax not in _SYNTAXES:
-            raise BadValueError(f"{inside}.syntax", f"must be lark or regex, got {shown(syntax)}")
+        check_word(f"{inside}.syntax", syntax, _SYNTAXES)
         form = Constraint(_SYNTAXES[syntax], required(grammar, "definition", str, inside))
     return Tool.custom(name, member(given, "description", str, where) or "", form)
 
@@ -342,8 +338,7 @@ def openai_choice(given: Any, tools: tuple[Tool, ...], parallel: bool | None) ->
     if kind == "allowed_tools":
         allowed = member(given, "allowed_tools", dict, "tool_choice") or given
         mode = allowed.get("mode", "auto")
-        if mode not in ("auto", "required"):
-            raise BadValueError("tool_choice.mode", f"must be auto or required, got {shown(mode)}")
+        check_word("tool_choice.mode", mode, ("auto", "required"))
         listed = required(allowed, "tools", list, "tool_choice")
         names = [_named_tool(each, f"tool_choice.tools[{place}]") for place, each in enumerate(listed)]
         return tool_choice(CallMode(mode), tools, names=names, parallel=parallel)

@@ -62,10 +62,6 @@ class Metrics(Collector):
         registry.register(self)
         return generate_latest(registry)
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: names are not registered anywhere."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         """Every family, as of now."""
         engine, measurements = self.live.engine, self.live.measurements

@@ -10,7 +10,7 @@ import attrs
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.anthropic.wire import Amount, AppliedEdit, CountTokens, Edit
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_word, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
 
@@ -43,8 +43,7 @@ async def edited(
 async def _applied(
     edit: Edit, prompt: Conversation, service: TextService, where: str
 ) -> tuple[Conversation, AppliedEdit | None]:
-    if edit.type not in EDITS:
-        raise BadValueError(f"{where}.type", f"must be {' or '.join(EDITS)}, got {shown(edit.type)}")
+    check_word(f"{where}.type", edit.type, EDITS)
     is_thinking = edit.type == _THINKING
     clear = _without_thinking if is_thinking else _without_uses
     messages, count = clear(edit, prompt.messages, where)

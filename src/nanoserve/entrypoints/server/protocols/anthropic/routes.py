@@ -20,7 +20,7 @@ from nanoserve.entrypoints.server.protocols.anthropic import wire
 from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_word, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import Api
@@ -120,10 +120,7 @@ def read_choice(given: wire.AnthropicToolChoice | None, tools: tuple[Tool, ...])
     """Which of the tools are called."""
     if given is None:
         return FREE
-    if given.type not in _MODES:
-        raise BadValueError(
-            "tool_choice.type", f"must be one of {', '.join(_MODES)}, got {shown(given.type)}"
-        )
+    check_word("tool_choice.type", given.type, _MODES)
     names = [] if given.name is None else [given.name]
     if (given.type == "tool") != bool(names):
         raise BadValueError("tool_choice.name", "goes with the type tool, which needs it")
@@ -162,14 +159,9 @@ def _options(body: wire.CountTokens, service: TextService) -> Mapping[str, Any]:
     effort = None if body.output_config is None else body.output_config.effort
     options = dict(fields.effort_options(service, effort, "output_config.effort"))
     if (thinking := body.thinking) is not None:
-        if thinking.type not in _THINKING:
-            raise BadValueError(
-                "thinking.type", f"must be one of {', '.join(_THINKING)}, got {shown(thinking.type)}"
-            )
-        if thinking.display not in {None, "summarized", "omitted"}:
-            raise BadValueError(
-                "thinking.display", f"must be summarized or omitted, got {shown(thinking.display)}"
-            )
+        check_word("thinking.type", thinking.type, _THINKING)
+        if thinking.display is not None:
+            check_word("thinking.display", thinking.display, ("summarized", "omitted"))
         options |= fields.switch_options(service, "thinking.type", on=thinking.type != "disabled")
     return options
 
@@ -215,10 +207,7 @@ def _read_messages(body: wire.CountTokens) -> list[Message]:
     last_user = max((place for place, each in enumerate(body.messages) if each.role == "user"), default=-1)
     for place, message in enumerate(body.messages):
         where = f"messages[{place}]"
-        if message.role not in _ROLES:
-            raise BadValueError(
-                f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {shown(message.role)}"
-            )
+        check_word(f"{where}.role", message.role, _ROLES)
         if message.clear_at != "next_user_message" or place > last_user:
             _read(turns, message.role, message.content, f"{where}.content")
     return [each.as_message() for each in turns]

@@ -14,10 +14,12 @@ from nanoserve.entrypoints.server.http.field_support import (
     only,
     refusing,
     sampling_body,
+    taking,
 )
 from nanoserve.ports.sampling import Api
 
 
+@taking("citations signature data caller toolset_name", EARLIER)
 class ContentBlock(Struct, kw_only=True, omit_defaults=True):
     """A part of a message: text, a tool's result, or of an earlier answer what was thought and called."""
 
@@ -32,11 +34,6 @@ class ContentBlock(Struct, kw_only=True, omit_defaults=True):
     is_error: bool | None = None
 
     cache_control: Annotated[Any, FIELDS["cache_control"]] = None
-    citations: Annotated[Any, EARLIER] = None
-    signature: Annotated[Any, EARLIER] = None
-    data: Annotated[Any, EARLIER] = None
-    caller: Annotated[Any, EARLIER] = None
-    toolset_name: Annotated[Any, EARLIER] = None
 
 
 class MessageParam(Struct, kw_only=True, omit_defaults=True):

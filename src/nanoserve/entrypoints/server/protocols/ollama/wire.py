@@ -18,6 +18,7 @@ from nanoserve.entrypoints.server.http.field_support import (
     only,
     refusing,
     sampling_body,
+    taking,
 )
 from nanoserve.entrypoints.server.http.logprobs import ChosenToken
 from nanoserve.ports.sampling import Api
@@ -27,26 +28,17 @@ _NO_MIROSTAT: Final = harmless("it is part of `mirostat`, which can only be off"
 
 
 @sampling_body(Api.OLLAMA)
+@taking(
+    "num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv logits_all use_mmap use_mlock",
+    _COMPUTING,
+)
+@taking("mirostat_tau mirostat_eta", _NO_MIROSTAT)
 class Options(Struct, kw_only=True):
     """How to sample."""
 
     num_ctx: int | None = None
     num_predict: int | None = None
     seed: int | None = None
-
-    mirostat_tau: Annotated[Any, _NO_MIROSTAT] = None
-    mirostat_eta: Annotated[Any, _NO_MIROSTAT] = None
-    num_keep: Annotated[Any, _COMPUTING] = None
-    num_batch: Annotated[Any, _COMPUTING] = None
-    num_gpu: Annotated[Any, _COMPUTING] = None
-    main_gpu: Annotated[Any, _COMPUTING] = None
-    num_thread: Annotated[Any, _COMPUTING] = None
-    numa: Annotated[Any, _COMPUTING] = None
-    low_vram: Annotated[Any, _COMPUTING] = None
-    f16_kv: Annotated[Any, _COMPUTING] = None
-    logits_all: Annotated[Any, _COMPUTING] = None
-    use_mmap: Annotated[Any, _COMPUTING] = None
-    use_mlock: Annotated[Any, _COMPUTING] = None
 
 
 class _Asked(Struct, kw_only=True):

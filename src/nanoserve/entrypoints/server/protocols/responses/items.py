@@ -9,7 +9,7 @@ from typing import Any, Final
 from nanoserve.entrypoints.app.answer import CallPart, Part, ReasoningPart
 from nanoserve.entrypoints.server.http.fields import called, needed
 from nanoserve.entrypoints.server.protocols.responses.wire import InputItem, InputPart
-from nanoserve.ports.checks import shown
+from nanoserve.ports.checks import check_word, shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 
@@ -126,10 +126,8 @@ def _call(kind: str, call_id: str, name: str, text: str, status: str) -> Item:
 def _read_item(item: InputItem, where: str, find: Callable[[str], Item | None]) -> Item:
     match item.type:
         case "message":
-            if item.role not in _ROLES:
-                message = f"must be one of {', '.join(_ROLES)}, got {shown(item.role)}"
-                raise BadValueError(f"{where}.role", message)
-            return _message(item.role, _texts(item.content, f"{where}.content", _TEXT_PARTS))
+            check_word(f"{where}.role", item.role, _ROLES)
+            return _message(str(item.role), _texts(item.content, f"{where}.content", _TEXT_PARTS))
         case "reasoning":
             return _reasoning(
                 _texts(item.content or [], f"{where}.content", ("reasoning_text",)), "completed"

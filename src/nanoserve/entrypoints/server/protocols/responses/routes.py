@@ -20,6 +20,8 @@ from nanoserve.entrypoints.server.protocols.responses.responding import Respondi
 from nanoserve.ports.checks import shown
 from nanoserve.ports.errors import BadValueError
 
+Conversations = NamedDependency[ConversationStore]
+Found = NamedDependency[StoredResponse]
 _ITEM_LIMIT: Final = 100
 _NO_VALUES: Final = {"", "false", "0"}
 _ANSWER: Final = {
@@ -29,7 +31,7 @@ _ANSWER: Final = {
 
 @post("/v1/responses", status_code=200, responses=_ANSWER, **documented(wire.CreateResponse))
 async def create_response(
-    context: NamedDependency[RequestContext], conversations: NamedDependency[ConversationStore]
+    context: NamedDependency[RequestContext], conversations: Conversations
 ) -> Response[Any]:
     """Answer a conversation: at once, as a stream of events, or in the background."""
     body = await context.read(wire.CreateResponse)
@@ -40,9 +42,7 @@ async def create_response(
 
 
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)
-async def get_response(
-    request: Request[Any, Any, Any], record: NamedDependency[StoredResponse]
-) -> Response[bytes]:
+async def get_response(request: Request[Any, Any, Any], record: Found) -> Response[bytes]:
     """A stored response by default."""
     for name in ("stream", "starting_after"):
         if request.query_params.get(name, "").lower() not in _NO_VALUES:
@@ -51,9 +51,7 @@ async def get_response(
 
 
 @delete("/v1/responses/{response_id:str}", status_code=200)
-async def delete_response(
-    record: NamedDependency[StoredResponse], conversations: NamedDependency[ConversationStore]
-) -> wire.Deleted:
+async def delete_response(record: Found, conversations: Conversations) -> wire.Deleted:
     """Forget a response; one that is under way is cancelled."""
     conversations.drop(record.owner, record.record_id)
     await record.cancel()
@@ -61,7 +59,7 @@ async def delete_response(
 
 
 @post("/v1/responses/{response_id:str}/cancel", status_code=200, responses=_ANSWER)
-async def cancel_response(record: NamedDependency[StoredResponse]) -> Response[bytes]:
+async def cancel_response(record: Found) -> Response[bytes]:
     """End a background response; one that has ended stays as it is."""
     if not record.background:
         raise BadValueError(
@@ -75,7 +73,7 @@ async def cancel_response(record: NamedDependency[StoredResponse]) -> Response[b
 async def list_input_items(
     response_id: FromPath[str],
     client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
+    conversations: Conversations,
     *,
     after: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=_ITEM_LIMIT)] = 20,
@@ -90,7 +88,7 @@ async def list_input_items(
 def stored_response(
     response_id: FromPath[str],
     client: NamedDependency[Client],
-    conversations: NamedDependency[ConversationStore],
+    conversations: Conversations,
 ) -> StoredResponse:
     """The response that the path names, for injection into handlers. Raises `RequestError`."""
     record = conversations.find(client.name, response_id, StoredResponse)

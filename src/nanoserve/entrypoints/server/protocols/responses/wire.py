@@ -6,7 +6,14 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from nanoserve.entrypoints.server.http.field_support import EARLIER, FIELDS, harmless, only, sampling_body
+from nanoserve.entrypoints.server.http.field_support import (
+    EARLIER,
+    FIELDS,
+    harmless,
+    only,
+    sampling_body,
+    taking,
+)
 from nanoserve.ports.sampling import Api
 
 
@@ -21,6 +28,7 @@ class InputPart(Struct, kw_only=True):
     prompt_cache_breakpoint: Annotated[Any, FIELDS["prompt_cache_options"]] = None
 
 
+@taking("summary encrypted_content namespace caller", EARLIER)
 class InputItem(Struct, kw_only=True):
     """A message, a call of a tool, what a tool said, or reasoning; other kinds of items are refused by their type."""
 
@@ -36,10 +44,6 @@ class InputItem(Struct, kw_only=True):
     id: Annotated[str | None, EARLIER] = None
     status: Annotated[str | None, EARLIER] = None
     phase: Annotated[str | None, EARLIER] = None
-    summary: Annotated[Any, EARLIER] = None
-    encrypted_content: Annotated[Any, EARLIER] = None
-    namespace: Annotated[Any, EARLIER] = None
-    caller: Annotated[Any, EARLIER] = None
     async_: Annotated[Any, EARLIER] = field(default=None, name="async")
 
 
