@@ -17,7 +17,7 @@ from nanoserve.entrypoints.bench.measurement import BenchWorkload, run_load
 from nanoserve.entrypoints.bench.report import show, table, write_report
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.configuration import read_configuration
-from nanoserve.entrypoints.compose.process import StartPhase, Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch
 
 _OWN_STATUS: Final = Path("/proc/self/stat")
 
@@ -34,7 +34,7 @@ def process_age() -> float:
 
 def main() -> None:
     """Start an engine, generate one token, and print and write where the time went."""
-    before, watch, arguments = StartPhase("interpreter and imports", process_age()), Stopwatch(), _arguments()
+    before, watch, arguments = process_age(), Stopwatch(), _arguments()
     given = {"model": arguments.model, "device": arguments.device, "dtype": arguments.dtype}
     configuration = read_configuration(given, os.environ)
     length = arguments.input_len
@@ -47,10 +47,10 @@ def main() -> None:
         load = workload.draw(vocab_size=parts.spec.vocab_size, seed=0)
         run_load(parts.engine, load, subject.sampling)
         watch.lap(f"first token of a prompt of {length}")
-    phases = [before, *watch.phases]
-    rows = [(each.name, f"{each.seconds:.2f}") for each in phases]
+    phases = {"interpreter and imports": before, **watch.phases}
+    rows = [(name, f"{seconds:.2f}") for name, seconds in phases.items()]
     show(f"{subject.title}; {'no' if arguments.cold else 'with a'} cache of compiled kernels")
-    show(table(["phase", "seconds"], [*rows, ("total", f"{sum(each.seconds for each in phases):.2f}")]))
+    show(table(["phase", "seconds"], [*rows, ("total", f"{sum(phases.values()):.2f}")]))
     if parts.facts.memory:
         memory = [(name, f"{size / 2**30:.2f}") for name, size in parts.facts.memory.items()]
         show(table(["device memory", "GiB"], memory))

@@ -70,8 +70,7 @@ def host(link: Link, settings: EngineSettings, build: Build, parked: Assembly | 
         trace_format(),
     )
     loop = EngineLoop(assembly.engine, link, watching)
-    phases = {each.name: each.seconds for each in watch.phases}
-    link.send(Ready(attrs.evolve(assembly.facts, start_phases=phases)))
+    link.send(Ready(attrs.evolve(assembly.facts, start_phases=watch.phases)))
     loop.run()
 
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import attrs
 import psutil
 
 SPIN_COUNT: Final = "10000"
@@ -87,38 +86,21 @@ def _cpu_fact(*names: str) -> str:
     return next((value.strip() for name, _, value in entries if name.strip() in names), "")
 
 
-@attrs.frozen
-class StartPhase:
-    """One part of a start and how many seconds it took."""
-
-    name: str
-    seconds: float
-
-
 class Stopwatch:
-    """Cuts the time since it was made into `phases`, in the order in which they first ended; one that comes again is one phase."""
+    """Cuts the time since it was made into `phases`, seconds by name, in the order in which they first ended; one that comes again is one phase."""
 
     def __init__(self) -> None:
-        self.phases: list[StartPhase] = []
+        self.phases: dict[str, float] = {}
         self._since = time.monotonic()
 
     def lap(self, name: str) -> None:
         """End a phase: the time since the last one ended belongs to `name`."""
-        now = time.monotonic()
-        self._add(name, now - self._since)
-        self._since = now
+        self.lap_as({}, name)
 
     def lap_as(self, parts: Mapping[str, float], rest: str) -> None:
         """End a phase whose parts measured themselves, in seconds; what they do not explain belongs to `rest`."""
         now = time.monotonic()
         left = now - self._since - sum(parts.values())
         for name, seconds in {**parts, rest: max(left, 0.0)}.items():
-            self._add(name, seconds)
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
         self._since = now
-
-    def _add(self, name: str, seconds: float) -> None:
-        for index, each in enumerate(self.phases):
-            if each.name == name:
-                self.phases[index] = StartPhase(name, each.seconds + seconds)
-                return
-        self.phases.append(StartPhase(name, seconds))

@@ -227,7 +227,7 @@ class _Running:
         if self._workers is not None:
             await self._workers.until_open()
             watch.lap("HTTP processes")
-        self._server.phases.update({each.name: each.seconds for each in watch.phases})
+        self._server.phases.update(watch.phases)
         service = serving.open_service(settings, self._server, text)
         self._server.start_batches(service.facts.max_num_seqs)
         return service

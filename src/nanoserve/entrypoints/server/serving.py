@@ -119,24 +119,6 @@ _FAREWELL: Final = 2
 """Seconds that connections are given to end once everything that was accepted has been answered."""
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals alone, and notes when it has started."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the sockets, and note it."""
-        await super().startup(sockets)
-        self.is_up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Nothing to capture."""
-        yield
-
-
 class HttpServer:
     """One application on some sockets; it counts what it turns away (`rejected`), and its open `connections`, by itself unless others count them too."""
 
@@ -149,18 +131,20 @@ class HttpServer:
         connections: Counts | None = None,
     ) -> None:
         config = BoundedConfig(app, settings, rejected, connections or Counts())
-        self._server = _Server(config)
+        self._server = uvicorn.Server(config)
         self._sockets = list(sockets)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Answer from now on."""
-        self._task = asyncio.create_task(self._server.serve(self._sockets))
-        coming_up = asyncio.create_task(self._server.is_up.wait())
-        await asyncio.wait({self._task, coming_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not coming_up.done():
-            coming_up.cancel()
-            await self._task
+        """Answer from now on; as uvicorn's `serve`, but for signals, which are left alone."""
+        self._server.config.load()
+        self._server.lifespan = self._server.config.lifespan_class(self._server.config)
+        await self._server.startup(self._sockets)
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        await self._server.main_loop()
+        await self._server.shutdown(self._sockets)
 
     async def stop(self, *, now: bool = False, patience: float = _FAREWELL) -> None:
         """Close what listens, let what is being sent end within `patience` (not if `now`), and return when all is closed."""
