@@ -41,13 +41,6 @@ def check_integer(name: str, value: object, low: int | None = None, high: int | 
         raise BadValueError(name, f"must be {bounds}, got {shown(value)}")
 
 
-def check_word(name: str, value: object, words: Collection[str]) -> None:
-    """One of a few words."""
-    if value not in words:
-        wanted = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
-        raise BadValueError(name, f"must be {wanted}, got {shown(value)}")
-
-
 def check_logprobs(name: str, count: int | None, most: int) -> None:
     """A number of likeliest tokens to report, at most as many as `max_logprobs` allows; None is none."""
     if count is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
@@ -181,6 +181,13 @@ def refusing(body: type[BodyT]) -> type[BodyT]:
 def renamed(error: BadValueError, parameter: str) -> BadValueError:
     """An error about a parameter under the name that the client knows."""
     return BadValueError(parameter, str(error).removeprefix(f"{error.parameter}: "))
+
+
+def check_word(name: str, value: object, words: Collection[str]) -> None:
+    """Raise `BadValueError` for a value that is none of a few words."""
+    if value not in words:
+        wanted = " or ".join(words) if len(words) == 2 else f"one of {', '.join(words)}"
+        raise BadValueError(name, f"must be {wanted}, got {shown(value)}")
 
 
 @functools.cache

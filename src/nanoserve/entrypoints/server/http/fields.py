@@ -15,8 +15,8 @@ import msgspec
 from nanoserve.entrypoints.app.orders import Client, Conversation, Format, Order, Prompt, ReasoningBudget
 from nanoserve.entrypoints.app.structured_outputs import constraint_of
 from nanoserve.entrypoints.app.text_service import TextService
-from nanoserve.entrypoints.server.http.field_support import renamed
-from nanoserve.ports.checks import check_integer, check_logprobs, check_number, check_word, shown
+from nanoserve.entrypoints.server.http.field_support import check_word, renamed
+from nanoserve.ports.checks import check_integer, check_logprobs, check_number, shown
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 from nanoserve.ports.sampling import PARAMETERS, Api, SamplingParams

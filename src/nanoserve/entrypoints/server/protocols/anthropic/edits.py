@@ -9,8 +9,9 @@ import attrs
 
 from nanoserve.entrypoints.app.orders import Conversation
 from nanoserve.entrypoints.app.text_service import TextService
+from nanoserve.entrypoints.server.http.field_support import check_word
 from nanoserve.entrypoints.server.protocols.anthropic.wire import Amount, AppliedEdit, CountTokens, Edit
-from nanoserve.ports.checks import check_word, shown
+from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError, PromptTooLongError
 

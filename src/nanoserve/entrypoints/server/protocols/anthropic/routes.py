@@ -15,12 +15,13 @@ from nanoserve.entrypoints.app.orders import FREE, Conversation, Format, Reasoni
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http import fields
 from nanoserve.entrypoints.server.http.bodies import bounds_of, documented
+from nanoserve.entrypoints.server.http.field_support import check_word
 from nanoserve.entrypoints.server.http.sse import RequestContext
 from nanoserve.entrypoints.server.protocols.anthropic import wire
 from nanoserve.entrypoints.server.protocols.anthropic.edits import edited
 from nanoserve.entrypoints.server.protocols.anthropic.threads import Threading, is_of_thread
 from nanoserve.entrypoints.server.protocols.anthropic.writer import MessageWriter
-from nanoserve.ports.checks import check_word, shown
+from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import Api

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from nanoserve.entrypoints.app.answer import CallPart, Part, ReasoningPart
+from nanoserve.entrypoints.server.http.field_support import check_word
 from nanoserve.entrypoints.server.http.fields import called, needed
 from nanoserve.entrypoints.server.protocols.responses.wire import InputItem, InputPart
-from nanoserve.ports.checks import check_word, shown
+from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
 from nanoserve.ports.errors import BadValueError
 

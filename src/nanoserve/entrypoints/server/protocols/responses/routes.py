@@ -43,7 +43,7 @@ async def create_response(
 
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)
 async def get_response(request: Request[Any, Any, Any], record: Found) -> Response[bytes]:
-    """A stored response by default."""
+    """A stored response in its present state."""
     for name in ("stream", "starting_after"):
         if request.query_params.get(name, "").lower() not in _NO_VALUES:
             raise BadValueError(name, "stored responses are not streamed again; fetch it whole")
