@@ -182,9 +182,9 @@ def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replace
         assert seen["nanoserve:requests_accepted_total"] == seen["nanoserve:requests_finished_total"]
         assert seen["nanoserve:class_requests_living"] == 0
         assert seen["nanoserve:kv_blocks_leaked"] == 0
-        for name, more in (("engine_restarts_total", 0), ("http_process_restarts_total", 1)):
-            count = before[f"nanoserve:{name}"] + more
-            wait_until(lambda name=name, count=count: server.metrics()[f"nanoserve:{name}"] == count)
+        restarts = ("nanoserve:engine_restarts_total", "nanoserve:http_process_restarts_total")
+        counts = [before[restarts[0]], before[restarts[1]] + 1]
+        wait_until(lambda: [server.metrics()[each] for each in restarts] == counts)
         with clients_of(server, 2) as living:
             assert set(living) & set(clients) == {other}
             for client in living.values():
