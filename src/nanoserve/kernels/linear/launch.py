@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
-from nanoserve.kernels.forms import FP8, PLAIN, StoredWeight, form_of, row_arguments, step_arguments
+from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
 from nanoserve.kernels.linear.triton import (
@@ -64,18 +64,18 @@ class LinearWorkspace(NamedTuple):
         """Allocate the scratch memory of `skinny_linear` for weights like these.
 
         Args:
-            weights: [N, K] each; they may be elsewhere.
+            weights: [N, K] each, and plain ones of these shapes; they may be elsewhere.
             max_m: the most rows of x; what exceeds 128 is not served by `skinny_linear` and needs nothing.
             dtype: of x.
             device: where the rows will be.
         """
         num_partials, num_counters = 1, 1
         buckets = [bm for bm in (8, 16, 32, 64, 128) if bm <= padded(min(max_m, MAX_SKINNY_M))]
-        for weight in weights:
+        for shape, form in {(each.shape, form) for each in weights for form in (PLAIN, form_of(each))}:
             for bm in buckets:
-                tile = _tile(bm, weight, dtype.itemsize, device, gate=False, splits=None)
+                tile = _tile(bm, shape, dtype.itemsize, device, form, gate=False, splits=None)
                 if tile.splits > 1:
-                    tiles = triton.cdiv(len(weight), tile.bn)
+                    tiles = triton.cdiv(shape[0], tile.bn)
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
                     num_counters = max(num_counters, tiles)
         return cls(
@@ -156,8 +156,8 @@ def skinny_linear(
     Raises:
         ValueError: M is above 128, or the workspace is too small.
     """
-    m, (n, k) = len(x), weight.shape
-    tile = _tile(m, weight, x.element_size(), x.device, gate=gate is not None, splits=None)
+    m, (n, k), form = len(x), weight.shape, form_of(weight)
+    tile = _tile(m, weight.shape, x.element_size(), x.device, form, gate=gate is not None, splits=None)
     tiles = triton.cdiv(n, tile.bn)
     if tile.splits > 1 and (
         tiles > len(workspace.counters) or tiles * tile.splits * tile.bn * tile.bm > len(workspace.partials)
@@ -197,7 +197,7 @@ def split_linear(
     m, (n, k) = len(x), weight.shape
     if len(partials) != (count := slice_count(m, weight)):
         raise ValueError(f"{m} rows times a weight of {n} x {k} are {count} slices, not {len(partials)}")
-    tile = _tile(m, weight, x.element_size(), x.device, gate=False, splits=len(partials))
+    tile = _tile(m, weight.shape, x.element_size(), x.device, form_of(weight), gate=False, splits=count)
     _launch(
         x, weight, tile, out=None, bias=None, partials=partials, counters=None, gate=None, delta=delta, pdl=pdl
     )  # fmt: skip
@@ -325,9 +325,10 @@ def fp8_linear(
 
 def _tile(
     m: int,
-    weight: Tensor | StoredWeight,
+    shape: torch.Size,
     itemsize: int,
     device: torch.device,
+    form: Form,
     *,
     gate: bool,
     splits: int | None,
@@ -335,7 +336,7 @@ def _tile(
     if m > MAX_SKINNY_M:
         raise ValueError(f"{m} rows are more than the {MAX_SKINNY_M} that these products are made for")
     room = shared_memory(device) - _MARGIN
-    return skinny_tile(m, *weight.shape, itemsize, gate=gate, splits=splits, room=room, form=form_of(weight))
+    return skinny_tile(m, *shape, itemsize, gate=gate, splits=splits, room=room, form=form)
 
 
 def _pairs(x: Tensor) -> bool:
