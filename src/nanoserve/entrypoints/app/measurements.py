@@ -159,10 +159,6 @@ class Measurements:
         self.spans = spans
         self._seen = (0, 0)
 
-    def meter(self, request: Request) -> Meter:
-        """A meter of one request, which is accepted from now on."""
-        return Meter(request, self)
-
     def refresh(self, state: EngineState | None) -> None:
         """Read the engine's counters; the more often, the finer is what is known of its steps and of what is recent."""
         for recent in self.recent.values():
@@ -176,7 +172,7 @@ class Measurements:
 
 
 class Meter:
-    """Counts one request on its way."""
+    """Counts one request on its way, which is accepted from now on."""
 
     def __init__(self, request: Request, measurements: Measurements) -> None:
         self._request = request

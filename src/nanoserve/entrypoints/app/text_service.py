@@ -17,7 +17,7 @@ import attrs
 
 from nanoserve.domain.text.dialects.tokenized import PROMPT_TAIL, TokenizedDialect
 from nanoserve.entrypoints.app.generation import Generation, Reading, Reservation, Reservations
-from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.app.measurements import Measurements, Meter
 from nanoserve.entrypoints.app.orders import (
     Conversation,
     EdgeChecks,
@@ -33,7 +33,7 @@ from nanoserve.ports.counts import Counts
 from nanoserve.ports.driven import ChatTemplate, Check, Clock, Tokenizer
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.engine_facts import EngineFacts
-from nanoserve.ports.errors import DeadlineError, EngineLoadingError, UnknownModelError
+from nanoserve.ports.errors import DeadlineError, EngineLoadingError, PromptTooLongError, UnknownModelError
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import Request
@@ -147,7 +147,7 @@ class TextService:
                 for order, reservation in zip(orders, reservations, strict=True)
             ]
             for order, (request, reading), reservation in zip(orders, requests, reservations, strict=True):
-                reply, meter = self.engine.submit(request), self.measurements.meter(request)
+                reply, meter = self.engine.submit(request), Meter(request, self.measurements)
                 opened.append(
                     Generation(
                         request, reply, reservation, meter, reading, constraint_name=order.constraint_name
@@ -172,6 +172,13 @@ class TextService:
         self._checks.check_conversation(conversation, self.facts)
         with self.reservations.tokenizing():
             return await self.tokenizing.render(conversation)
+
+    async def length(self, conversation: Conversation) -> int:
+        """The tokens of a conversation's prompt; the context's, where it has too many to be rendered."""
+        try:
+            return len(await self.render(conversation))
+        except PromptTooLongError:
+            return self.facts.max_model_len
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text; raises `BadValueError` for ids outside the vocabulary."""

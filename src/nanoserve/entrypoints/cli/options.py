@@ -227,7 +227,7 @@ def command(
             flags = {each.name: arguments.pop(each.name) for each in settings}
             configuration = _read(flags, config, reporting)
             if argument in flags:
-                configuration = _with_argument(configuration, argument, arguments.pop("named"), flags)
+                configuration = configuration.with_argument(argument, arguments.pop("named"), flags[argument])
             _refuse_address(configuration)
             configuration = configuration.with_model_defaults(own, name)
             if any(each.name in PARAMETERS for each in settings):
@@ -267,15 +267,6 @@ def _lay_out(
         groups.append({"name": title, "options": [each.opts[0] for each in options[first:]]})
     groups[-1]["options"] += ["--help", "--help-all"]
     return settings, options
-
-
-def _with_argument(
-    configuration: Configuration, name: str, value: str | None, flags: Mapping[str, Any]
-) -> Configuration:
-    """The argument stands for a setting's flag, which may repeat it."""
-    if value is not None and flags[name] not in {None, value}:
-        raise BadValueError(name, f"is given twice, as {value!r} and as {flags[name]!r}")
-    return configuration.with_argument(name, value)
 
 
 def _refuse_address(configuration: Configuration) -> None:

@@ -64,7 +64,7 @@ from nanoserve.entrypoints.compose.offload import count_slots, open_directory, o
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
-from nanoserve.ports.errors import BadValueError
+from nanoserve.ports.errors import BadValueError, StepFailedError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
@@ -87,7 +87,8 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
     """An engine over a model's own weights, and what turns text into tokens and back."""
-    choices.check_spare(settings, found.spec, found.device, is_gguf=_is_gguf(found))
+    from_gguf = found.folder is not None and is_gguf(Path(found.folder))
+    choices.check_spare(settings, found.spec, found.device, is_gguf=from_gguf)
     kv_events = open_kv_events(settings, found.spec)
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
@@ -300,10 +301,6 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
     return built.runner, facts
 
 
-def _is_gguf(found: Survey) -> bool:
-    return found.folder is not None and is_gguf(Path(found.folder))
-
-
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest | None:
     """None if the sizes say it."""
     if loaded.found.parked:
@@ -333,12 +330,13 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     group, pools = loaded.group, _pools(settings, loaded, sizes)
-    if group is None:
-        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools)
-    else:
-        with group.getting_ready():
-            others = group.partners(loaded.available)
-            runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+    others = {} if group is None else group.partners(loaded.available)
+    try:
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+    except StepFailedError as error:
+        if group is None:
+            raise
+        group.others.lose(error)  # a rank is missed, which says why it has ended
     return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -19,7 +17,6 @@ from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.errors import StepFailedError
 
 FOLLOWER_COMMAND: Final = own_program("nanoserve.entrypoints.compose.follower")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -45,14 +42,6 @@ class RankGroup:
     def partners(self, free: int | None) -> dict[str, Any]:
         """Facts of the other ranks that a GPU's runner needs."""
         return {"ranks": self.communicator, "meet": self.meet, "watch": self.others.watch, "free": free}
-
-    @contextlib.contextmanager
-    def getting_ready(self) -> Iterator[None]:
-        """Where a rank is missed while a runner is built, say why it has ended. Raises `RunnerLostError`."""
-        try:
-            yield
-        except StepFailedError as error:
-            self.others.lose(error)
 
     def lead(self, own: Any, *, is_watchful: bool, launches: bool) -> LeadingRunner[Any]:
         """A runner over all ranks, which have met; `launches`: a step is only launched when it is submitted, not computed."""

@@ -16,6 +16,7 @@ import uvloop
 
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.bootstrap import assemble_text, find_model, trace_format
+from nanoserve.entrypoints.compose.choices import choose_loras
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
@@ -55,9 +56,7 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     _check_processes(listen, settings.engine)
     keys = read_keys(settings.serve.access, settings.class_names)
     own_keys = read_steering_keys(settings.serve.access, keys)
-    engine = settings.engine
-    slots = (1 if engine.lora else 0) if engine.max_loras is None else engine.max_loras
-    check_access(settings.serve.access, max_loras=slots)
+    check_access(settings.serve.access, max_loras=choose_loras(settings.engine))
     if len(keys) and not settings.serve.access.share_prefix_cache:
         settings = isolated(settings)
     if settings.trace.trace is not None:

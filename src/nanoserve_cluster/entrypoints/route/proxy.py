@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import structlog
 from litestar.types import Receive, Scope, Send
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -156,10 +156,8 @@ class Proxy(Collector):
         return [(fleet.table, each) for fleet in fleets for each in fleet.replicas.values()]
 
     async def _send_metrics(self, send: Send) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
-        await _send_whole(send, 200, headers, generate_latest(registry))
+        await _send_whole(send, 200, headers, generate_latest(self))
 
     def _check_host(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Replicas see the router's requests only, so it keeps other sites' pages away for them."""

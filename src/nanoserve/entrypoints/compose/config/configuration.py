@@ -78,13 +78,11 @@ def sampling_settings(door: sampling.Door) -> tuple[Setting, ...]:
     return tuple(each for each in SAMPLING_SETTINGS if each.name in set_by(door))
 
 
-def _all_settings() -> tuple[Setting, ...]:
-    own = map(settings_of, _TABLE_OF)
-    added = load_extensions(EXTENSIONS, lambda _, declared: settings_of(declared))
-    return (*itertools.chain(*own, *added.values()), *SAMPLING_SETTINGS)
-
-
-ALL_SETTINGS: Final = _all_settings()
+_ADDED: Final = load_extensions(EXTENSIONS, lambda _, declared: settings_of(declared))
+ALL_SETTINGS: Final = (
+    *itertools.chain(*map(settings_of, _TABLE_OF), *_ADDED.values()),
+    *SAMPLING_SETTINGS,
+)
 _BY_NAME: Final = {each.name: each for each in ALL_SETTINGS}
 SettingsT = TypeVar("SettingsT")
 
@@ -129,10 +127,12 @@ class Configuration:
         }
         return Configuration({**self.values, **replaced})
 
-    def with_argument(self, name: str, value: Any) -> Configuration:
-        """Let an argument of the command stand for a setting's flag; None changes nothing."""
+    def with_argument(self, name: str, value: str | None, flag: Any) -> Configuration:
+        """Let an argument of the command stand for a setting's flag, which may repeat it; None changes nothing."""
         if value is None:
             return self
+        if flag not in {None, value}:
+            raise BadValueError(name, f"is given twice, as {value!r} and as {flag!r}")
         read = _BY_NAME[name].read(value, f"the argument {name.upper()}", text=True)
         return Configuration({**self.values, name: read})
 

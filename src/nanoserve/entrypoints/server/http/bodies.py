@@ -72,7 +72,8 @@ async def read_body(
     `any_type` the content type may be any where no browser asks: a page of another site can send a body of another type
     without asking first, and its browser always says where it is from.
     """
-    _check_encoding(request)
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise RequestError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
     if not any_type or not _BROWSERS.isdisjoint(request.headers.keys()):
         _require_json(request)
     try:
@@ -194,11 +195,6 @@ def _require_json(request: Request[Any, Any, Any]) -> None:
     ):
         message = "The content type must be application/json."
         raise RequestError(415, message, code="unsupported_media_type")
-
-
-def _check_encoding(request: Request[Any, Any, Any]) -> None:
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise RequestError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
 
 
 def _decode(body: bytes, kind: type[StructT]) -> StructT:

@@ -23,12 +23,8 @@ from nanoserve.ports.sampling import SamplingParams
 _NOTHING: Final = SamplingParams(max_tokens=1, detokenize=False)
 
 
-@attrs.frozen
-class Vectors:
-    """The vectors of a request's texts as they were pooled, in their order, and the tokens of all of these."""
-
-    all: list[tuple[float, ...]]
-    num_prompt_tokens: int
+Vectors = tuple[list[tuple[float, ...]], int]
+"""The vectors of a request's texts as they were pooled, in their order, and the tokens of all of these."""
 
 
 @attrs.frozen
@@ -46,7 +42,7 @@ class Pooler:
     async def pool(self, spec: PoolerSpec, prompts: Sequence[Prompt]) -> Vectors:
         """Compute the vectors of all prompts, or of none; raises `BadValueError`."""
         if not prompts:
-            return Vectors([], 0)
+            return [], 0
         try:
             self.context.service.check_count(len(prompts))
         except BadValueError as error:
@@ -68,7 +64,7 @@ class Pooler:
         pooled = [each.pooled for each in answer.generations if each.pooled is not None]
         if len(pooled) < len(prompts):
             raise ServiceUnavailableError("the request was aborted by the server's operator; send it again")
-        return Vectors(pooled, answer.num_prompt_tokens)
+        return pooled, answer.num_prompt_tokens
 
     async def embed(
         self, texts: Sequence[str | tuple[int, ...]], dimensions: int | None, prompt_name: str | None = None
@@ -77,8 +73,9 @@ class Pooler:
         spec = self.spec(Task.EMBED)
         spec.check_dimensions(dimensions)
         before = spec.prompt(prompt_name)
-        found = await self.pool(spec, [before + text if isinstance(text, str) else text for text in texts])
-        return [spec.vector(each, dimensions) for each in found.all], found.num_prompt_tokens
+        asked = [before + text if isinstance(text, str) else text for text in texts]
+        vectors, count = await self.pool(spec, asked)
+        return [spec.vector(each, dimensions) for each in vectors], count
 
     async def score(
         self, pairs: Sequence[tuple[str, str]], instruction: str | None
@@ -87,9 +84,8 @@ class Pooler:
         spec = check_scores(self.context.service.settings.pooler)
         asked = [pair_prompts(spec, *pair, instruction) for pair in pairs]
         if spec.task is not Task.EMBED:
-            found = await self.pool(spec, list(itertools.chain(*asked)))
-            return [pair_score(spec, [each]) for each in found.all], found.num_prompt_tokens
+            vectors, count = await self.pool(spec, list(itertools.chain(*asked)))
+            return [pair_score(spec, [each]) for each in vectors], count
         texts = {text: place for place, text in enumerate(dict.fromkeys(itertools.chain(*asked)))}
-        found = await self.pool(spec, list(texts))
-        scores = [pair_score(spec, [found.all[texts[text]] for text in pair]) for pair in asked]
-        return scores, found.num_prompt_tokens
+        vectors, count = await self.pool(spec, list(texts))
+        return [pair_score(spec, [vectors[texts[text]] for text in pair]) for pair in asked], count

@@ -9,7 +9,7 @@ import attrs
 import psutil
 from litestar import MediaType, Response, get
 from litestar.di import NamedDependency
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -58,9 +58,7 @@ class Metrics(Collector):
 
     def page(self) -> bytes:
         """The page that Prometheus reads."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry)
+        return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
         """Every family, as of now."""

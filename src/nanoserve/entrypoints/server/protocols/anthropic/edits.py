@@ -13,7 +13,7 @@ from nanoserve.entrypoints.server.http.field_support import check_word
 from nanoserve.entrypoints.server.protocols.anthropic.wire import Amount, AppliedEdit, CountTokens, Edit
 from nanoserve.ports.checks import shown
 from nanoserve.ports.driven import Message
-from nanoserve.ports.errors import BadValueError, PromptTooLongError
+from nanoserve.ports.errors import BadValueError
 
 CLEARED: Final = "[cleared to save context]"
 EDITS: Final = ("clear_thinking_20251015", "clear_tool_uses_20250919")
@@ -53,24 +53,16 @@ async def _applied(
     limit = _amount(trigger, 0, f"{where}.trigger", _TOKENS, _USES)
     if not count:
         return prompt, None
-    before = await _length(prompt, service)
+    before = await service.length(prompt)
     uses = sum(each["role"] == "tool" for each in prompt.messages)
     if not is_thinking and (uses if trigger.type == _USES else before) <= limit:
         return prompt, None
     shorter = attrs.evolve(prompt, messages=messages)
-    cleared = max(0, before - await _length(shorter, service))
+    cleared = max(0, before - await service.length(shorter))
     if cleared < least:
         return prompt, None
     counts = {"cleared_thinking_turns" if is_thinking else "cleared_tool_uses": count}
     return shorter, AppliedEdit(type=edit.type, cleared_input_tokens=cleared, **counts)
-
-
-async def _length(prompt: Conversation, service: TextService) -> int:
-    """In tokens; of one that is too long to be rendered, the most that there can be."""
-    try:
-        return len(await service.render(prompt))
-    except PromptTooLongError:
-        return service.facts.max_model_len
 
 
 def _without_thinking(edit: Edit, messages: Sequence[Message], where: str) -> tuple[list[Message], int]:
@@ -81,11 +73,11 @@ def _without_thinking(edit: Edit, messages: Sequence[Message], where: str) -> tu
         return list(messages), 0
     kept = _amount(keep, 1, f"{where}.keep", _TURNS)
     gone = set(thought[: max(0, len(thought) - kept)])
-    return _changed(messages, gone, _without_thought), len(gone)
 
+    def without_thought(message: Message) -> Message:
+        return {name: value for name, value in message.items() if name != "reasoning_content"}
 
-def _without_thought(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != "reasoning_content"}
+    return _changed(messages, gone, without_thought), len(gone)
 
 
 def _without_uses(edit: Edit, messages: Sequence[Message], where: str) -> tuple[list[Message], int]:

@@ -185,19 +185,14 @@ class _Turn:
     answers: str | None = None
 
     def as_message(self) -> Message:
-        content = (
-            self.texts[0]
-            if len(self.texts) == 1
-            else [{"type": "text", "text": each} for each in self.texts] or ""
-        )
-        message: dict[str, Any] = {"role": self.role, "content": content}
+        parts = [{"type": "text", "text": each} for each in self.texts]
+        message: dict[str, Any] = {"role": self.role}
+        message["content"] = self.texts[0] if len(self.texts) == 1 else parts or ""
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
             message["tool_calls"] = self.calls
-        if self.answers is not None:
-            message["tool_call_id"] = self.answers
-        return message
+        return message if self.answers is None else {**message, "tool_call_id": self.answers}
 
 
 def _read_messages(body: wire.CountTokens) -> list[Message]:

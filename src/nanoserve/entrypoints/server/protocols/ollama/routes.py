@@ -219,16 +219,13 @@ def chat_order(body: wire.OllamaChatBody, context: RequestContext) -> Order:
 
 
 def _message(turn: wire.OllamaTurn) -> Message:
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    if turn.thinking:
-        message["reasoning_content"] = turn.thinking
-    if turn.tool_calls:
-        message["tool_calls"] = [_call(each, place) for place, each in enumerate(turn.tool_calls)]
-    if turn.tool_name:
-        message["name"] = turn.tool_name
-    if turn.tool_call_id:
-        message["tool_call_id"] = turn.tool_call_id
-    return message
+    more = {
+        "reasoning_content": turn.thinking,
+        "tool_calls": [_call(each, place) for place, each in enumerate(turn.tool_calls or ())],
+        "name": turn.tool_name,
+        "tool_call_id": turn.tool_call_id,
+    }
+    return {"role": turn.role, "content": turn.content} | {name: each for name, each in more.items() if each}
 
 
 def _call(call: wire.EarlierCall, place: int) -> Message:

@@ -98,10 +98,8 @@ class LineWriter:
         (choice,) = answer.choices
         last = choice.last
         times = last.times if last is not None else None
-        reply.done = True
         is_whole = last is not None and last.finish_reason is FinishReason.STOP
-        reply.done_reason = "stop" if is_whole else "length"
-        reply.load_duration = 0
+        reply.done, reply.done_reason, reply.load_duration = True, "stop" if is_whole else "length", 0
         reply.prompt_eval_count = answer.num_prompt_tokens
         reply.eval_count = answer.num_generated_tokens
         if times is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import time
 import uuid
@@ -110,8 +109,8 @@ def _known_call(call: Any, where: str) -> Any:
     return {"id": call.get("id"), "type": "function", "function": fields.called(name, text)}
 
 
-class ChunkWriter(abc.ABC):
-    """Writes an answer as a stream of chunks or whole (`Writer`).
+class ChunkWriter:
+    """The parts of a `Writer` of chunks that do not depend on what is in them.
 
     Its name is the client's `request_id`, or one of its own. Log-probabilities are reported with `num_logprobs` alternatives of
     the answer, and with `num_scored` of the prompt; None for none.
@@ -147,14 +146,6 @@ class ChunkWriter(abc.ABC):
 
     def _shown_token(self, token_id: int) -> str:
         return self._token(token_id)[0]
-
-    @abc.abstractmethod
-    async def add(self, answer: Answer, choice: Choice, piece: Piece) -> bytes:
-        """One chunk for each piece, so that clients can count them."""
-
-    @abc.abstractmethod
-    async def whole(self, answer: Answer) -> Any:
-        """The answer in one, once every choice has ended."""
 
     def begin(self, _answer: Answer) -> bytes:
         """Nothing: the first token's chunk says it all."""

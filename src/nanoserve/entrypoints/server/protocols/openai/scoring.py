@@ -210,14 +210,12 @@ async def classify(context: NamedDependency[RequestContext]) -> ClassList:
     model = context.service.check_model(body.model)
     pooler = Pooler(context, body, "input")
     spec = pooler.spec(Task.CLASSIFY)
-    found = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
-    scores = [spec.scores(each) for each in found.all]
+    pooled, count = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
     classes = [
         Classes(index=place, label=spec.label(each), probs=each, num_classes=len(spec.labels))
-        for place, each in enumerate(scores)
+        for place, each in enumerate(map(spec.scores, pooled))
     ]
-    usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
-    return ClassList(id=_name("classify"), model=model, data=classes, usage=usage)
+    return ClassList(id=_name("classify"), model=model, data=classes, usage=EmbeddingUsage(count, count))
 
 
 @post("/pooling", status_code=200, **documented(PoolingBody))
@@ -232,10 +230,9 @@ async def pooling(context: NamedDependency[RequestContext]) -> PooledList:
         raise BadValueError(
             "use_activation", "is for models that classify; /v1/embeddings normalizes vectors"
         )
-    found = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
-    data = [_pooled(spec, place, each, body.use_activation) for place, each in enumerate(found.all)]
-    usage = EmbeddingUsage(found.num_prompt_tokens, found.num_prompt_tokens)
-    return PooledList(id=_name("pool"), model=model, data=data, usage=usage)
+    pooled, count = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
+    data = [_pooled(spec, place, each, body.use_activation) for place, each in enumerate(pooled)]
+    return PooledList(id=_name("pool"), model=model, data=data, usage=EmbeddingUsage(count, count))
 
 
 def _pooled(spec: PoolerSpec, place: int, pooled: Sequence[float], use_activation: bool | None) -> PooledText:

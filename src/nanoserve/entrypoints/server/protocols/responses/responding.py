@@ -278,16 +278,9 @@ async def _longest_fitting(
     while low < high:
         middle = (low + high) // 2
         candidate = [*messages[:heads], *messages[starts[middle] :]]
-        if await _fits(service, attrs.evolve(conversation, messages=candidate), room):
+        length = await service.length(attrs.evolve(conversation, messages=candidate))
+        if length + room <= service.facts.max_model_len:
             best, high = candidate, middle
         else:
             low = middle + 1
     return best
-
-
-async def _fits(service: TextService, conversation: Conversation, room: int) -> bool:
-    try:
-        prompt = await service.render(conversation)
-    except PromptTooLongError:
-        return False
-    return len(prompt) + room <= service.facts.max_model_len

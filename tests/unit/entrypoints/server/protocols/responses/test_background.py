@@ -14,7 +14,7 @@ import pytest
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.entrypoints.app.conversation_store import ConversationStore
 from nanoserve.entrypoints.app.generation import Generation, Piece, Reservation, Reservations
-from nanoserve.entrypoints.app.measurements import Measurements
+from nanoserve.entrypoints.app.measurements import Measurements, Meter
 from nanoserve.entrypoints.app.orders import Client, Order, ServiceSettings
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.protocols.responses.responding import Responding, StoredResponse
@@ -154,7 +154,7 @@ class OneGeneration:
     async def open_all(self, orders: Sequence[Order]) -> list[Generation]:
         place = Reservation(1, 2, Reservations(self.settings))
         request = Request(request_id="r", prompt_token_ids=(1, 2), sampling=orders[0].sampling, seed=1)
-        return [Generation(request, self.reply, place, Measurements(SystemClock()).meter(request))]
+        return [Generation(request, self.reply, place, Meter(request, Measurements(SystemClock())))]
 
 
 async def cancelled_answer(reply: EndedReply) -> Any:
