@@ -30,28 +30,28 @@ T = TypeVar("T")
 
 
 @attrs.frozen
-class Line:
+class BatchLine:
     """One request of a batch; its body is JSON, an object that is sent as it is."""
 
     custom_id: str
     url: str
     body: bytes
 
-    def with_field(self, name: str, value: Any) -> Line:
+    def with_field(self, name: str, value: Any) -> BatchLine:
         """The line with another field at the end of its body, which counts if it is there twice."""
         inside = self.body.strip()[1:-1].strip()
         field = msgspec.json.encode({name: value})[1:-1]
         return attrs.evolve(self, body=b"{%b}" % b",".join([each for each in (inside, field) if each]))
 
 
-class _Entry(msgspec.Struct):
+class _WrittenLine(msgspec.Struct):
     custom_id: str
     url: str
     body: msgspec.Raw
     method: str = "POST"
 
 
-class _Asked(msgspec.Struct):
+class _AskedBody(msgspec.Struct):
     stream: Any = None
 
 
@@ -64,7 +64,7 @@ class LineError(BadValueError):
 
 
 @attrs.frozen
-class Reply:
+class LineReply:
     """A server's answer to a line; `retry_after` is in seconds. With an `error`, a code and a message, it will never say anything."""
 
     status: int
@@ -73,7 +73,7 @@ class Reply:
     retry_after: float | None = None
     error: tuple[str, str] | None = None
 
-    def entry(self, line: Line) -> dict[str, Any]:
+    def entry(self, line: BatchLine) -> dict[str, Any]:
         """The form in which it is written down."""
         response = {"status_code": self.status, "request_id": self.request_id, "body": self.body}
         error = self.error and dict(zip(("code", "message"), self.error, strict=True))
@@ -85,7 +85,7 @@ class Reply:
         }
 
 
-def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[Line | LineError]:
+def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[BatchLine | LineError]:
     """The requests of a file, and instead of a wrong one what is wrong with it; all ask for `url`, where that is given."""
     seen: set[str] = set()
     is_empty = True
@@ -93,11 +93,11 @@ def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[Line | LineEr
         if raw.strip():
             is_empty = False
             line = _read_line(raw, url)
-            if isinstance(line, Line) and line.custom_id in seen:
+            if isinstance(line, BatchLine) and line.custom_id in seen:
                 line = f"repeats the custom_id {line.custom_id!r}"
-            if isinstance(line, Line):
+            if isinstance(line, BatchLine):
                 seen.add(line.custom_id)
-            yield line if isinstance(line, Line) else LineError(line, number)
+            yield line if isinstance(line, BatchLine) else LineError(line, number)
     if is_empty:
         yield LineError("holds no request")
 
@@ -112,15 +112,15 @@ def _raw_lines(file: BinaryIO) -> Iterator[bytes]:
             raw = file.readline(LONGEST_LINE + 1)
 
 
-def _read_line(raw: bytes, url: str | None) -> Line | str:
+def _read_line(raw: bytes, url: str | None) -> BatchLine | str:
     """The request in a line, or what is wrong with it."""
     if len(raw) > LONGEST_LINE:
         return f"is longer than {LONGEST_LINE} bytes"
     if b"\0" in raw[:2] or raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "is not UTF-8: it looks like UTF-16; write the file as UTF-8"
     try:
-        entry = msgspec.json.decode(raw, type=_Entry)
-        streams = msgspec.json.decode(entry.body, type=_Asked).stream
+        entry = msgspec.json.decode(raw, type=_WrittenLine)
+        streams = msgspec.json.decode(entry.body, type=_AskedBody).stream
     except msgspec.ValidationError:
         return "needs `custom_id` and `url`, which are texts, and an object `body`"
     except (ValueError, RecursionError) as error:
@@ -133,14 +133,14 @@ def _read_line(raw: bytes, url: str | None) -> Line | str:
         (url not in {None, entry.url}, f"asks for {entry.url[:64]!r} in a batch for {url}"),
         (streams, "must not ask for `stream`: an answer is written down whole"),
     )
-    line = Line(entry.custom_id, entry.url, bytes(entry.body))
+    line = BatchLine(entry.custom_id, entry.url, bytes(entry.body))
     return next((reason for is_wrong, reason in wrong if is_wrong), line)
 
 
 async def answer_lines(
-    lines: Iterator[Line],
-    ask: Callable[[Line], Awaitable[Reply | None]],
-    write: Callable[[Line, Reply], Awaitable[None]],
+    lines: Iterator[BatchLine],
+    ask: Callable[[BatchLine], Awaitable[LineReply | None]],
+    write: Callable[[BatchLine, LineReply], Awaitable[None]],
     slots: asyncio.Semaphore,
 ) -> None:
     """Have each line answered and its answer written down, as many at once as there are slots.
@@ -148,7 +148,7 @@ async def answer_lines(
     A server that is away (None) or full is waited for; one that fails several times on a line has failed.
     """
 
-    async def answer(line: Line) -> None:
+    async def answer(line: BatchLine) -> None:
         await write(line, await _settled(functools.partial(ask, line)))
 
     async with asyncio.TaskGroup() as group:
@@ -157,7 +157,7 @@ async def answer_lines(
             group.create_task(answer(found)).add_done_callback(lambda _: slots.release())
 
 
-async def _settled(ask: Callable[[], Awaitable[Reply | None]]) -> Reply:
+async def _settled(ask: Callable[[], Awaitable[LineReply | None]]) -> LineReply:
     failures, wait = 0, 0.5
     while True:
         reply = await ask()
@@ -174,7 +174,7 @@ class _Answered(msgspec.Struct):
     custom_id: str
 
 
-class Answers:
+class AnswersFile:
     """A file of answers that nobody else writes meanwhile; `done` has the `custom_id` of each line that is answered in it."""
 
     def __init__(self, descriptor: int, done: set[str], size: int) -> None:
@@ -214,7 +214,7 @@ class Answers:
 
 
 @contextlib.contextmanager
-def answers_in(path: pathlib.Path) -> Iterator[Answers]:
+def answers_in(path: pathlib.Path) -> Iterator[AnswersFile]:
     """The answers in a file; half a line at its end, which a kill has left, is cut off. Raises `BadValueError` or `OSError`."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "r+b") as file:
@@ -234,7 +234,7 @@ def answers_in(path: pathlib.Path) -> Iterator[Answers]:
                 ) from None
             size += len(raw)
         os.ftruncate(descriptor, size)
-        yield Answers(descriptor, done, size)
+        yield AnswersFile(descriptor, done, size)
 
 
 async def finished(work: Awaitable[T]) -> T:

@@ -22,9 +22,9 @@ from nanoserve.entrypoints.compose.log import log_model
 from nanoserve.entrypoints.compose.recording import start_recording
 from nanoserve.entrypoints.offline.outputs import (
     CompletionOutput,
-    Job,
     PositionLogprobs,
     Prompt,
+    PromptJob,
     RequestOutput,
 )
 from nanoserve.entrypoints.offline.session import PromptRefusedError, Session
@@ -94,14 +94,16 @@ def _generate(
             click.echo(text + _further(session.assembly), err=True)
 
 
-def _choose_writer(settings: GenerateSettings, jobs: Sequence[Job], sources: Sequence[Source]) -> Writer:
+def _choose_writer(
+    settings: GenerateSettings, jobs: Sequence[PromptJob], sources: Sequence[Source]
+) -> Writer:
     is_single = len(jobs) == 1 and jobs[0].request.sampling.n == 1
     if is_single and not settings.json and settings.stream is not False:
         return StreamWriter()
     return OrderedWriter(jobs, sources, render_json if settings.json else render_text)
 
 
-def summarise(jobs: Iterable[Job], *, seconds: float, load_seconds: float) -> str:
+def summarise(jobs: Iterable[PromptJob], *, seconds: float, load_seconds: float) -> str:
     """Tokens, times and rates; `seconds` is the time from the first request's arrival to the last token."""
     outputs = [each.output() for each in jobs]
     generated = sum(len(sequence.token_ids) for each in outputs for sequence in each.outputs)
@@ -137,7 +139,7 @@ def make_jobs(
     settings: GenerateSettings,
     sampling: SamplingParams,
     constraint: Constraint | None = None,
-) -> list[Job]:
+) -> list[PromptJob]:
     """One job per source, whose own constraint comes first; raises `BadValueError` with the source's place."""
     jobs = []
     for each in sources:
@@ -199,7 +201,10 @@ class OrderedWriter:
     """Many answers, each whole, written as soon as all before it are written."""
 
     def __init__(
-        self, jobs: Sequence[Job], sources: Sequence[Source], render: Callable[[RequestOutput, Source], str]
+        self,
+        jobs: Sequence[PromptJob],
+        sources: Sequence[Source],
+        render: Callable[[RequestOutput, Source], str],
     ) -> None:
         self._waiting = deque(zip(jobs, sources, strict=True))
         self._render = render

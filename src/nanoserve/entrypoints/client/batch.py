@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nanoserve.entrypoints.app.batch_lines import Answers, Line, Reply, answer_lines, answers_in
+from nanoserve.entrypoints.app.batch_lines import AnswersFile, BatchLine, LineReply, answer_lines, answers_in
 from nanoserve.entrypoints.app.batch_lines import read_lines as read_file
 from nanoserve.entrypoints.client.server import CONNECT_SECONDS, QUIET_SECONDS, Address
 from nanoserve.ports.errors import BadValueError
@@ -35,13 +35,13 @@ class Tally:
     before: int = 0
 
 
-def read_lines(path: pathlib.Path, priority: int | None = None) -> list[Line]:
+def read_lines(path: pathlib.Path, priority: int | None = None) -> list[BatchLine]:
     """The requests in a file, with a priority where they have none; raises `BadValueError` with the place of what is wrong."""
     found = []
     try:
         with path.open("rb") as file:
             for line in read_file(file):
-                if not isinstance(line, Line):
+                if not isinstance(line, BatchLine):
                     raise BadValueError("file", str(line).replace("file:", str(path), 1))
                 has_own = priority is None or "priority" in msgspec.json.decode(line.body)
                 found.append(line if has_own else line.with_field("priority", priority))
@@ -52,8 +52,8 @@ def read_lines(path: pathlib.Path, priority: int | None = None) -> list[Line]:
 
 async def send(
     address: Address,
-    lines: Sequence[Line],
-    answers: Answers,
+    lines: Sequence[BatchLine],
+    answers: AnswersFile,
     *,
     concurrency: int,
     note: Callable[[bool], None],
@@ -65,7 +65,7 @@ async def send(
         base_url=address.url, headers=address.headers, timeout=timeout, limits=limits, trust_env=False
     ) as client:
 
-        async def ask(line: Line) -> Reply | None:
+        async def ask(line: BatchLine) -> LineReply | None:
             try:
                 answer = await client.post(line.url, content=line.body, headers=_JSON)
             except httpx.TransportError:
@@ -73,21 +73,21 @@ async def send(
             reply = _read_reply(answer)
             return None if reply.status < 300 and _is_cut(reply.body) else reply
 
-        async def write(line: Line, reply: Reply) -> None:
+        async def write(line: BatchLine, reply: LineReply) -> None:
             await answers.write(reply.entry(line))
             note(reply.status < 300)
 
         await answer_lines(iter(lines), ask, write, asyncio.Semaphore(concurrency))
 
 
-def _read_reply(answer: httpx.Response) -> Reply:
+def _read_reply(answer: httpx.Response) -> LineReply:
     try:
         body = answer.json()
     except ValueError:
         body = answer.text
     asked = answer.headers.get("retry-after", "")
     wait = float(asked) if asked.isdecimal() else None
-    return Reply(answer.status_code, body, answer.headers.get("x-request-id", ""), wait)
+    return LineReply(answer.status_code, body, answer.headers.get("x-request-id", ""), wait)
 
 
 def _is_cut(body: object) -> bool:

@@ -265,7 +265,7 @@ class LLM:
         *,
         at_most: int | None,
         use_tqdm: bool,
-    ) -> list[tuple[outputs.Job, tuple[float, ...]]]:
+    ) -> list[tuple[outputs.PromptJob, tuple[float, ...]]]:
         forms = [prompts] if outputs.is_one_prompt(prompts) else _listed("prompts", prompts)
         session = self._open_session
         return session.pool(

@@ -1,4 +1,4 @@
-"""Outputs for callers, in the names and shapes of vLLM's `RequestOutput`, and how a `Job` gathers them from the engine's events."""
+"""Outputs for callers, in the names and shapes of vLLM's `RequestOutput`, and how a `PromptJob` gathers them from the engine's events."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TokenClassificationOutput:
     scores: list[Mapping[str, float]]
 
 
-class Job:
+class PromptJob:
     """A request with the prompt it came from; its events go in, its output so far, or the `pooled` vector of its prompt, comes out."""
 
     def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer) -> None:

@@ -19,7 +19,7 @@ from nanoserve.entrypoints.app.vectors import check_task, check_text, pair_promp
 from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.bootstrap import check_constraint
 from nanoserve.entrypoints.compose.interrupts import deferring_interrupts
-from nanoserve.entrypoints.offline.outputs import Job, Prompt
+from nanoserve.entrypoints.offline.outputs import Prompt, PromptJob
 from nanoserve.ports.checks import check_integer
 from nanoserve.ports.driven import Message
 from nanoserve.ports.driving import EngineHandle
@@ -117,14 +117,14 @@ class Session:
 
     def pool(
         self, prompts: Sequence[Prompt], pooler: PoolerSpec, *, progress: bool
-    ) -> list[tuple[Job, tuple[float, ...]]]:
+    ) -> list[tuple[PromptJob, tuple[float, ...]]]:
         """The finished job of each prompt, and its vector; raises as `run` does."""
         sampling, tokenizer = SamplingParams(max_tokens=1, detokenize=False), self.assembly.tokenizer
         jobs = []
         for each in prompts:
             pooling = attrs.evolve(pooler.pooling, second=each.second)
             request = self._builder.build(each.token_ids, sampling, (), pooling=pooling)
-            jobs.append(Job(each, request, tokenizer))
+            jobs.append(PromptJob(each, request, tokenizer))
         for _ in self.run(jobs, progress=progress):
             pass
         return [(job, job.pooled) for job in jobs if job.pooled is not None]
@@ -138,7 +138,7 @@ class Session:
         reading: Reading | None = None,
         *,
         lora: str = "",
-    ) -> Job:
+    ) -> PromptJob:
         """A request that is ready to run, with the marks that a `reading` needs in its text; raises `BadValueError`."""
         check_text(self.assembly.pooler)
         if constraint is not None:
@@ -155,9 +155,9 @@ class Session:
             lora=lora,
             unsearched_token_ids=() if reading is None else reading.marks_besides(sampling.stop),
         )
-        return Job(prompt, request, self.assembly.tokenizer)
+        return PromptJob(prompt, request, self.assembly.tokenizer)
 
-    def run(self, jobs: Sequence[Job], *, progress: bool = False) -> Generator[EngineEvent]:
+    def run(self, jobs: Sequence[PromptJob], *, progress: bool = False) -> Generator[EngineEvent]:
         """Run jobs together and yield every event, once its job has taken it; `progress` shows a bar in a terminal.
 
         Raises as `run_requests` does, and `StepFailedError` at the end where the engine could not finish a request.

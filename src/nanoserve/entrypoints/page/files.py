@@ -37,7 +37,7 @@ class PageFile:
 
 
 @attrs.frozen(eq=False)
-class Page:
+class PageFiles:
     """Every file by its path: the page itself at `/`, what it loads under `/ui/`."""
 
     files: Mapping[str, PageFile]
@@ -49,13 +49,13 @@ class Page:
 
 
 @functools.cache
-def read_page() -> Page:
+def read_page() -> PageFiles:
     """The page of this installation."""
     files = [path for path in sorted(STATIC.rglob("*")) if path.suffix in _TYPES]
     bodies = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in files}
     rows = ",\n".join(f"  {json.dumps(_row(PARAMETERS[name]))}" for name in set_by(Door.PAGE))
     bodies[SAMPLING] = f"{_HEAD}export const SAMPLING = [\n{rows},\n];\n".encode()
-    return Page(
+    return PageFiles(
         {INDEX if name == "index.html" else FOLDER + name: _file(name, body) for name, body in bodies.items()}
     )
 

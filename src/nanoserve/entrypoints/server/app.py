@@ -18,10 +18,10 @@ from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.compose.config.serve_settings import BoundSettings, ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting
-from nanoserve.entrypoints.page.files import INDEX, Page, read_page
+from nanoserve.entrypoints.page.files import INDEX, PageFiles, read_page
 from nanoserve.entrypoints.server import loras, steering
 from nanoserve.entrypoints.server.batches.routes import ENDPOINTS, batch_routes
-from nanoserve.entrypoints.server.batches.running import Batches, asking
+from nanoserve.entrypoints.server.batches.running import BatchService, asking
 from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
@@ -69,7 +69,7 @@ class Server:
     counting: Counting = attrs.field(factory=Counting)
     phases: dict[str, float] = attrs.field(factory=dict)
     service: TextService | None = None
-    batches: Batches | None = None
+    batches: BatchService | None = None
     conversations: ConversationStore = attrs.field(init=False)
     lora_folders: loras.LoraFolders | None = attrs.field(init=False)
     measurements: Measurements = attrs.field(init=False)
@@ -123,7 +123,7 @@ class Server:
             "context": Provide(context_of, sync_to_thread=False),
             "conversations": _provide(lambda: self.conversations, ConversationStore),
             "record": Provide(stored_response, sync_to_thread=False),
-            "batches": _provide(lambda: self.batches, Batches),
+            "batches": _provide(lambda: self.batches, BatchService),
             "loras": _provide(lambda: self.lora_folders, loras.LoraFolders),
             "transfer": _provide(lambda: self.transfer, steering.WeightTransfer),
             "asked": Provide(steering.transfer_body),
@@ -133,7 +133,7 @@ class Server:
             "bounds": _provide(lambda: self.settings.bounds, BoundSettings),
             "document": _provide(lambda: document, ApiDocument),
             "live": _provide(lambda: self.live, Live),
-            "page": _provide(read_page, Page),
+            "page": _provide(read_page, PageFiles),
         }
 
     def unguarded(
@@ -188,7 +188,9 @@ class Server:
             app=app,
             keys=self.keys,
             limits=security.RateLimits(self.clock.now, own.buckets, own.connections.lock),
-            anonymous=security.Key(digest=security.ANONYMOUS, client=Client(), rate_limit=access.rate_limit),
+            anonymous=security.ApiKey(
+                digest=security.ANONYMOUS, client=Client(), rate_limit=access.rate_limit
+            ),
             shapes=shapes,
             readable=readable,
             names=names,

@@ -29,7 +29,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.counting import Counting, SharedCounting
 from nanoserve.entrypoints.server.app import Server
-from nanoserve.entrypoints.server.batches.running import Batches
+from nanoserve.entrypoints.server.batches.running import BatchService
 from nanoserve.entrypoints.server.http.access_log import REASONS
 from nanoserve.entrypoints.server.http.limits import REFUSALS, BoundedConfig
 from nanoserve.entrypoints.server.http.security import ANONYMOUS, KeyRing
@@ -215,7 +215,7 @@ def make_server(
     sockets: Sequence[socket.socket],
     counting: Counting,
     *,
-    batches: Batches | None = None,
+    batches: BatchService | None = None,
 ) -> Server:
     """A server without its service, which `open_service` adds."""
     access, listen, with_words = settings.serve.access, settings.serve.listen, settings.trace.trace_words
@@ -256,14 +256,14 @@ def open_service(settings: Serving, server: Server, text: TextParts, owner: str 
     return service
 
 
-def open_batches(settings: ServeSettings, keys: KeyRing) -> Batches | None:
+def open_batches(settings: ServeSettings, keys: KeyRing) -> BatchService | None:
     """The files and batches that there are, for the one process that keeps them; raises `BadValueError`."""
     if settings.batches.batch_dir is None:
         if settings.batches.batch_lines is not None:
             raise BadValueError("batch_lines", "is for batches; give --batch-dir too")
         return None
     clients = [key.client for key in keys] or [Client()]
-    return Batches(settings.batches, {each.owner: each for each in clients})
+    return BatchService(settings.batches, {each.owner: each for each in clients})
 
 
 def shared_counting(settings: Serving, keys: KeyRing, descriptor: int | None = None) -> SharedCounting:

@@ -16,7 +16,7 @@ from nanoserve_cluster.ports.step_cost import StepCost, StepWork, chunk_pairs
 
 
 @attrs.define
-class _Row:
+class _SimulatedRow:
     """A device row: the seed of its sequence, the token it yields, and its position less the step that computes it."""
 
     seed: int
@@ -35,7 +35,7 @@ class CostRunner:
     def __init__(self, cost: StepCost, clock: VirtualClock) -> None:
         self._cost = cost
         self._clock = clock
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _SimulatedRow] = {}
         self._decoding: tuple[int, ...] = ()
         self._answers: list[int] = []
         self._offsets = 0
@@ -51,7 +51,7 @@ class CostRunner:
             rows.pop(released, None)
         for admitted in plan.admitted:
             answer = admitted.token_ids[admitted.num_prompt_tokens - 1] + 1
-            rows[admitted.row] = _Row(admitted.sampling.seed, answer)
+            rows[admitted.row] = _SimulatedRow(admitted.sampling.seed, answer)
         if plan.decoding is not self._decoding:
             self._decoding = plan.decoding
             self._answers = [rows[row].answer for row in plan.decoding]

@@ -13,7 +13,7 @@ from nanoserve.entrypoints.server.serving import Serving
 from nanoserve.ports.errors import NanoserveError
 from nanoserve_cluster.entrypoints.ray.arguments import RaySettings, read_arguments
 from nanoserve_cluster.entrypoints.ray.directory import Directory, Entry
-from nanoserve_cluster.entrypoints.ray.replica import Replica
+from nanoserve_cluster.entrypoints.ray.replica import RayReplica
 from nanoserve_cluster.entrypoints.ray.router import RayRouter
 from nanoserve_cluster.entrypoints.ray.scaling import scale_by_queue
 
@@ -38,7 +38,7 @@ def build(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> serve.App
         **_HEALTH,
     ).bind()
     replicas = serve.deployment(
-        Replica,
+        RayReplica,
         name="replica",
         ray_actor_options={"num_cpus": settings.num_cpus, "num_gpus": _gpus(settings, serving)},
         graceful_shutdown_timeout_s=drain,

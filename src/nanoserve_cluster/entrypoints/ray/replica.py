@@ -44,7 +44,7 @@ class Asked(Signals):
             self._loop.call_soon_threadsafe(self.note)
 
 
-class Replica:
+class RayReplica:
     """The server in a thread with an event loop of its own. Requests come to its port and never through Ray.
 
     Args:

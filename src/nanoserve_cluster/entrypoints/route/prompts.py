@@ -61,14 +61,14 @@ class _Tokenized(msgspec.Struct):
 
 
 @attrs.frozen
-class Prompt:
+class RoutablePrompt:
     """A request as policies see it; `ids` are empty if it has no prompt."""
 
     ids: tuple[int, ...]
     affinity: int
 
 
-def read_prompt(headers: Headers, body: bytes) -> tuple[Prompt, Mapping[str, Any]]:
+def read_prompt(headers: Headers, body: bytes) -> tuple[RoutablePrompt, Mapping[str, Any]]:
     """The information in the bytes alone, and the fields of the body.
 
     Clients with different keys share no prefixes, so the key is a part of the prompt.
@@ -80,7 +80,7 @@ def read_prompt(headers: Headers, body: bytes) -> tuple[Prompt, Mapping[str, Any
     text = key + b"".join(parts) if parts else b""
     head = named.get(_SESSION) or key + _head(fields)
     affinity = int.from_bytes(hashlib.blake2b(head, digest_size=7).digest())
-    return Prompt(ids=_ids_of_bytes(text), affinity=affinity), fields
+    return RoutablePrompt(ids=_ids_of_bytes(text), affinity=affinity), fields
 
 
 async def token_ids(

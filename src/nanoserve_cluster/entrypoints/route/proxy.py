@@ -27,7 +27,7 @@ from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
-from nanoserve_cluster.entrypoints.route.prompts import Prompt, read_prompt, token_ids
+from nanoserve_cluster.entrypoints.route.prompts import RoutablePrompt, read_prompt, token_ids
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
 from nanoserve_cluster.entrypoints.route.visits import HOP, request_to, visiting
 
@@ -204,7 +204,7 @@ class Proxy(Collector):
             return None
         return self._fleet.table.route(prompt.ids or (0,), prompt.affinity, without=tried)
 
-    async def _prompt(self, scope: Any, body: bytes) -> Prompt:
+    async def _prompt(self, scope: Any, body: bytes) -> RoutablePrompt:
         prompt, fields = read_prompt(scope["headers"], body)
         fleet = self._fleet
         asked = [
@@ -214,7 +214,7 @@ class Proxy(Collector):
             return prompt
         idlest = min(asked, key=lambda each: each.requests)
         ids = await token_ids(fleet.client, idlest.url, scope["path"], scope["headers"], fields)
-        return Prompt(ids=ids, affinity=prompt.affinity) if ids else prompt
+        return RoutablePrompt(ids=ids, affinity=prompt.affinity) if ids else prompt
 
     async def _ask(self, replica: Replica, placement: Placement, request: httpx.Request, send: Send) -> None:
         """Let one replica answer. Raises `_UnansweredError`."""

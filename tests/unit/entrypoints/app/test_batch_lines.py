@@ -14,9 +14,9 @@ import pytest
 
 from nanoserve.entrypoints.app.batch_lines import (
     LONGEST_LINE,
-    Line,
+    BatchLine,
     LineError,
-    Reply,
+    LineReply,
     answer_lines,
     answers_in,
     read_lines,
@@ -30,7 +30,7 @@ def line(name: str, **more: Any) -> bytes:
 
 
 def entry(name: str) -> dict[str, Any]:
-    return Reply(200, {"of": name}, "r").entry(Line(name, URL, b"{}"))
+    return LineReply(200, {"of": name}, "r").entry(BatchLine(name, URL, b"{}"))
 
 
 def written(path: pathlib.Path) -> list[str]:
@@ -40,7 +40,7 @@ def written(path: pathlib.Path) -> list[str]:
 def test_wrong_lines_stand_among_the_others_with_their_numbers() -> None:
     raw = line("a") + b"\n[1]\n" + line("a") + line("b", url="/v1/embeddings") + line("c")
     found = list(read_lines(io.BytesIO(raw), URL))
-    assert [each.custom_id for each in found if isinstance(each, Line)] == ["a", "c"]
+    assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "c"]
     errors = [each for each in found if isinstance(each, LineError)]
     assert [each.number for each in errors] == [3, 4, 5]
     assert "asks for '/v1/embeddings' in a batch for /v1/completions" in str(errors[2])
@@ -48,7 +48,7 @@ def test_wrong_lines_stand_among_the_others_with_their_numbers() -> None:
 
 def test_a_byte_order_mark_at_the_beginning_is_no_part_of_a_line() -> None:
     (found,) = read_lines(io.BytesIO(b"\xef\xbb\xbf" + line("a")))
-    assert found == Line("a", URL, b"{}")
+    assert found == BatchLine("a", URL, b"{}")
     last = [*read_lines(io.BytesIO(line("a") + b"\xef\xbb\xbf" + line("b")))][1]
     assert "is not JSON" in str(last)
 
@@ -61,7 +61,7 @@ def test_utf_16_is_named(encoding: str) -> None:
 
 def test_a_field_that_is_added_counts() -> None:
     for body, expected in ((b"{}", {"a": 1}), (b' { "b" : 2 } ', {"b": 2, "a": 1}), (b'{"a":0}', {"a": 1})):
-        assert json.loads(Line("", URL, body).with_field("a", 1).body) == expected
+        assert json.loads(BatchLine("", URL, body).with_field("a", 1).body) == expected
 
 
 def test_a_line_of_any_length_is_read_no_further_than_the_bound() -> None:
@@ -133,7 +133,7 @@ async def test_a_caller_that_is_cancelled_leaves_a_whole_answer_or_none(
 async def test_no_more_lines_are_in_flight_than_there_are_slots() -> None:
     now, most, said, full = 0, 0, [], asyncio.Event()
 
-    async def ask(each: Line) -> Reply:
+    async def ask(each: BatchLine) -> LineReply:
         nonlocal now, most
         now += 1
         most = max(most, now)
@@ -141,11 +141,11 @@ async def test_no_more_lines_are_in_flight_than_there_are_slots() -> None:
             full.set()
         await full.wait()
         now -= 1
-        return Reply(200, each.custom_id)
+        return LineReply(200, each.custom_id)
 
-    async def write(_: Line, reply: Reply) -> None:
+    async def write(_: BatchLine, reply: LineReply) -> None:
         said.append(reply.body)
 
-    lines = [Line(str(number), URL, b"{}") for number in range(20)]
+    lines = [BatchLine(str(number), URL, b"{}") for number in range(20)]
     await answer_lines(iter(lines), ask, write, asyncio.Semaphore(3))
     assert (sorted(said, key=int), most) == ([each.custom_id for each in lines], 3)

@@ -15,7 +15,7 @@ import pytest
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
-from nanoserve.entrypoints.server.http.security import Key, KeyRing, read_keys, read_steering_keys
+from nanoserve.entrypoints.server.http.security import ApiKey, KeyRing, read_keys, read_steering_keys
 from nanoserve.entrypoints.server.serving import drain
 from nanoserve.entrypoints.server.steering import ABANDONED, PATHS, check_access
 from nanoserve.ports.engine_link import ReadWeights
@@ -123,7 +123,7 @@ def test_pages_in_a_browser_cannot_steer_without_a_key() -> None:
 
 def test_a_key_that_would_not_divide_trainers_from_clients_is_refused() -> None:
     clients = KeyRing(
-        [Key(digest=read_keys(AccessSettings(api_key=(Secret("a"),))).digests[0], client=Client())]
+        [ApiKey(digest=read_keys(AccessSettings(api_key=(Secret("a"),))).digests[0], client=Client())]
     )
     with pytest.raises(BadValueError, match="is needed where clients have keys"):
         read_steering_keys(STEERED, clients)

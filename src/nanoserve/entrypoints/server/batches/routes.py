@@ -18,7 +18,7 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 from nanoserve.entrypoints.app.batch_lines import finished
 from nanoserve.entrypoints.app.orders import Client
 from nanoserve.entrypoints.server.batches import store
-from nanoserve.entrypoints.server.batches.running import Batches
+from nanoserve.entrypoints.server.batches.running import BatchService
 from nanoserve.entrypoints.server.http.bodies import documented, read_body
 from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.http.paging import Page, page
@@ -38,7 +38,7 @@ _LONGEST_TEXT: Final = 1024
 _AROUND: Final = 2**16
 """Bytes of an upload beside its file."""
 RecordT = TypeVar("RecordT", store.FileObject, store.Batch)
-Kept = NamedDependency[Batches]
+Kept = NamedDependency[BatchService]
 Asking = NamedDependency[Client]
 
 
@@ -64,7 +64,7 @@ async def create_file(request: Request[Any, Any, Any], batches: Kept, client: As
     if len(folder.all(owner, store.FileObject)) >= settings.max_files:
         message = f"there are {settings.max_files} files, which is the most; delete some"
         raise RequestError(400, message, code="too_many_files")
-    file_id, form = store.make_id("file-"), _Form(settings.max_file_size)
+    file_id, form = store.make_id("file-"), _UploadForm(settings.max_file_size)
     with store.telling_of_the_disk():
         async with folder.receiving(folder.path(owner, file_id)) as target:
             await form.read(request, target)
@@ -79,7 +79,7 @@ async def create_file(request: Request[Any, Any, Any], batches: Kept, client: As
     return record
 
 
-class _Form:
+class _UploadForm:
     """An upload, which is read piece by piece: only its file may be large."""
 
     def __init__(self, most: int) -> None:
@@ -238,7 +238,7 @@ async def cancel_batch(batch_id: FromPath[str], batches: Kept, client: Asking) -
     return batches.shown(batch)
 
 
-def _found(batches: Batches, client: Client, record_id: str, kind: type[RecordT]) -> RecordT:
+def _found(batches: BatchService, client: Client, record_id: str, kind: type[RecordT]) -> RecordT:
     record = batches.folder.find(client.owner, record_id, kind)
     if record is None:
         name = str(kind.__struct_config__.tag)

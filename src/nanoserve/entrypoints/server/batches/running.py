@@ -46,7 +46,7 @@ _SCOPE: Final = {
     "client": None,
     "server": None,
 }
-Ask = Callable[[Client, batch_lines.Line], Awaitable[batch_lines.Reply | None]]
+Ask = Callable[[Client, batch_lines.BatchLine], Awaitable[batch_lines.LineReply | None]]
 
 
 class _StoppedError(Exception):
@@ -64,7 +64,7 @@ class _Run:
     waits: store.BatchErrors | None = None
 
 
-class Batches:
+class BatchService:
     """The files and batches of all clients.
 
     Attributes:
@@ -217,14 +217,14 @@ class Batches:
                 for name in batch.file_ids
             ]
 
-            async def write(line: batch_lines.Line, reply: batch_lines.Reply) -> None:
+            async def write(line: batch_lines.BatchLine, reply: batch_lines.LineReply) -> None:
                 is_good = reply.status < 300
                 answers = good if is_good else bad
                 await self._insist(run, functools.partial(answers.write, reply.entry(line)))
                 self.answered["completed" if is_good else "failed"] += 1
                 _count(batch, good, bad)
 
-            def pending() -> Iterator[batch_lines.Line]:
+            def pending() -> Iterator[batch_lines.BatchLine]:
                 return _pending(self.folder.path(owner, batch.input_file_id), good.done | bad.done)
 
             _count(batch, good, bad)
@@ -241,7 +241,7 @@ class Batches:
                 await self._save(run)  # said first, so that a kill from here on changes nothing
                 await batch_lines.answer_lines(pending(), _expired, write, asyncio.Semaphore(_GROUP))
 
-    async def _counted(self, owner: str, line: batch_lines.Line) -> batch_lines.Reply | None:
+    async def _counted(self, owner: str, line: batch_lines.BatchLine) -> batch_lines.LineReply | None:
         assert self._ask is not None
         client = attrs.evolve(self._clients[owner], request_class=DEFERRED_CLASS)
         self.num_asked += 1
@@ -322,13 +322,13 @@ def _is_left(batch: store.Batch) -> bool:
     return counts.completed + counts.failed < counts.total
 
 
-async def _expired(_: batch_lines.Line) -> batch_lines.Reply:
-    return batch_lines.Reply(
+async def _expired(_: batch_lines.BatchLine) -> batch_lines.LineReply:
+    return batch_lines.LineReply(
         400, None, error=("batch_expired", "The completion window was over before this was answered.")
     )
 
 
-def _count(batch: store.Batch, good: batch_lines.Answers, bad: batch_lines.Answers) -> None:
+def _count(batch: store.Batch, good: batch_lines.AnswersFile, bad: batch_lines.AnswersFile) -> None:
     batch.request_counts.completed, batch.request_counts.failed = len(good.done), len(bad.done)
 
 
@@ -340,7 +340,7 @@ def _check(path: pathlib.Path, url: str) -> tuple[int, list[store.BatchError]]:
         for line in batch_lines.read_lines(file, url):
             if isinstance(line, batch_lines.LineError) and len(errors) < _MOST_ERRORS:
                 errors.append(store.BatchError("invalid_line", str(line).removeprefix("file: "), line.number))
-            count += isinstance(line, batch_lines.Line) or line.number is not None
+            count += isinstance(line, batch_lines.BatchLine) or line.number is not None
             if count > MOST_LINES:
                 errors.append(
                     store.BatchError(
@@ -351,17 +351,17 @@ def _check(path: pathlib.Path, url: str) -> tuple[int, list[store.BatchError]]:
     return count, errors
 
 
-def _pending(path: pathlib.Path, done: Collection[str]) -> Iterator[batch_lines.Line]:
+def _pending(path: pathlib.Path, done: Collection[str]) -> Iterator[batch_lines.BatchLine]:
     with path.open("rb") as file:
         for line in batch_lines.read_lines(file):
-            if isinstance(line, batch_lines.Line) and line.custom_id not in done:
+            if isinstance(line, batch_lines.BatchLine) and line.custom_id not in done:
                 yield line
 
 
 def asking(app: ASGIApp) -> Ask:
     """Asks an application that need not listen anywhere; an answer that the server itself has cut short is none."""
 
-    async def ask(client: Client, line: batch_lines.Line) -> batch_lines.Reply | None:
+    async def ask(client: Client, line: batch_lines.BatchLine) -> batch_lines.LineReply | None:
         request_id = f"req_{secrets.token_hex(12)}"
         facts = RequestFacts(request_id=request_id, client=client.name)
         CURRENT.set(facts)
@@ -386,6 +386,6 @@ def asking(app: ASGIApp) -> Ask:
         if got[0]["status"] < 300 and FinishReason.ABORT.value in facts.finish:
             return None
         said = b"".join(each.get("body", b"") for each in got[1:])
-        return batch_lines.Reply(got[0]["status"], msgspec.Raw(said), request_id)
+        return batch_lines.LineReply(got[0]["status"], msgspec.Raw(said), request_id)
 
     return ask

@@ -75,7 +75,7 @@ class Cors:
 
 
 @attrs.frozen(kw_only=True)
-class Key:
+class ApiKey:
     """One key, of which the digest alone is kept; `rate_limit` is in requests per minute, None is unlimited."""
 
     digest: bytes = attrs.field(repr=False)
@@ -83,7 +83,7 @@ class Key:
     rate_limit: float | None = None
 
 
-class KeyRing(tuple[Key, ...]):
+class KeyRing(tuple[ApiKey, ...]):
     """All keys. Empty, it lets all requests in as one anonymous client."""
 
     __slots__ = ()
@@ -93,7 +93,7 @@ class KeyRing(tuple[Key, ...]):
         """The digests of all keys."""
         return [key.digest for key in self]
 
-    def find(self, presented: str) -> Key | None:
+    def find(self, presented: str) -> ApiKey | None:
         """The key that was presented. Every key is compared, each in constant time, so that time tells nothing."""
         digest = _digest(presented)
         found = None
@@ -142,7 +142,7 @@ class Gate:
     _app: ASGIApp
     _keys: KeyRing
     _limits: RateLimits
-    _anonymous: Key
+    _anonymous: ApiKey
     _shapes: Shapes
     _readable: Collection[str] = ()
     _names: Collection[str] | None = None
@@ -195,7 +195,7 @@ def client_of(request: Request[Any, Any, Any]) -> Client:
     return client
 
 
-def _key_of(scope: Any, rings: Iterable[KeyRing], wanted: str) -> Key:
+def _key_of(scope: Any, rings: Iterable[KeyRing], wanted: str) -> ApiKey:
     presented = _presented(scope["headers"])
     if presented is None:
         message = f"A key is needed, {wanted}: send it as the header Authorization: Bearer KEY."
@@ -235,7 +235,7 @@ class RateLimits:
         self._buckets: Buckets = {} if buckets is None else buckets
         self._lock = lock or contextlib.nullcontext()
 
-    def spend(self, key: Key) -> None:
+    def spend(self, key: ApiKey) -> None:
         """Take one request out of the key's bucket; raises `RequestError` (429) where it is empty."""
         if key.rate_limit is None:
             return
@@ -286,7 +286,7 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
 def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
     """The keys that steering wants. Raises `BadValueError` if clients have keys and it has none, or one of theirs."""
     found = KeyRing(
-        [Key(digest=_digest(each.value), client=Client(name="steering")) for each in settings.steering_key]
+        [ApiKey(digest=_digest(each.value), client=Client(name="steering")) for each in settings.steering_key]
     )
     if settings.steering and len(keys) and not len(found):
         raise BadValueError(
@@ -306,7 +306,7 @@ class _Entry:
     fields: Mapping[str, Any]
 
 
-def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) -> Key:
+def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) -> ApiKey:
     fields = {field: _checked(field, value, entry.place) for field, value in entry.fields.items()}
     if ("key" in fields) == ("sha256" in fields):
         raise BadValueError("api_key_file", f"{entry.place} must have either key or sha256")
@@ -331,7 +331,7 @@ def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) 
         request_class=request_class,
         priority=fields.get("priority", 0),
     )
-    return Key(digest=digest, client=client, rate_limit=fields.get("rate_limit", settings.rate_limit))
+    return ApiKey(digest=digest, client=client, rate_limit=fields.get("rate_limit", settings.rate_limit))
 
 
 def _read_file(path: str) -> list[_Entry]:

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from nanoserve.entrypoints.app.measurements import DISCONNECTED, PID, RESTARTS
-from nanoserve.entrypoints.server.batches.running import Batches
+from nanoserve.entrypoints.server.batches.running import BatchService
 from nanoserve.entrypoints.server.watch.live import NOTHING_YET, Live
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
@@ -54,7 +54,7 @@ class Metrics(Collector):
     live: Live
     model_name: str
     phases: Mapping[str, float] = attrs.field(factory=dict)
-    batches: Batches | None = None
+    batches: BatchService | None = None
 
     def page(self) -> bytes:
         """The page that Prometheus reads."""

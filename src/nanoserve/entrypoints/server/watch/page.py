@@ -8,7 +8,7 @@ from litestar import HttpMethod, Request, Response, route
 from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 
-from nanoserve.entrypoints.page.files import FOLDER, INDEX, Page
+from nanoserve.entrypoints.page.files import FOLDER, INDEX, PageFiles
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -27,7 +27,7 @@ HEADERS: Final = {
 @route(
     [INDEX, FOLDER + "{name:path}"], http_method=[HttpMethod.GET, HttpMethod.HEAD], include_in_schema=False
 )
-async def page_file(request: Request[Any, Any, Any], page: NamedDependency[Page]) -> Response[bytes]:
+async def page_file(request: Request[Any, Any, Any], page: NamedDependency[PageFiles]) -> Response[bytes]:
     """A file that exists by exactly this path, or 304 for a browser that has it."""
     found = page.files.get(request.scope["path"])
     if found is None:

@@ -26,7 +26,7 @@ from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
 from nanoserve.entrypoints.server import serving
 from nanoserve.entrypoints.server.app import Server, make_member_app
-from nanoserve.entrypoints.server.http.security import Key, KeyRing
+from nanoserve.entrypoints.server.http.security import ApiKey, KeyRing
 from nanoserve.entrypoints.server.http.sse import unless
 from nanoserve.entrypoints.server.workers.relay import Relay
 from nanoserve.ports.errors import NanoserveError
@@ -47,7 +47,7 @@ class WorkerStart:
     """
 
     settings: serving.Serving
-    keys: tuple[Key, ...]
+    keys: tuple[ApiKey, ...]
     folder: str
     number: int
     is_loading: bool

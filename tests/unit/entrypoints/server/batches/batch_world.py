@@ -12,7 +12,7 @@ import httpx
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BatchSettings
-from nanoserve.entrypoints.server.batches.running import Batches
+from nanoserve.entrypoints.server.batches.running import BatchService
 from tests.patience import wait_until
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 
@@ -27,7 +27,7 @@ def batch_world(folder: pathlib.Path, *keys: str, **settings: Any) -> Iterator[A
         yield world
 
 
-def batches_of(world: AppWorld) -> Batches:
+def batches_of(world: AppWorld) -> BatchService:
     assert world.server.batches is not None
     return world.server.batches
 

@@ -14,7 +14,7 @@ from nanoserve.entrypoints.compose.config.configuration import read_configuratio
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.server.http.errors import RequestError
-from nanoserve.entrypoints.server.http.security import Key, RateLimits, read_keys
+from nanoserve.entrypoints.server.http.security import ApiKey, RateLimits, read_keys
 from nanoserve.ports.errors import BadValueError
 
 TOML = """
@@ -135,8 +135,8 @@ def test_settings_hide_keys() -> None:
 def test_a_key_may_make_its_requests_per_minute_and_no_more() -> None:
     now = 100.0
     limits = RateLimits(lambda: now)
-    key = Key(digest=b"1", client=Client(), rate_limit=3.0)
-    other = Key(digest=b"2", client=Client(), rate_limit=3.0)
+    key = ApiKey(digest=b"1", client=Client(), rate_limit=3.0)
+    other = ApiKey(digest=b"2", client=Client(), rate_limit=3.0)
     for _ in range(3):
         limits.spend(key)
     with pytest.raises(RequestError) as raised:
@@ -158,4 +158,4 @@ def test_a_key_may_make_its_requests_per_minute_and_no_more() -> None:
 def test_no_limit_is_no_limit() -> None:
     limits = RateLimits(lambda: 0.0)
     for _ in range(1000):
-        limits.spend(Key(digest=b"", client=Client()))
+        limits.spend(ApiKey(digest=b"", client=Client()))
