@@ -82,3 +82,13 @@ def own_log() -> Iterator[None]:
     yield
     if "structlog" in sys.modules:
         sys.modules["structlog"].reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def plain_products() -> Iterator[None]:
+    """Models on a CPU keep their weights as they come, as those on a GPU do."""
+    from nanoserve.adapters.pytorch.linear import onednn  # noqa: PLC0415 - torch takes seconds to import
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onednn, "available", lambda _: False)
+        yield

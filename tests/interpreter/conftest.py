@@ -22,3 +22,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_on_a_gpu(plain_products: None) -> None:
+    """Kernels take plain weights."""

@@ -23,6 +23,7 @@ from tests.unit.adapters.pytorch.test_kept_weights import pack as pack_experts
 from tests.unit.adapters.pytorch.test_splitting import EVEN, FOUR_HEADS, TYPES, WIDE, logits, split
 from tests.unit.adapters.pytorch.tiny_models import CASES, PagedRun, TinyModel, make_prompt, make_tiny_model
 
+pytestmark = pytest.mark.usefixtures("plain_products")
 COUNTS = {
     "deepseek_v2": {},
     "deepseek_v3": {},

@@ -20,6 +20,7 @@ from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS, Layout
 from tests.unit.adapters.pytorch.test_kept_weights import assert_same
 from tests.unit.adapters.pytorch.tiny_models import CPU, PagedRun, TinyModel, make_prompt, make_tiny_model
 
+pytestmark = pytest.mark.usefixtures("plain_products")
 EACH = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
 

@@ -23,6 +23,7 @@ from tests.unit.adapters.pytorch.test_mxfp4 import STACKS, random_parts
 from tests.unit.adapters.pytorch.test_weight_scales import quantized
 from tests.unit.adapters.pytorch.tiny_models import CPU, GPT_OSS, LATENT, make_tiny_model
 
+pytestmark = pytest.mark.usefixtures("plain_products")
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"hidden_size": 144, "intermediate_size": 200},
     "qwen3_moe": {},

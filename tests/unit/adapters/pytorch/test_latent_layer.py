@@ -24,6 +24,8 @@ from tests.unit.adapters.pytorch.tiny_models import (
     make_tiny_model,
 )
 
+pytestmark = pytest.mark.usefixtures("plain_products")
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:

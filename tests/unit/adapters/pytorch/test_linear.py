@@ -13,7 +13,9 @@ from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
 from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.ports.errors import BadValueError
 
-needs_onednn = pytest.mark.skipif(not onednn.available(), reason="no bfloat16 products on this CPU")
+needs_onednn = pytest.mark.skipif(
+    not onednn.available(torch.bfloat16), reason="no bfloat16 products on this CPU"
+)
 
 
 def make(in_features: int = 96, out_features: int = 112, *, bias: bool, dtype: torch.dtype) -> nn.Sequential:
@@ -59,6 +61,8 @@ ONEDNN, INT8, INT4 = (
 FORMS = [
     pytest.param(ONEDNN, torch.bfloat16, (96, 112), marks=needs_onednn, id="onednn"),
     pytest.param(ONEDNN, torch.bfloat16, (1024, 1024), marks=needs_onednn, id="large onednn"),
+    pytest.param(attrs.evolve(ONEDNN, most=1e-6), torch.float32, (96, 112), id="onednn float32"),
+    pytest.param(attrs.evolve(ONEDNN, most=1e-6), torch.float32, (1024, 1024), id="large onednn float32"),
     *(
         pytest.param(form, dtype, (96, 112), id=f"{form.quantization} {dtype}")
         for form in (INT8, INT4)
@@ -120,12 +124,15 @@ def test_a_zero_row_stays_zero() -> None:
         assert product[:, 3].count_nonzero() == 0
 
 
-def test_float32_and_machines_without_onednn_keep_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "available", lambda: False)
+def test_float16_and_machines_without_onednn_keep_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(bias=True, dtype=torch.float16)
+    pack_linears(model)
+    assert type(model[0]) is Linear
+    monkeypatch.setattr(onednn, "available", lambda _: False)
     for dtype in (torch.float32, torch.bfloat16):
         model = make(bias=True, dtype=dtype)
         pack_linears(model)
-        assert isinstance(model[0], Linear)
+        assert type(model[0]) is Linear
 
 
 def test_an_unknown_quantization_is_refused() -> None:

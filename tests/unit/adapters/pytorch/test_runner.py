@@ -75,7 +75,7 @@ def test_a_row_with_broken_logits_is_named_and_its_neighbours_go_on(
     tiny = make_tiny_model(tmp_path_factory.mktemp("broken"), tie_word_embeddings=False)
     model = tiny.build()
     with torch.no_grad():
-        model.checkpoint_tensors()["model.embed_tokens.weight"][127] = torch.nan
+        model.embedding.weight[127] = torch.nan
     prompts = {0: [5, 6, 7], 1: [9, 127, 3], 2: [8, 8, 1]}
     rows = [
         admitted(row, prompt, range(6 * row + 1, 6 * row + 4), temperature=temperature if row == 1 else 0.0)

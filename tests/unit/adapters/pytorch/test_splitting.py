@@ -40,6 +40,7 @@ from tests.unit.adapters.pytorch.tiny_models import (
     make_tiny_model,
 )
 
+pytestmark = pytest.mark.usefixtures("plain_products")
 REFUSED = {
     "minimax_m2": "norms the queries of all heads together",
     "olmo2": "norms the queries of all heads together",

@@ -21,6 +21,7 @@ from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 from tests.unit.adapters.pytorch.fake_driver import GRANULARITY, OUT_OF_MEMORY, FakeDriver, FakeMemory
 from tests.unit.adapters.pytorch.test_updating import logits, two, update
 
+pytestmark = pytest.mark.usefixtures("plain_products")
 WANTED = [((3, 5), torch.float32), ((0, 7), torch.int8), ((), torch.float64), ((1000,), torch.bfloat16)]
 
 

@@ -227,7 +227,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(tiny: TinyModel) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.skipif(not onednn.available(), reason="no bfloat16 products on this CPU")
+@pytest.mark.skipif(not onednn.available(torch.bfloat16), reason="no bfloat16 products on this CPU")
 def test_packing_leaves_no_plain_matrix_but_the_embedding(tied: TinyModel) -> None:
     model = tied.build(dtype=torch.bfloat16)
     matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]

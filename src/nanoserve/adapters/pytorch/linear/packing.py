@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-import torch
 from torch import nn
 
 from nanoserve.adapters.pytorch.linear import int4, onednn
@@ -25,7 +24,7 @@ QUANTIZATIONS: Final = (*PACKED, "fp8")
 def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
     """Replace every `Linear` inside `model`, one at a time, freeing each plain weight as its packed copy is made.
 
-    Without quantization, bfloat16 layers on a CPU are packed for oneDNN where it can, and all others stay plain.
+    Without quantization, bfloat16 and float32 layers on a CPU are packed for oneDNN where it can, and all others stay plain.
     A head that shares its weight with the embedding gets a copy of its own, because the embedding keeps the
     plain weight. Quantized layers read fewer bytes but compute more slowly: they pay for one to four rows a step,
     and cost speed from about eight rows on, prefill included. Layers whose shape int4 cannot take (panels of
@@ -53,6 +52,5 @@ def _pack(linear: Linear, quantization: str | None) -> Linear:
     if quantization is not None:
         return Int8Linear(linear)
     weight = linear.weight
-    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and onednn.available():
-        return OneDNNLinear(linear)
-    return linear
+    packs = weight.device.type == "cpu" and weight.dtype in onednn.DTYPES and weight.numel() > 0
+    return OneDNNLinear(linear) if packs and onednn.available(weight.dtype) else linear

@@ -133,7 +133,8 @@ def build_model(
     with torch.inference_mode():
         model.arrange()
         note_blocks(model)
-    pack_linears(model, quantization if made is None else None)
+    if not _keeps(keep, device):
+        pack_linears(model, quantization)
     model.draft_head = None if draft is None else load_head(draft, model)
     return model
 
@@ -210,7 +211,8 @@ def build_random_model(
     with torch.inference_mode():
         model.fill_plainly()
         model.arrange()
-    pack_linears(model, quantization if made is None else None)
+    if not _keeps(keep, device):
+        pack_linears(model, quantization)
     return model
 
 
