@@ -13,7 +13,6 @@ import torch
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.domain.ngrams import NGramDrafter
-from nanoserve.ports.driven import Drafter
 from nanoserve.ports.sampling import SamplingParams
 from tests.drafted_draws import SIZES, check_frequencies, make_indifferent_model
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
@@ -78,39 +77,41 @@ def knowing(prompts: list[list[int]], answers: Sequence[Answer], acceptance: flo
     return ScriptedDrafter(right, acceptance, random.Random(3), vocab_size=VOCAB)
 
 
-@pytest.mark.parametrize(("width", "depth"), [(2, 2), (4, 1), (8, 2)])
+@pytest.mark.parametrize(("width", "depth", "acceptance"), [(2, 2, 1.0), (4, 1, 0.6), (8, 2, None)])
 def test_answers_are_those_without_drafts(
-    model: DecoderModel, prompts: list[list[int]], without: list[Answer], width: int, depth: int
+    model: DecoderModel,
+    prompts: list[list[int]],
+    without: list[Answer],
+    *,
+    width: int,
+    depth: int,
+    acceptance: float | None,
 ) -> None:
-    drafters: list[Drafter] = [knowing(prompts, without, 0.6), knowing(prompts, without, 1.0), NGramDrafter()]
-    preempted = False
     windows_alone = all(group.window for group in model.spec.cache_groups)
-    for drafter in drafters:
-        engine = PoisonedEngine(
-            model,
-            drafter=drafter,
-            block_size=4,
-            num_blocks=15 if windows_alone else 32,
-            depth=depth,
-            max_width=width,
-            max_num_seqs=5,
-            max_num_batched_tokens=41,
-        )
-        answers = {"gone": Answer()}
-        engine.add("gone", prompts[0], PARAMS[1], 77)
-        for _ in range(6):
-            engine.turn(answers)
-        engine.engine.abort("gone")
+    engine = PoisonedEngine(
+        model,
+        drafter=NGramDrafter() if acceptance is None else knowing(prompts, without, acceptance),
+        block_size=4,
+        num_blocks=15 if windows_alone else 32,
+        depth=depth,
+        max_width=width,
+        max_num_seqs=5,
+        max_num_batched_tokens=41,
+    )
+    answers = {"gone": Answer()}
+    engine.add("gone", prompts[0], PARAMS[1], 77)
+    for _ in range(6):
         engine.turn(answers)
-        for one, other in zip(engine.answers(prompts, PARAMS), without, strict=True):
-            same(one, other)
-            assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
-        counters = engine.engine.scheduler.counters
-        assert counters.draft_tokens >= counters.accepted_tokens
-        assert counters.draft_tokens >= counters.drafted_rows >= counters.accepted_tokens / (width - 1)
-        assert counters.accepted_tokens or isinstance(drafter, NGramDrafter)
-        preempted |= engine.has_preempted
-    assert preempted or windows_alone
+    engine.engine.abort("gone")
+    engine.turn(answers)
+    for one, other in zip(engine.answers(prompts, PARAMS), without, strict=True):
+        same(one, other)
+        assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
+    counters = engine.engine.scheduler.counters
+    assert counters.draft_tokens >= counters.accepted_tokens
+    assert counters.draft_tokens >= counters.drafted_rows >= counters.accepted_tokens / (width - 1)
+    assert counters.accepted_tokens or acceptance is None
+    assert engine.has_preempted or windows_alone
 
 
 @pytest.mark.parametrize("tiny", ["llama"], indirect=True)

@@ -10,19 +10,6 @@ from tests.unit.domain.tokenizers import ByteTokenizer
 from tests.unit.domain.world import VOCAB, World, oracle
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_preemption_never_changes_text(depth: int) -> None:
-    roomy, cramped = World(depth=depth, num_blocks=500), World(depth=depth, num_blocks=24)
-    for world in (roomy, cramped):
-        for number in range(8):
-            world.add(f"r{number}", range(number, number + 9), seed=number, max_tokens=40)
-        world.run()
-    assert roomy.preemptions == 0
-    assert cramped.preemptions > 5
-    for key, answer in roomy.answers.items():
-        assert cramped.answers[key].token_ids == answer.token_ids
-
-
 def test_the_oldest_is_never_preempted() -> None:
     world = World(num_blocks=24)
     for number in range(6):

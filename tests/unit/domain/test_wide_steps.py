@@ -253,14 +253,6 @@ def test_each_row_that_has_drafts_counts_in_each_step() -> None:
     assert (counters.drafted_rows, counters.draft_tokens) == (3 * 7, 3 * 7 * 3)
 
 
-def test_a_request_can_do_without_drafts() -> None:
-    world, drafter = drafting_world(1.0, 4, step_seconds=CHEAP)
-    world.add("a", range(4), max_tokens=80, drafts=False)
-    world.run()
-    assert not drafter.leads
-    assert not world.scheduler.counters.drafted_rows
-
-
 def test_a_row_with_a_grammar_makes_steps_wait_for_each_other() -> None:
     world, drafter = drafting_world(1.0, 4, grammars=FiniteGrammars(VOCAB, frozenset({1})), depth=2)
     world.add("free", range(4), max_tokens=50)

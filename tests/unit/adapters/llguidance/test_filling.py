@@ -8,7 +8,7 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from traceback import walk_tb
 
@@ -20,6 +20,7 @@ from nanoserve.adapters.llguidance.filling import (
     CAREFUL_TOGETHER,
     FEWEST_MASKS,
     FEWEST_TOGETHER,
+    Batch,
 )
 from nanoserve.adapters.llguidance.grammars import (
     BYTES_PER_CHARACTER,
@@ -36,6 +37,7 @@ from nanoserve.adapters.llguidance.grammars import (
 from nanoserve.adapters.llguidance.matchers import DEAR_SECONDS, MOST_KEPT, QUICK_MASKS, GrammarMatcher
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, new_block
+from tests.patience import PATIENCE, wait_until
 from tests.unit.adapters.llguidance.vocabularies import (
     accepts,
     allowed,
@@ -140,7 +142,6 @@ def test_answers_that_have_said_much_or_whose_lexer_is_in_use_stay_where_they_ar
     assert [each.may_move for each in crowd] == [False, True, True]
     held = Held()
     held.hold(grammars, crowd[:1])
-    grammars._filler.patience = 0
     assert None in masks_of(grammars, crowd)
     assert not any(each.may_move for each in crowd)
     held.may.set()
@@ -208,11 +209,9 @@ def test_matchers_that_share_the_lexer_of_a_late_mask_are_late_too() -> None:
     held.hold(grammars, [dear])
     for late in ({0, 1, 2}, {0, 2}):
         held.may.clear()
-        grammars._filler.patience = 0.2
         found = masks_of(grammars, matchers)
         assert {number for number, each in enumerate(found) if each is None} == late
         held.may.set()
-        grammars._filler.patience = 60
         _until_ready(grammars, matchers)
         assert masks_of(grammars, matchers) == expected
 
@@ -225,10 +224,8 @@ def test_what_is_not_begun_in_time_is_withdrawn_and_may_be_filled_at_once() -> N
         each.careful = CAREFUL_ALONE
     held = Held()
     held.hold(grammars, matchers[:1])
-    grammars._filler.patience = 0.2
     assert masks_of(grammars, matchers) == [None, None, None]
     assert [grammars.is_ready(each) for each in matchers] == [False, True, True]
-    grammars._filler.patience = 60
     assert masks_of(grammars, matchers) == [None, *expected[1:]]
     held.may.set()
     _until_ready(grammars, matchers)
@@ -242,12 +239,10 @@ def test_the_tokens_of_a_matcher_whose_lexer_is_in_use_are_left_to_the_thread() 
     a, b = byte_level().encode("ab", add_special_tokens=False).ids
     held = Held()
     held.hold(grammars, [dear])
-    grammars._filler.patience = 0
     assert masks_of(grammars, [dear]) == [None]
     assert grammars.consume([(other, a)]) == {}
     assert other.pending_tokens == [a]
     held.may.set()
-    grammars._filler.patience = 60
     _until_ready(grammars, [other])
     assert grammars.consume([(other, b)]) == {}
     assert other.pending_tokens == [a, b]
@@ -264,7 +259,6 @@ def test_an_engine_that_never_rests_keeps_nothing_that_is_done() -> None:
         matcher = pending.result(60).matcher()
         held = Held()
         held.hold(grammars, [matcher])
-        grammars._filler.patience = 0
         assert masks_of(grammars, [matcher]) == [None]
         held.may.set()
         while not grammars.is_ready(matcher):
@@ -293,7 +287,6 @@ def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     expected = masks_of(grammars, matchers)
     held = Held()
     held.hold(grammars, matchers[3:4])
-    grammars._filler.patience = 0.5
     block = new_block(grammars._vocabulary.vocab_size, len(matchers))
     late = grammars.fill(matchers, block)().late
     assert 3 in late
@@ -303,13 +296,11 @@ def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     assert not grammars.is_ready(matchers[3])
     assert masks_of(grammars, matchers[3:4]) == [None]
     held.may.set()
-    grammars._filler.patience = 60
     _until_ready(grammars, matchers)
     assert not block.is_written()
     block.memory[:] = bytes(len(block.memory))  # as its next user does
     assert masks_of(grammars, matchers) == expected
     held.may.clear()
-    grammars._filler.patience = 0.5
     found = masks_of(grammars, matchers)
     assert [number for number, each in enumerate(found) if each is None] == [3]
     assert [each for each in found if each] == [each for n, each in enumerate(expected) if n != 3]
@@ -378,10 +369,8 @@ def test_a_lexer_with_a_mask_that_was_late_is_left_to_threads_from_then_on() -> 
     late = compiled(grammars, "regex", "[ab]+")
     held = Held()
     held.hold(grammars, [late], seen)
-    grammars._filler.patience = 0
     assert masks_of(grammars, [late]) == [None]
     held.may.set()
-    grammars._filler.patience = 60
     _until_ready(grammars, [late])
     for step in range(CAREFUL_ALONE + QUICK_MASKS + 2):
         assert masks_of(grammars, [late]) != [None]
@@ -484,10 +473,10 @@ def test_what_the_library_raises_ends_its_own_answer_alone() -> None:
 
 
 class Held:
-    """An executor that computes the masks of some matchers only when it `may`."""
+    """An executor that computes the masks of some matchers only when it `may`; a step waits until nothing else can come."""
 
     def __init__(self) -> None:
-        self.may = threading.Event()
+        self.may, self._is_reached = threading.Event(), threading.Event()
         self._inner = LLExecutor(1)
         self._held: list[LLMatcher] = []
 
@@ -499,12 +488,30 @@ class Held:
     ) -> None:
         self._seen = seen
         self._held = [each.inner for each in matchers]
+        self._has_others = len(grammars._filler._executors) > 1
         grammars._filler._executors = [self] * len(grammars._filler._executors)  # type: ignore[list-item]
+        grammars._filler._wait = self._wait  # type: ignore[method-assign]
+
+    def _wait(self, batch: Batch, started: float) -> None:
+        others = [
+            each for each in batch.jobs if not self._holds(matcher.inner for _, matcher in each.members)
+        ]
+        if self.may.is_set() or len(others) == len(batch.jobs):
+            assert batch.all_ended.wait(PATIENCE)
+            return
+        assert self._is_reached.wait(PATIENCE)
+        self._is_reached.clear()
+        if self._has_others:
+            wait_until(lambda: all(each._has_ended for each in others))
+
+    def _holds(self, matchers: Iterable[LLMatcher]) -> bool:
+        return any(each is one for each in matchers for one in self._held)
 
     def unsafe_compute_mask_ptr(self, jobs: list[tuple[LLMatcher, int]], *where: int) -> None:
         if self._seen is not None:
             self._seen.append([each for each, _ in jobs])
-        if any(each is one for each, _ in jobs for one in self._held):
+        if self._holds(each for each, _ in jobs):
+            self._is_reached.set()
             self.may.wait()
         self._inner.unsafe_compute_mask_ptr(jobs, *where)
 
