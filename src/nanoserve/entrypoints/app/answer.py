@@ -100,7 +100,7 @@ def joined_pieces(pieces: Sequence[Piece]) -> Piece:
 
 @attrs.define(eq=False)
 class Choice:
-    """One sequence while it is generated.
+    """One sequence during its generation.
 
     Attributes:
         index: among all choices of the answer: those of the first prompt come first.
@@ -158,7 +158,7 @@ class Answer:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncIterator[list[Piece]], None]:
-        """The pieces as they come, those of one turn together; leaving this cancels what has not ended.
+        """The pieces as they come, those of one turn together; leaving the loop cancels unfinished sequences.
 
         Raises what `Generation.pieces` raises. A reader that is slow holds back at most one turn of each prompt.
         """
@@ -229,7 +229,7 @@ async def _read(generation: Generation, arrived: asyncio.Queue[list[Piece] | Exc
 
 
 class Writer(Protocol):
-    """How a protocol shows an answer.
+    """A protocol's writer of answers.
 
     Attributes:
         keeps_pieces: whether a stream's later frames repeat what earlier ones have said.

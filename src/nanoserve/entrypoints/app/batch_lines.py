@@ -1,6 +1,6 @@
-"""Batches in OpenAI's form: lines that ask, read and checked; answers that are written down once each; which answers count.
+"""Batches in OpenAI's form: reading and checking of request lines, and a file with one answer per line.
 
-A file of answers is all that is known of what is done: whoever is interrupted, even by a kill, goes on where it ends.
+The file of answers is the only record of progress: a run that is interrupted, even by a kill, continues where the file ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ import msgspec
 from nanoserve.ports.errors import BadValueError
 
 LONGEST_LINE: Final = 4 * 2**20 + 2**16
-"""Bytes: the largest body that a server takes by default, and what is around it. To read more at once holds the interpreter's lock."""
+"""Bytes: the largest body that a server accepts by default, with its envelope.
+
+Reading more at once would hold the interpreter's lock.
+"""
 _LATER: Final = frozenset({408, 409, 425, 429, 502, 503, 504})
 _LONGEST_WAIT: Final = 10.0
 _MOST_FAILURES: Final = 3

@@ -30,7 +30,7 @@ class Record:
 
     @property
     def num_bytes(self) -> int:
-        """About what it holds."""
+        """Its approximate size in bytes."""
         raise NotImplementedError
 
 
@@ -59,7 +59,7 @@ class ConversationStore:
 
     @property
     def num_bytes(self) -> int:
-        """About what all of them hold."""
+        """The approximate size of all records in bytes."""
         return self._bytes.total()
 
     def find(self, owner: str, record_id: str, kind: type[RecordT]) -> RecordT | None:
@@ -97,7 +97,7 @@ class ConversationStore:
             self.put(owner, record)
 
     def drop(self, owner: str, record_id: str) -> None:
-        """Forget a record; conversations that continue it keep what was said."""
+        """Forget a record; conversations that continue it keep their messages."""
         if (record := self.find(owner, record_id, Record)) is not None:
             self._remove(record)
 

@@ -191,7 +191,7 @@ class Generation:
 
 
 def _is_at_fault(piece: Piece) -> bool:
-    """True if the answer ends because nothing can be what was asked for; the cause may quote that, and is no failure."""
+    """True if the answer ends because no text can meet its constraint; the cause may quote it, and is no failure."""
     return (piece.error or "").startswith(AT_FAULT)
 
 
@@ -207,7 +207,7 @@ def _check_end(piece: Piece) -> None:
 
 @attrs.define(eq=False)
 class Reservation:
-    """One accepted request: it waits until the engine has started it, and lives until it is given back.
+    """One accepted request: it waits until the engine has started it, and lives until it is released.
 
     Attributes:
         num_sequences: how many device rows it will want.
@@ -323,7 +323,7 @@ class Reservations:
             raise BadValueError("prompt", f"holds {requests} texts and this server takes at most {most}")
 
     def _check_sequences(self, sequences: int, rows: int) -> None:
-        """The bound on what one request may multiply itself to: as many as may wait as requests, or one prompt's most."""
+        """The most sequences of one request: as many as may wait, or the most of one prompt."""
         most = max(MAX_SEQUENCES_PER_REQUEST, self._settings.max_waiting_requests + rows)
         if sequences > most:
             message = (

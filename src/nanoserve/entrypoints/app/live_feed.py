@@ -1,4 +1,4 @@
-"""The hub between the one engine and its viewers: parts of the step log come in once and go out to all.
+"""The hub between the engine and its viewers: each part of the step log arrives once and goes to all.
 
 The engine records only while there is a viewer. A viewer reads at its own pace; one that falls behind loses
 what it has not read and starts again at a snapshot. Nothing that a viewer does reaches the engine except a
@@ -102,7 +102,7 @@ class LiveFeed:
                 await self.closed.wait()
 
     def close(self) -> None:
-        """End all viewers, after what they have not read yet."""
+        """End all viewers, after their unread parts."""
         self.closed.set()
         for viewer in self._viewers:
             viewer.wake()
@@ -164,7 +164,7 @@ class StepViewer:
             self._keep(part)
 
     def offer_status(self, part: LogPart) -> None:
-        """Take a part that stands for itself."""
+        """Accept a part that does not need an earlier one."""
         self._count(part)
         if self._has_begun:
             self._keep(part)
@@ -178,7 +178,7 @@ class StepViewer:
             self.num_offered += part.num_events
 
     def _keep(self, part: LogPart) -> None:
-        """Leave it to be read; a viewer that has fallen behind loses what is unread, and needs a snapshot."""
+        """Queue it for reading; a viewer that has fallen behind loses its unread parts, and needs a snapshot."""
         if self._parts and self._unread + len(part.lines) > MOST_UNREAD:
             self._parts.clear()
             self._unread = 0
@@ -190,7 +190,7 @@ class StepViewer:
 
 
 class Redaction:
-    """Takes what was asked and answered out of parts of a step log, for viewers who may not read it."""
+    """Removes prompts and answers from parts of a step log, for viewers who may not read them."""
 
     def __init__(self, trace_format: TraceFormat) -> None:
         self._format = trace_format

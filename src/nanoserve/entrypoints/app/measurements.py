@@ -1,7 +1,6 @@
-"""Measures the requests that the server hands to the engine, and counts those that it turned away.
+"""Measures the requests that the server sends to the engine, and counts refused ones.
 
-Measuring never gets in a request's way. How many sequences were accepted and how they ended is the engine client's to
-say (`EngineState`).
+Measuring never delays a request. The engine client counts accepted and ended sequences (`EngineState`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from nanoserve.ports.request import Request
 
 
 class Histogram:
-    """How many values were at most each bound, and their sum.
+    """The number of values up to each bound, and the sum of all.
 
     Args:
         bounds: ascending; beyond the last one everything falls into one more bucket.
@@ -70,7 +69,7 @@ class RecentValues:
         self._marks = deque([(-math.inf, whole.counts)])
 
     def mark(self, now: float) -> None:
-        """Note what there is at this reading of a clock."""
+        """Note the state at this reading of a clock."""
         marks = self._marks
         if now - marks[-1][0] >= self._period:
             marks.append((now, self._whole.counts))
@@ -125,7 +124,7 @@ PROCESSES: Final = (PID, RESTARTS)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Tallies:
-    """Counters of requests, of one process or of all that serve together.
+    """Counters of requests, of one process or of all processes of a server.
 
     Attributes:
         timings: how long requests took, by the names of `TIMINGS`.
@@ -160,7 +159,7 @@ class Measurements:
         self._seen = (0, 0)
 
     def refresh(self, state: EngineState | None) -> None:
-        """Read the engine's counters; the more often, the finer is what is known of its steps and of what is recent."""
+        """Read the engine's counters; more frequent reads give finer step times and recent values."""
         for recent in self.recent.values():
             recent.mark(self.clock.now())
         if state is not None:
@@ -191,7 +190,7 @@ class Meter:
         self._counts.tallies.living.add(request.request_class, len(self._living))
 
     def note(self, events: Sequence[EngineEvent]) -> None:
-        """Count what has happened; raises nothing."""
+        """Count an event; raises nothing."""
         try:
             now = self._counts.clock.now()
             for event in events:

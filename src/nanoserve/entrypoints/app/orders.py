@@ -24,7 +24,7 @@ from nanoserve.ports.tool_calls import CallMode, Tool, ToolChoice
 
 @attrs.frozen(kw_only=True)
 class ServiceSettings:
-    """Fixed for the life of a server.
+    """Settings that are fixed for the life of a server.
 
     Attributes:
         model_names: the names that requests may use; the first is the one that answers use.
@@ -75,7 +75,7 @@ _CHARACTERS_PER_TOKEN: Final = 4
 
 @attrs.frozen(kw_only=True)
 class Client:
-    """The client that an API key stands for.
+    """The client of an API key.
 
     Attributes:
         name: for logs; never the key.
@@ -94,7 +94,7 @@ class Client:
 
     @property
     def is_deferred(self) -> bool:
-        """True if its requests can wait: as long as it takes, and in nobody's place."""
+        """True if its requests can wait, for any time, and give way to all others."""
         return self.request_class == DEFERRED_CLASS
 
 
@@ -144,7 +144,7 @@ class ReasoningBudget:
 
 @attrs.frozen(kw_only=True)
 class Order:
-    """One prompt and what to make of it.
+    """One prompt and its parameters.
 
     Attributes:
         model: the name that the client gave the model; an adapter where it has that name.
@@ -224,7 +224,7 @@ class EdgeChecks:
         self._settings = settings
 
     def check_order(self, order: Order, facts: EngineFacts) -> int:
-        """Everything that does not need the prompt's ids; returns about how many tokens the prompt has."""
+        """Check everything that does not need the prompt's ids; returns the approximate number of the prompt's tokens."""
         check_integer("priority", order.priority, -_MOST_PRIORITY, _MOST_PRIORITY)
         if order.truncate_prompt_tokens is not None:
             check_integer("truncate_prompt_tokens", order.truncate_prompt_tokens, 1)
@@ -263,7 +263,7 @@ class EdgeChecks:
     def check_conversation(
         self, conversation: Conversation, facts: EngineFacts, name: str = "messages"
     ) -> int:
-        """Not too many messages, and not too long all together; returns how many characters they have."""
+        """Check the number of messages and their length; returns the number of their characters."""
         count, most = len(conversation.messages), self._settings.max_messages
         if count > most:
             raise BadValueError("messages", f"holds {count} messages and this server takes at most {most}")

@@ -124,7 +124,7 @@ def _written(name: str, value: object) -> str:
 
 
 class AnswerConstraints:
-    """Finds what the answers to an order must be, of its format, its tools and its budget.
+    """Makes the constraint of an order's answers from its format, its tools and its budget.
 
     Args:
         check: begins to look at a constraint for a client, elsewhere, and raises `BadValueError` for one that cannot be kept;
@@ -180,7 +180,10 @@ class AnswerConstraints:
         return found
 
     async def _held(self, client: str, tool: Tool) -> Tool:
-        """A tool as a grammar can hold it. Raises `BadValueError` for a strict one that cannot be held; any other loses what cannot."""
+        """A tool in the form that a grammar can enforce.
+
+        Raises `BadValueError` for a strict one that cannot be enforced; any other loses the parts that cannot.
+        """
         if tool.form is not None:
             return tool
         options = {} if tool.strict else {"x-guidance": {"lenient": True}}

@@ -1,6 +1,6 @@
-"""From an `Order` to a running `Generation`: the one way by which every protocol reaches the engine.
+"""Turns an `Order` into a running `Generation`: every protocol reaches the engine this way.
 
-The tokenizer and the chat template run off the event loop, each in a thread of its own, which is also what keeps calls apart.
+The tokenizer and the chat template run off the event loop, each in a thread of its own, which also serialises calls.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class TextService:
         """Accept an order and hand it to the engine.
 
         Raises `OverloadedError`, `DrainingError` or `EngineLoadingError` before any work, `PromptTooLongError` and
-        `BadValueError` for what can be checked at the edge; what only the engine can check, the pieces raise.
+        `BadValueError` for errors that can be found here; the pieces raise errors that only the engine finds.
         """
         return (await self.open_all([order]))[0]
 

@@ -1,4 +1,4 @@
-"""Vectors and scores of texts: whether a model makes them, and what clients get of them."""
+"""Vectors and scores of texts: a check of the model, and the results for clients."""
 
 from __future__ import annotations
 

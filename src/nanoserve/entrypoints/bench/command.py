@@ -81,10 +81,10 @@ class BenchSubject:
 def choose_subject(
     configuration: Configuration, longest: int, *, rows: int = 0, watch: Stopwatch | None = None
 ) -> BenchSubject:
-    """Refuse what cannot be measured, and make room for what can.
+    """Refuse a load that cannot be measured, and make room for others.
 
-    Where the settings leave the context open, it becomes `longest`, the tokens of the longest sequence; where they
-    leave the batch open, it grows to hold `rows` sequences. Raises `BadValueError` or `ModelLoadError`.
+    If the settings leave the context open, it becomes `longest`, the tokens of the longest sequence; if they leave the batch
+    open, it grows to hold `rows` sequences. Raises `BadValueError` or `ModelLoadError`.
     """
     settings, given = configuration.engine, configuration.sampling
     found = survey(settings, watch)

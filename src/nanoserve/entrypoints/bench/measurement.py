@@ -32,7 +32,7 @@ LEAST_NANO_LEN: Final = 100
 
 @attrs.frozen(kw_only=True)
 class BenchLoad:
-    """One run's prompts and how many tokens each of them gets; `seed` made them."""
+    """One run's prompts and the number of tokens of each answer; `seed` made them."""
 
     seed: int
     prompts: Sequence[tuple[int, ...]]
@@ -158,7 +158,7 @@ class BenchRun:
         return sorted(each - self.began for each in found if each is not None)
 
     def turns(self, column: int) -> list[float]:
-        """By how much a column of the marks grew in each turn."""
+        """The growth of a column of the marks in each turn."""
         return [now[column] - then[column] for then, now in pairwise(self.marks)]
 
     def figures(self) -> dict[str, float]:
@@ -223,9 +223,9 @@ class BenchRun:
 
 @contextlib.contextmanager
 def without_old_garbage() -> Iterator[None]:
-    """Let Python's collector forget what lives already, so that it does not walk a whole process while one measures.
+    """Freeze living objects, so that Python's collector does not walk a whole process during a measurement.
 
-    What the caller has frozen stays frozen.
+    Objects that the caller has frozen stay frozen.
     """
     is_frozen = gc.get_freeze_count() > 0
     gc.collect()

@@ -37,7 +37,7 @@ def show(*tables: Table | str) -> None:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> Table:
-    """The first column is to the left, numbers are to the right; what does not fit is cut in the first column."""
+    """The first column is aligned left, numbers right; text that does not fit is cut in the first column."""
     made = Table(**style)
     for place, heading in enumerate(headings):
         made.add_column(heading, justify="right" if place else "left", no_wrap=not place, overflow="ellipsis")
@@ -53,7 +53,7 @@ def number(value: float) -> str:
 
 @contextlib.contextmanager
 def doing(what: str, reached: Callable[[], str] = str) -> Iterator[None]:
-    """Say what takes so long, and how far it is: in a terminal in one place, elsewhere in a line now and then."""
+    """Show progress: in a terminal in one place, elsewhere as a line now and then."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     ended = threading.Event()
     with contextlib.ExitStack() as closing:

@@ -1,4 +1,4 @@
-"""The command `nanoserve run-batch`; what it does is imported when it runs."""
+"""The command `nanoserve run-batch`; its code is imported when it runs."""
 
 from __future__ import annotations
 

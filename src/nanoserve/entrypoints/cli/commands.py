@@ -1,4 +1,4 @@
-"""Commands declare their arguments and options here (`bench` has a page of its own); what a command does is imported when it runs."""
+"""The arguments and options of commands (`bench` has a file of its own); a command's code is imported when it runs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Reporting:
 
 
 def report(error: BaseException, reporting: Reporting) -> int:
-    """Say what went wrong, in one line, and return the exit code; what a terminal might obey is escaped."""
+    """Print an error in one line, and return the exit code; control characters are escaped."""
     if isinstance(error, BrokenPipeError):
         # Drop what is still buffered, so that Python's exit does not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -47,7 +47,7 @@ def report(error: BaseException, reporting: Reporting) -> int:
 
 
 def warn(message: str) -> None:
-    """Say in one line what does not stop a command."""
+    """Print a warning in one line."""
     print("nanoserve:", printable(" ".join(message.split())), file=sys.stderr)  # noqa: T201 - the command line's own voice
 
 

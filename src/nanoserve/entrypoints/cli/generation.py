@@ -38,7 +38,7 @@ from nanoserve.ports.sampling import SamplingParams
 def run_generation(
     configuration: Configuration, sources: Sequence[Source], constraint: Constraint | None = None
 ) -> None:
-    """Generate from every source and write the answers; raises whatever goes wrong, after what was ready is written."""
+    """Generate from every source and write the answers; raises errors after finished answers are written."""
     _check_constraints(sources, constraint)
     if configuration.trace.trace is not None:
         check_trace_path(configuration.trace.trace)
@@ -70,7 +70,7 @@ def _generate(
     load_seconds: float,
     constraint: Constraint | None,
 ) -> None:
-    """Run to the end, to an error or to Ctrl-C; what was generated until then is written, unless the pipe is closed."""
+    """Run to the end, to an error or to Ctrl-C; text generated until then is written, unless the pipe is closed."""
     defaults = session.assembly.defaults
     sampling = configuration.with_model_defaults(defaults.values, defaults.origin).sampling
     jobs = make_jobs(sources, session, configuration.generate, sampling, constraint)
@@ -124,7 +124,7 @@ def summarise(jobs: Iterable[PromptJob], *, seconds: float, load_seconds: float)
 
 
 def _further(assembly: Assembly) -> str:
-    """How many drafts were compared and how many of them were right, where the engine makes some; how even whole experts are over ranks."""
+    """The numbers of compared and of right drafts, if the engine makes some; the balance of whole experts over ranks."""
     state, found = assembly.engine.state(), ""
     if assembly.facts.max_width > 1:
         found += f", drafts {state.draft_tokens}, accepted drafts {state.accepted_tokens}"
@@ -215,7 +215,7 @@ class OrderedWriter:
             self._write_next()
 
     def close(self) -> None:
-        """Write what unfinished answers have so far."""
+        """Write the text of unfinished answers."""
         while self._waiting:
             self._write_next()
 
@@ -226,7 +226,7 @@ class OrderedWriter:
 
 
 Writer = StreamWriter | OrderedWriter
-"""Takes what happens, writes what can be shown, and in the end what is left, also after an interruption."""
+"""Takes events, writes text that can be shown, and at the end the rest, also after an interruption."""
 
 
 def render_text(output: RequestOutput, _source: Source) -> str:

@@ -31,12 +31,12 @@ _SHOWS_ALL: Final = "nanoserve.help_all"
 
 @functools.cache
 def help_pages(path: Path = OWN_PAGES) -> dict[str, Any]:
-    """By the command as it is typed: `examples`, pairs of a command and what it does, and `common`, the flags listed first."""
+    """By the command as it is typed: `examples`, pairs of a command and its purpose, and `common`, the flags listed first."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class Command(click.RichCommand):
-    """A command with examples, which stand in `pages`."""
+    """A command with examples from `pages`."""
 
     def __init__(self, *args: Any, pages: Path = OWN_PAGES, **extra: Any) -> None:
         super().__init__(*args, **extra)
@@ -117,7 +117,7 @@ def as_table(configuration: Configuration, settings: Sequence[Setting]) -> Itera
 
 
 def as_toml(configuration: Configuration, settings: Sequence[Setting]) -> Iterator[str]:
-    """A file for `--config`: what a source has set stands as it is, defaults stand behind a `#`; keys are left out."""
+    """A file for `--config`: values that a source has set are written, defaults are behind a `#`; keys are left out."""
     yield "# Settings of nanoserve, for --config FILE or NANOSERVE_CONFIG. A line without its # takes the place of the default."
     ordered = sorted(settings, key=lambda each: each.table)
     for table, members in itertools.groupby(ordered, key=lambda each: each.table):
@@ -158,7 +158,7 @@ LOADING: Final = named(
     "expert_parallel",
     "max_model_len",
 )
-"""How the model is loaded, which stands beside it in every help."""
+"""The options of loading a model, which follow it in every help."""
 ENGINE: Final = tuple(each for each in _OTHERS if each not in LOADING)
 _PATHS: Final = {"FILE", "FOLDER", "PATH", "ID_OR_FOLDER"}
 

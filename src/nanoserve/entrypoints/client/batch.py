@@ -1,6 +1,6 @@
-"""`nanoserve run-batch`: the lines of a file are sent to a server, and each answer is written down once.
+"""`nanoserve run-batch`: sends the lines of a file to a server, and writes each answer once.
 
-The file of answers is all the state there is: a run that ended anyhow, even by a kill, goes on where that file ends.
+The file of answers is the only state: a run that was ended, even by a kill, continues where that file ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JSON: Final = {"content-type": "application/json"}
 
 @attrs.define
 class Tally:
-    """Lines that were answered in this run, with what was asked for or with an error, and those that had been before."""
+    """Lines that were answered in this run, successfully or with an error, and those answered before."""
 
     completed: int = 0
     failed: int = 0
@@ -58,7 +58,7 @@ async def send(
     concurrency: int,
     note: Callable[[bool], None],
 ) -> None:
-    """Have lines answered; `note` is told of each whether its answer is what it asked for."""
+    """Have lines answered; `note` is called for each with its success."""
     timeout = httpx.Timeout(QUIET_SECONDS, connect=CONNECT_SECONDS)
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     async with httpx.AsyncClient(

@@ -1,6 +1,6 @@
 """`nanoserve chat`, once its settings are read: a conversation with a model in this process, or with a server.
 
-In a terminal an answer is Markdown. What is settled (whole blocks) is printed once and scrolls away; only the block that
+In a terminal an answer is Markdown. Finished blocks are printed once and scroll away; only the block that
 still grows is drawn again, so that long answers neither flicker nor are cut off.
 """
 
@@ -53,7 +53,7 @@ Message = dict[str, str]
 
 @attrs.define
 class Said:
-    """More of an answer, or of what the model thinks before it; and what is known of the whole so far.
+    """More of an answer, or of its reasoning; and the figures of the whole so far.
 
     Attributes:
         prompt_tokens: of the whole conversation; 0 if they are not counted.
@@ -171,7 +171,7 @@ class Screen:
         self._ends_line = True
 
     def write(self, text: str) -> None:
-        """More of an answer: print what is settled, draw the rest again."""
+        """More of an answer: print finished blocks, draw the rest again."""
         if self._thinks:
             self.end()
         if not self._draws:
@@ -190,7 +190,7 @@ class Screen:
             self._drawn = time.monotonic()
 
     def think(self, text: str) -> None:
-        """More of what the model thinks: no part of the answer."""
+        """More of the model's reasoning, which is no part of the answer."""
         if not self._thinks:
             self.end()
         self.note(text, end="")
@@ -230,13 +230,13 @@ def split_settled(text: str) -> tuple[str, str]:
 
 
 def without_controls(text: str) -> str:
-    """Line breaks and tabs stay; what would move the cursor, colour or reorder the text becomes U+FFFD."""
+    """Line breaks and tabs stay; characters that move the cursor, colour or reorder the text become U+FFFD."""
     return _CONTROLS.sub("\ufffd", text)
 
 
 @contextlib.contextmanager
 def _unbroken() -> Iterator[None]:
-    """Ctrl-C waits until something is drawn: what is half drawn would be drawn again."""
+    """Ctrl-C waits until drawing is done: half-drawn text would be drawn again."""
     with deferring_interrupts() as interruption:
         yield
     if interruption.pending:
@@ -305,7 +305,7 @@ class Talk:
             self.screen.note("(cut off: the answer reached max_tokens or the end of the context)")
 
     def _shown(self, text: str) -> Generator[Said]:
-        """The pieces of an answer, each of which is on the screen."""
+        """The pieces of an answer, each already on the screen."""
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         asked = [*opening, *self.messages, {"role": "user", "content": text}]
         began, first, piece = time.monotonic(), None, Said()
@@ -334,7 +334,8 @@ class Talk:
 def messages(*, interactive: bool) -> Generator[str]:
     """One message after the other, until the input ends; a line that ends in a backslash goes on in the next.
 
-    Ctrl-C at the prompt ends them as well. What is typed during an answer waits for the next prompt. Raises `BadValueError` for bytes that are no text.
+    Ctrl-C at the prompt ends them as well. Text typed during an answer waits for the next prompt. Raises `BadValueError` for
+    bytes that are no text.
     """
     if interactive:
         with contextlib.suppress(ImportError):

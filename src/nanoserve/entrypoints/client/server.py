@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's protocol, ours or another: its address, what comes over the wire, and a few synchronous calls."""
+"""A server that speaks OpenAI's protocol, ours or another: its address, its answers, and a few synchronous calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UnreachableError(NanoserveError):
 
 
 class ProtocolError(NanoserveError):
-    """The server's answer is not what OpenAI's protocol says."""
+    """The server's answer does not follow OpenAI's protocol."""
 
 
 class ServerRefusedError(NanoserveError):
@@ -181,7 +181,7 @@ def read_chunk(data: bytes) -> CompletionChunk:
 
 
 def error_message(body: bytes | Any) -> str:
-    """The message inside an error in OpenAI's shape; otherwise the beginning of what came."""
+    """The message inside an error in OpenAI's shape; otherwise the beginning of the answer."""
     found = body
     if isinstance(body, bytes):
         try:

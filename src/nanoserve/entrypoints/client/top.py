@@ -110,7 +110,7 @@ def _read(remote: server.OpenAIServer) -> Scrape:
 
 
 def rows(before: Scrape, now: Scrape) -> Iterator[tuple[str, str]]:
-    """Names and what is said of them."""
+    """Names and their values."""
 
     def value(name: str) -> float:
         return now.values.get(name, 0.0)
@@ -180,7 +180,7 @@ def _screen(console: Console) -> Iterator[tuple[Callable[..., object], Callable[
 
 
 def _stays() -> bool:
-    """Waits a second, where nobody can press a key."""
+    """Waits a second, without a keyboard."""
     time.sleep(SECONDS)
     return False
 

@@ -35,7 +35,7 @@ class Assembly:
 
 @attrs.frozen(kw_only=True, eq=False)
 class TextParts:
-    """The tokenizer and template that turn text into tokens and back, without an engine.
+    """The tokenizer and template for text, without an engine.
 
     Attributes:
         template_variables: what the template reads besides the conversation.

@@ -1,7 +1,7 @@
-"""The composition root: with `building`, the only files that know which adapter stands behind which port.
+"""The composition root: only this file and `building` know the adapter of each port.
 
-This half is cheap to import. What computes is in `building`, which loads torch: it is imported inside the functions that
-need it, after the process is prepared for torch.
+This half is cheap to import. The parts that compute are in `building`, which loads torch: it is imported inside the functions
+that need it, after the process is prepared for torch.
 """
 
 from __future__ import annotations

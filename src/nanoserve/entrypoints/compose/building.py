@@ -128,7 +128,7 @@ def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Be
 
 
 def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, MakeRunner]:
-    """The part of a rank that follows: the bytes free beside it, and what makes its runner when all ranks have met."""
+    """The part of a rank other than the first: the bytes free beside it, and the function that makes its runner when all ranks have met."""
     communicator = GlooRanks(rank, settings.tensor_parallel_size)
     loaded = _load(settings, found, Stopwatch(), communicator)
 
@@ -150,7 +150,7 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
 
 @attrs.frozen(eq=False)
 class _Loaded:
-    """A model in memory, and how it is computed; of a model that is split, the first rank's part.
+    """A model in memory and its way of computing; the first rank's part if the model is split.
 
     Attributes:
         available: bytes for this part: where the ranks share a memory, its part of that; else what the rank with the least has.

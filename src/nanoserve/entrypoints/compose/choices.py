@@ -40,9 +40,9 @@ _LARGE: Final = 64 << 30
 def choose_device(
     settings: EngineSettings, why_no_gpu: Callable[[], str | None], count_gpus: Callable[[], int]
 ) -> str:
-    """Where to compute, `cpu` or `cuda`; `why_no_gpu` says why there is no GPU to use, and is asked only if needed.
+    """The device to compute on, `cpu` or `cuda`; `why_no_gpu` gives the reason without a GPU, and is called only if needed.
 
-    Raises `BadValueError` for a GPU that is not there, and for what was asked of a device that cannot do it.
+    Raises `BadValueError` for a missing GPU, and for settings that the device does not support.
     """
     obstacle = None if settings.device == "cpu" else why_no_gpu()
     if settings.device == "cuda" and obstacle is not None:
@@ -209,7 +209,7 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
 
 
 def choose_depth(settings: EngineSettings, device: str) -> int:
-    """How many steps are in flight at once."""
+    """The number of steps in flight at once."""
     return _STEPS[device][2] if settings.depth is None else settings.depth
 
 
@@ -246,7 +246,7 @@ def choose_threads(settings: EngineSettings) -> int | None:
 def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callable[[int], FitT]) -> FitT:
     """The result of `fits` for the longest sequence that it raises no `OutOfMemoryError` for.
 
-    A length that was asked for is kept or refused. Otherwise it is what the model was made for (or, where longer sequences
+    A length that was asked for is kept or refused. Otherwise it is the model's own context (or, where longer sequences
     would change all others, the longest that do not), halved until it fits into memory.
     """
     length = settings.max_model_len or spec.usual_length
@@ -263,12 +263,12 @@ def choose_model_length(settings: EngineSettings, spec: ModelSpec, fits: Callabl
 
 
 def mask_threads() -> int:
-    """Threads for the masks of structured output: half of what there is, because the engine and its device driver need theirs."""
+    """Threads for the masks of structured output: half of all, because the engine and its device driver need theirs."""
     return max(1, min(MOST_MASK_THREADS, usable_cores() // 2))
 
 
 def make_classes(written: str | None) -> tuple[RequestClass, ...]:
-    """The classes of requests: those that were written down, one for what can wait, and the default one for all others."""
+    """The classes of requests: those of the settings, one for requests that can wait, and the default one for all others."""
     always = (RequestClass(), RequestClass(name=DEFERRED_CLASS, max_waiting=_MOST_DEFERRED))
     classes = [_read_class(*each.split(":")) for each in written.split(",")] if written else []
     names = {each.name for each in classes}

@@ -16,7 +16,7 @@ from nanoserve.ports.counts import Buckets, Counts, Distribution
 _MAIN: Final = 0
 _SUM: Final = " sum"
 _LIVING: Final = ("reservations", "connections", "living")
-"""Groups that count what lives, and ends with the process."""
+"""Groups that count living things, which end with the process."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class Counting:
 
 
 class SharedCounting:
-    """The counts of several processes, of which number 0 is the main one.
+    """The counts of several processes; number 0 is the main one.
 
     Args:
         classes: names of request classes; reasons: why requests are turned away; keys: digests of API keys.
@@ -95,7 +95,7 @@ class SharedCounting:
         )
 
     def end(self, process: int) -> int:
-        """A process has died: what lived in it has ended. Returns how many sequences that were."""
+        """A process has died, and its sequences have ended. Returns their number."""
         with self._table.lock:
             for group in _LIVING:
                 self._table.row(process, group).reset()

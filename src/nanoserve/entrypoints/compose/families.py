@@ -1,4 +1,4 @@
-"""Which families of models are run, and what is supported of each, from the registry that reads their configs."""
+"""The families of models and the supported features of each, from the registry that reads their configs."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def configure_log(settings: LogSettings) -> None:
 
 
 def escape_controls(_logger: Any, _method: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Write what a terminal might obey as escapes: parts of a record may come from strangers."""
+    """Escape control characters: parts of a record may come from strangers."""
     for name, value in record.items():
         if isinstance(value, str) and not value.isprintable():
             record[name] = printable(value)
@@ -60,7 +60,7 @@ def log_failed_step(step: int, error: Exception, ended: list[str]) -> None:
 
 
 def log_model(assembly: Assembly) -> None:
-    """Log the model that was loaded, and what was decided where the settings left it open."""
+    """Log the loaded model, and decisions that the settings left open."""
     facts = assembly.facts
     structlog.get_logger().info(
         "model loaded", folder=assembly.folder, **facts.budget, memory=dict(facts.memory)

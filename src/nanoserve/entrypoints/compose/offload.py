@@ -1,4 +1,4 @@
-"""Builds what the settings ask for beside the device's KV cache: how many slots of host memory, and the directory behind them."""
+"""Builds the tiers beside the device's KV cache: slots of host memory, and a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text for a terminal: what comes from strangers made safe, and numbers of things in plain English."""
+"""Text for a terminal: foreign text made safe, and counts in plain English."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process and its machine, without torch: what must be in place before torch is imported, the release, and cores.
+"""The process and its machine, without torch: settings that must be made before torch is imported, the release, and cores.
 
 libgomp reads the environment once, when torch loads it. Its threads spin for milliseconds after each parallel region;
 as soon as another process takes one of the cores, every region then waits for a descheduled thread that spins
@@ -29,7 +29,7 @@ _QUIET: Final = {
 
 
 def prepare_process() -> None:
-    """Set what the user has not set; without effect on torch once it is imported."""
+    """Set variables that the user has not set; without effect on torch once it is imported."""
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     for name, value in _QUIET.items():
@@ -98,7 +98,7 @@ class Stopwatch:
         self.lap_as({}, name)
 
     def lap_as(self, parts: Mapping[str, float], rest: str) -> None:
-        """End a phase whose parts measured themselves, in seconds; what they do not explain belongs to `rest`."""
+        """End a phase whose parts measured themselves, in seconds; the remaining time belongs to `rest`."""
         now = time.monotonic()
         left = now - self._since - sum(parts.values())
         for name, seconds in {**parts, rest: max(left, 0.0)}.items():

@@ -1,4 +1,4 @@
-"""Starts the recording of an assembly's engine, with a header that says what engine it is."""
+"""Starts the recording of an assembly's engine, with a header that describes the engine."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ReadT = TypeVar("ReadT")
 
 
 class LLM:
-    """Generates text from prompts, or makes vectors of them, many at a time.
+    """Generates text or vectors from prompts, many at a time.
 
     Args:
         model: a folder, a GGUF file or the name of a model on the Hugging Face hub; None is the small built-in model.
@@ -151,7 +151,7 @@ class LLM:
         engine.note_awake(tags)
 
     def pause(self) -> None:
-        """Refuse prompts until `resume`: they would wait, and there is nobody else to go on."""
+        """Refuse prompts until `resume`: they would wait, and no other thread would resume."""
         self._open_session.assembly.engine.pause(PauseMode.KEEP)
 
     def resume(self) -> None:

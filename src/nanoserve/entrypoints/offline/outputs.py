@@ -121,7 +121,7 @@ class RequestOutput:
 
 @attrs.frozen(kw_only=True)
 class EmbeddingOutput:
-    """The vector of one text, and how many of its tokens were found in the prefix cache."""
+    """The vector of one text, and the number of its tokens that were found in the prefix cache."""
 
     request_id: str
     prompt: str | None

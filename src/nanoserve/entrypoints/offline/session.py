@@ -1,4 +1,4 @@
-"""One engine, and what turns prompts into requests and runs them to their ends: for the `LLM` class and the command line."""
+"""One engine, which runs prompts to their ends, for the `LLM` class and the command line."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class VerifyVerdict:
 
     @property
     def num_equal_tokens(self) -> int:
-        """How many tokens are equal before the first that is not."""
+        """The number of equal tokens before the first difference."""
         pairs = zip(self.tokens, self.reference_tokens, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 

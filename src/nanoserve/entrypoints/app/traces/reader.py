@@ -1,4 +1,4 @@
-"""Reads a trace file, plain or compressed, as far as it was written, and walks through it with the books at each record."""
+"""Reads a trace file, plain or compressed, as far as it was written, with the engine's state at each record."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _short(error: TraceError) -> str:
 
 
 def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Replay]]:
-    """Every snapshot and turn with the books after it; the books of a later pair may be the same object.
+    """Every snapshot and turn with the state after it; the state of a later pair may be the same object.
 
     Raises `TraceError` if a record does not fit to those before it.
     """

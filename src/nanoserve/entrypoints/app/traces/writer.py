@@ -76,7 +76,7 @@ class TraceWriter:
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Write what is left; may be called twice."""
+        """Write the remaining records; may be called twice."""
         try:
             self._lines.close()
         finally:
@@ -84,7 +84,7 @@ class TraceWriter:
 
 
 class Recording:
-    """Everything that an engine does from now on, until `close`. A full disk ends the trace and not the run.
+    """The log of an engine from now on, until `close`. A full disk ends the trace and not the run.
 
     Args:
         engine: is between two turns.
@@ -99,7 +99,7 @@ class Recording:
         writer.write([self._recorder.snapshot()])
 
     def write_turns(self) -> None:
-        """Write what the turns since the last time have changed; call it after each."""
+        """Write the turns since the last call; call it after each turn."""
         if self._writer is None:
             return
         try:

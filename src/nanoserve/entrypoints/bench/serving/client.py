@@ -117,7 +117,7 @@ class Outcome:
 class Connection(asyncio.Protocol):
     """One connection, which carries one exchange at a time; also what its parser calls back. `heard`: some of the exchange's answer has come.
 
-    What comes is read where it comes: to wake a task for each piece would cost as much again as reading it.
+    Data is read in the callback: waking a task for each piece would double the cost.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
 class Connections:
     """All connections to one server; as many as there are requests at once, used again while they stay open.
 
-    `num_answers` is how many answers have come to their end.
+    `num_answers` counts complete answers.
     """
 
     def __init__(self, address: server.Address) -> None:

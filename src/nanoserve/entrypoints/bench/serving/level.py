@@ -18,14 +18,14 @@ from nanoserve.entrypoints.bench.serving.client import OK, LoadRun, OfferedLoad,
 LATE_MS: Final = 20.0
 """A schedule was kept where 99 of 100 requests were begun this close to their moments."""
 BUSY: Final = 0.85
-"""The fraction of a core above which the client, and not the server, may be what is measured."""
+"""The fraction of a core above which the client may limit the measurement, and not the server."""
 KEPT_UP: Final = 0.5
 """The fraction of the offered rate below which a server has not kept up."""
 GOOD_ENOUGH: Final = 0.9
 """The fraction of requests that must keep the objectives."""
 SLOWDOWN: Final = 1.5
 DRIFT: Final = 0.05
-"""How much longer the last third of the requests may take than the first, as a ratio and as a fraction of the run."""
+"""The most by which the last third of the requests may take longer than the first, as a ratio and as a fraction of the run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -177,7 +177,7 @@ COMPARED: Final = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
 
 
 def show_levels(title: str, levels: Sequence[LoadLevel]) -> None:
-    """Print one load in full, or the loads of a sweep side by side; then what went wrong."""
+    """Print one load in full, or the loads of a sweep side by side; then the errors."""
     is_sweep = len(levels) > 1
     show(title, _sweep_table(levels) if is_sweep else _level_table(levels[0]))
     show(*(say_knee(levels) if is_sweep else _say_level(levels[0])))
@@ -201,7 +201,7 @@ def _level_table(level: LoadLevel) -> Table:
 
 
 def _say_level(level: LoadLevel) -> list[str]:
-    """The rest of what is known of one load, in lines."""
+    """The other figures of one load, in lines."""
     run = level.run
     rates = f"{number(level.request_s)} req/s, {number(level.output_tok_s)} output tok/s"
     tokens = f"{level.prompt_tokens:.0f} tokens in, {level.output_tokens:.0f} out on average"

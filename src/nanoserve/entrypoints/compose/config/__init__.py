@@ -1,1 +1,1 @@
-"""Every setting: what it is called, where its value came from, and what it may be."""
+"""Every setting: its name, the origin of its value, and its kind."""

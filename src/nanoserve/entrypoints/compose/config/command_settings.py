@@ -1,4 +1,4 @@
-"""Settings of commands: what is logged, the step log, the server to talk to, and those of one command each."""
+"""Settings of commands: the log, the step log, the server to call, and those of one command each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AnswerSettings:
 
 @attrs.frozen(kw_only=True)
 class TraceSettings:
-    """Where the step log goes, and what it may tell."""
+    """The file of the step log, and its contents."""
 
     trace: str | None = optional(
         text("FILE"),
@@ -138,7 +138,7 @@ _OBJECTIVES: Final = pairs(
 
 @attrs.frozen(kw_only=True)
 class ServeBenchSettings:
-    """Settings of a load: what is sent, how fast, and how it is judged."""
+    """Settings of a load: its requests, their rate, and its objectives."""
 
     endpoint: str = setting(
         "completions",

@@ -1,4 +1,4 @@
-"""The engine's settings: which model, in which numbers, with how much memory, for how many at once."""
+"""The engine's settings: model, dtype, memory, batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nanoserve.ports.sampling import MOST_LOGPROBS
 
 @attrs.frozen(kw_only=True)
 class EngineSettings:
-    """Settings from which `compose` builds an engine. None means that it decides, and says what it decided."""
+    """Settings from which `compose` builds an engine. None means that it decides, and reports its decision."""
 
     model: str | None = optional(
         text("ID_OR_FOLDER"),

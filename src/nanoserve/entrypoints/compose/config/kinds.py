@@ -228,7 +228,7 @@ def pairs(
 
 
 def memory() -> ValueKind:
-    """An amount of memory: an int of bytes (`4GiB`, `512MB`), or a float that is a fraction of what is free (`0.5`)."""
+    """An amount of memory: an int of bytes (`4GiB`, `512MB`), or a float that is a fraction of the free memory (`0.5`)."""
     wanted = "must be bytes such as 4GiB or a fraction such as 0.5"
 
     def check(value: Any) -> int | float:
@@ -285,7 +285,7 @@ def named_loras(written: str | None) -> dict[str, str]:
 
 
 def _checked(fits: Callable[[Any], object], wanted: str) -> Callable[[Any], Any]:
-    """A check that returns what fits as it is."""
+    """A check that returns a valid value unchanged."""
 
     def check(value: Any) -> Any:
         if not fits(value):

@@ -1,4 +1,4 @@
-"""Settings of `nanoserve serve`: where it listens, which clients it lets in, and what it bounds."""
+"""Settings of `nanoserve serve`: addresses, clients and limits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ListenSettings:
 
 @attrs.frozen(kw_only=True)
 class AccessSettings:
-    """Which clients the server lets in, and what each may do."""
+    """The clients of the server, and their rights."""
 
     api_key: tuple[Secret, ...] = setting(
         (), secrets(), "A key that clients must send; repeatable. In the environment one key or a JSON array."
@@ -116,7 +116,7 @@ class AccessSettings:
 
 @attrs.frozen(kw_only=True)
 class BoundSettings:
-    """Bounds: what is refused, and what ends when its time is over."""
+    """Limits on requests, connections and times."""
 
     max_body_size: int = setting(4 * 2**20, integer(low=1024), "The most bytes of a request's body.")
     max_header_size: int = setting(
@@ -165,7 +165,7 @@ class WatchSettings:
 
 @attrs.frozen(kw_only=True)
 class BatchSettings:
-    """Where files and batches of clients are kept, and how much of them."""
+    """The folder of clients' files and batches, and its limits."""
 
     batch_dir: str | None = optional(
         text("FOLDER"),

@@ -67,7 +67,7 @@ def switch(summary: str, *, default: bool = False) -> Any:
 
 
 def optional(kind: ValueKind, summary: str, word: str = "auto") -> Any:
-    """Declare one that is None if no source names it; as text `word` stands for that."""
+    """Declare one that is None if no source names it; `word` is the text for None."""
     return setting(None, or_none(kind, word), summary)
 
 
@@ -110,7 +110,7 @@ LEFT_OUT: Final[dict[str, str]] = {}
 
 
 def load_extensions(group: str, read: Callable[[str, Any], T]) -> dict[str, T]:
-    """By name, what `read` makes of each entry point's name and object."""
+    """By name, the result of `read` for each entry point's name and object."""
     found = {}
     for each in sorted(importlib.metadata.entry_points(group=group)):
         try:

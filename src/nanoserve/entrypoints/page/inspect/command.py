@@ -154,4 +154,4 @@ class _Answer(BaseHTTPRequestHandler):
         self.wfile.write(self.server.document)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: there is one reader, who sees what he gets."""
+        """Log nothing: the only reader sees the page."""

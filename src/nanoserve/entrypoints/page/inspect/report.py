@@ -29,7 +29,7 @@ class BundleError(NanoserveError):
 
 
 def bundle(modules: Mapping[str, str], entry: str) -> str:
-    """One script that does what the module `entry` does; modules by their absolute paths."""
+    """One script with the effect of the module `entry`; modules by their absolute paths."""
     imports: dict[str, list[str]] = {}
     waiting = [(entry, "")]
     while waiting:
@@ -64,7 +64,7 @@ def _resolve(importer: str, target: str) -> str:
 
 
 def _bind(found: re.Match[str], number: int) -> str:
-    """The replacement of an import: the same names, taken from what the other module returned."""
+    """The replacement of an import: the same names, taken from the other module's result."""
     names, space, _ = found.groups()
     if space is not None:
         return f"const {space} = module{number};"
@@ -85,7 +85,7 @@ def make_report(
     *,
     caption: str | None = None,
 ) -> bytes:
-    """The file; without a caption it says what was recorded when. Its policy lets a browser run and apply what is in it, and load nothing from anywhere.
+    """The file; without a caption it says what was recorded when. Its policy lets a browser run and apply its own content, and load nothing.
 
     Raises `TraceError` if the trace is too long for a page.
     """
@@ -119,7 +119,7 @@ def _lines(header: TraceHeader, records: Iterable[TraceRecord], trace_format: Tr
 
 
 def _inside(element: str, text: str) -> str:
-    """The text, if it can stand in such an element and be the same for a browser."""
+    """The text, if a browser reads it unchanged in such an element."""
     for forbidden in (f"</{element}", "<!--", "\r"):
         if forbidden in text.lower():
             raise BundleError(f"what is to stand in <{element}> has {forbidden!r}")

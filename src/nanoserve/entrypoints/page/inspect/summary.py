@@ -41,7 +41,7 @@ class TraceSummary:
             raise TraceError(f"its records contradict each other: {type(error).__name__} {error}") from error
 
     def _start(self, snapshot: trace.Snapshot, living: Iterable[trace.TracedSequence] | None) -> None:
-        """The beginning, or the books after a part that was left out: those that lived before are not counted again."""
+        """The beginning, or the state after a missing part: sequences that lived before are not counted again."""
         if living is not None:
             self.counts["interruptions"] += 1
         before, found = (
