@@ -1,5 +1,7 @@
-"""Published model shapes by name: `shape:llama-3.2-1b` is that model with random weights. Speed depends on a model's shape and not on its weights' values, so benchmarks need no download. The numbers are those
-of each model's published config.json, and stand in `shapes.json`; what a config leaves out is the default of transformers.
+"""Published model shapes by name: `shape:llama-3.2-1b` is that model with random weights.
+
+Speed depends on a model's shape and not on its weights' values, so benchmarks need no download. The numbers are those of each
+model's published config.json, and stand in `shapes.json`; what a config leaves out is the default of transformers.
 """
 
 from __future__ import annotations

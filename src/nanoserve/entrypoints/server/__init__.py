@@ -1,1 +1,1 @@
-"""The server as a process: its sockets, its start and what that says, its signals and its end."""
+"""The server as a process: its sockets, its start and start-up report, its signals and its end."""

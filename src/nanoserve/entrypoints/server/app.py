@@ -1,4 +1,4 @@
-"""The application: every route, what is injected into the handlers, and the layers around them."""
+"""The application: every route, the dependencies of handlers, and the layers around them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_SHAPES: Final[Shapes] = {}
 
 @attrs.define(kw_only=True, eq=False)
 class Server:
-    """The objects that routes are served with.
+    """The objects that routes use.
 
     Attributes:
         feed: the engine's steps, for viewers; `redaction` takes the words out of them, if it is not None.
@@ -155,7 +155,7 @@ class Server:
         )
 
     def start_batches(self, rows: int) -> None:
-        """Go on with batches, if there are any, over an engine of this many rows."""
+        """Continue batches, if there are any, over an engine of this many rows."""
         if self.batches is not None:
             asked = [each for each in ROUTES if each.paths & {*ENDPOINTS}]
             self.batches.start(asking(self.unguarded(asked)), rows)
@@ -232,7 +232,7 @@ def make_app(server: Server) -> AccessLog:
 
 
 def make_member_app(server: Server, main: ASGIApp) -> ASGIApp:
-    """The application of one HTTP process of several: it answers what needs no memory, and `main` all the rest."""
+    """The application of one HTTP process of several: it answers stateless routes, and `main` all others."""
     own = server.for_clients(MEMBER_ROUTES)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 16 << 30
 
 
 class LoadLoraBody(msgspec.Struct, kw_only=True):
-    """The body of `POST /v1/load_lora_adapter`; `load_inplace` lets a name that is taken stand for new numbers."""
+    """The body of `POST /v1/load_lora_adapter`; `load_inplace` lets a used name have new weights."""
 
     lora_name: str
     lora_path: str

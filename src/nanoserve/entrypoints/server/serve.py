@@ -99,7 +99,7 @@ def _check_processes(listen: ListenSettings, engine: EngineSettings) -> None:
 async def run_server(
     settings: serving.Serving, keys: KeyRing, bound: Bound, announce: Announce, signals: serving.Signals
 ) -> None:
-    """Start, serve until a signal comes, finish what was accepted, and stop in the opposite order."""
+    """Start, serve until a signal comes, finish accepted requests, and stop in the opposite order."""
     watch = Stopwatch()
     with signals.caught():
         structlog.get_logger().info(
@@ -117,7 +117,7 @@ async def run_server(
 
 
 class _Running:
-    """A server from its start to its drain; what `startup` begins, its `shutdown` ends, the last begun first."""
+    """A server from its start to its drain; `shutdown` ends the parts that `startup` began, the last first."""
 
     def __init__(
         self, settings: serving.Serving, keys: KeyRing, bound: Bound, folder: str, signals: serving.Signals
@@ -173,7 +173,7 @@ class _Running:
         )
 
     async def main_loop(self) -> None:
-        """Serve until a signal comes, and then until what was accepted is finished, or the time for that is over."""
+        """Serve until a signal comes, and then until accepted requests are finished, or the time for that is over."""
         await self._signals.leave.wait()
         await self._server.stop_batches()
         patience = self._settings.serve.listen.drain_timeout

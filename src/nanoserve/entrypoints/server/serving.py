@@ -1,4 +1,4 @@
-"""The parts that every HTTP process of a server is made of, and what it was started with."""
+"""The parts of every HTTP process of a server, and its settings."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _POLL: Final = 0.02
 async def drain(server: Server, living: Callable[[], int], *, patience: float, now: asyncio.Event) -> bool:
     """See `until_idle`. From the first moment on `/readyz` and every new order are answered with 503.
 
-    A paused engine goes on, so that what waits for it is answered. One that cannot is not waited for.
+    A paused engine is resumed, so that waiting requests are answered, unless it cannot be resumed.
     """
     server.health.is_draining = True
     service = server.service
@@ -120,7 +120,7 @@ _FAREWELL: Final = 2
 
 
 class HttpServer:
-    """One application on some sockets; it counts what it turns away (`rejected`), and its open `connections`, by itself unless others count them too."""
+    """One application on some sockets; it counts refusals (`rejected`) and open `connections`, by itself unless others share the count."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class HttpServer:
         await self._server.shutdown(self._sockets)
 
     async def stop(self, *, now: bool = False, patience: float = _FAREWELL) -> None:
-        """Close what listens, let what is being sent end within `patience` (not if `now`), and return when all is closed."""
+        """Stop listening, let answers end within `patience` (not if `now`), and return when all is closed."""
         self._server.config.timeout_graceful_shutdown = math.ceil(patience)
         self._server.should_exit = True
         self._server.force_exit = now

@@ -62,8 +62,8 @@ _EVERYWHERE: Final = {"0.0.0.0", "::"}  # noqa: S104 - to warn of them
 def listening_sockets(settings: ListenSettings) -> Iterator[list[list[socket.socket]]]:
     """The sockets for clients, a group for each HTTP process. Raises `StartError`.
 
-    On an address every process has a socket of its own, and the system spreads connections evenly; what waits at the socket of a
-    process that has died waits for the one that takes its place. A Unix socket is the same one for all.
+    On an address every process has a socket of its own, and the system spreads connections evenly; connections at the socket of a
+    dead process wait for its successor. A Unix socket is the same one for all.
     """
     count = settings.http_workers
     if settings.uds is not None:

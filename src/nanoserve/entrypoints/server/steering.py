@@ -1,7 +1,7 @@
-"""Routes by which a trainer steers the engine, under vLLM's names; they are served where the operator turns them on.
+"""Routes by which a trainer steers the engine, under vLLM's names; the operator turns them on.
 
-They change what every client is answered, so they can have a key of their own. Without one they are for programs of this machine
-alone: no page in a browser may call them, which says where it is from.
+They change every client's answers, so they can have a key of their own. Without one they are for programs of this machine alone:
+no page in a browser may call them, because its request names its origin.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def pause(
 
 
 def _check_staying(health: Health) -> None:
-    """Raises `DrainingError` if what runs is being finished, which would then wait for ever."""
+    """Raises `DrainingError` if the server drains, because running requests would wait for ever."""
     if health.is_draining:
         raise DrainingError("the server is shutting down, and finishes what it has accepted", retry_after=5)
 
@@ -75,11 +75,11 @@ async def is_paused(engine: Engine) -> dict[str, bool]:
 
 
 ABANDONED: Final = 60.0
-"""Seconds after which an update that nobody continues with gives way to the next one."""
+"""Seconds after which an update without requests gives way to the next one."""
 
 
 def check_access(access: AccessSettings, *, max_loras: int) -> None:
-    """Raise `BadValueError` for a setting of trainers that lacks what it needs."""
+    """Raise `BadValueError` for a setting of trainers that lacks another one."""
     for name in ("steering_key", "weight_dir"):
         if getattr(access, name) and not access.steering:
             raise BadValueError(name, "is for trainers; give --steering too")
@@ -111,7 +111,7 @@ class WeightTransfer:
             raise BadValueError("weight_dir", _NO_FOLDER)
 
     def start(self, *, partial: bool) -> None:
-        """Open an update. Raises `ConflictError` while another one goes on, and what `check` does."""
+        """Open an update. Raises `ConflictError` while another one is open, and the errors of `check`."""
         self.check()
         if self.lock.locked() or (self._last is not None and self._now() - self._last < ABANDONED):
             raise ConflictError(
@@ -126,7 +126,7 @@ class WeightTransfer:
         return facts is not None and facts.device == "cuda"
 
     async def read(self, source: str | tuple[SharedTensor, ...]) -> None:
-        """Read one more folder, or some tensors; what is wrong with it ends the update."""
+        """Read one more folder, or some tensors; an error ends the update."""
         async with self.lock:
             order = self._take()
             if not isinstance(source, str):
@@ -140,7 +140,7 @@ class WeightTransfer:
             self._last, self._next = self._now(), attrs.evolve(order, anew=False)
 
     async def finish(self, body: TransferBody) -> None:
-        """Let the engine have what was read, under the name that the body gives it.
+        """Give the engine the weights that were read, under the name in the body.
 
         Raises `ConflictError` if that cannot be now, as while requests run; the update stays open.
         """
@@ -206,7 +206,7 @@ async def transfer_body(request: Request[Any, Any, Any]) -> TransferBody:
 
 @post("/init_weight_transfer_engine", status_code=200, include_in_schema=False)
 async def init_weight_transfer_engine(asked: Asked, transfer: Transfer) -> dict[str, str]:
-    """Nothing is needed for folders and handles; what only NCCL needs is refused."""
+    """Folders and handles need nothing; arguments that only NCCL needs are refused."""
     _refuse_others("init_info", asked.init_info, ())
     transfer.check()
     return {"message": "Weight transfer initialized"}
@@ -247,14 +247,14 @@ async def update_weights(asked: Asked, transfer: Transfer) -> dict[str, str]:
 
 @post("/finish_weight_update", status_code=200, include_in_schema=False)
 async def finish_weight_update(asked: Asked, transfer: Transfer) -> WeightInfo:
-    """Compute with what was read from now on, all of it or, with an error, nothing."""
+    """From now on, compute with all weights that were read, or with none after an error."""
     await transfer.finish(asked)
     return transfer.info
 
 
 @get("/weight_info", include_in_schema=False)
 async def weight_info(transfer: Transfer) -> WeightInfo:
-    """Version 0 is what the engine was started with."""
+    """Version 0 has the weights of the start."""
     return transfer.info
 
 
@@ -289,7 +289,7 @@ def _shared(info: Mapping[str, Any]) -> tuple[SharedTensor, ...]:
 
 @post("/sleep", status_code=200, include_in_schema=False, guards=[only_query("level")])
 async def sleep(engine: Engine, health: ServerHealth, level: FromQuery[int] = 1) -> dict[str, bool]:
-    """Free memory once the steps in flight are home; requests wait, and are computed again from where they were asked."""
+    """Free memory once no step is in flight; requests wait, and are computed again from their beginning."""
     _check_staying(health)
     await engine.steer(Sleep(level))
     structlog.get_logger().info("the engine sleeps", level=level)

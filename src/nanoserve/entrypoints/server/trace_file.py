@@ -1,8 +1,8 @@
-"""The step log of a server on disk: one more viewer, which writes down what it sees.
+"""The step log of a server on disk: one more viewer, which writes the log.
 
-A disk that is slow, full or gone costs the log and nothing else: what cannot be written in time is left out, and the
-log goes on at a snapshot. It is written in daemon threads, because a write that blocks for ever cannot be ended, and the
-process would wait at its end for any other thread.
+A disk that is slow, full or gone costs the log and nothing else: parts that cannot be written in time are left out, and the log
+continues at a snapshot. It is written in daemon threads, because a write that blocks for ever cannot be ended, and the process
+would wait at its end for any other thread.
 """
 
 from __future__ import annotations

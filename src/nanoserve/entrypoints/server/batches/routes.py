@@ -88,7 +88,7 @@ class _UploadForm:
         self._texts: dict[str, bytes] = {"purpose": b""}
 
     async def read(self, request: Request[Any, Any, Any], target: BinaryIO) -> None:
-        """Write its file; raises `RequestError` or `BadValueError` for what is not such a form."""
+        """Write its file; raises `RequestError` or `BadValueError` for a malformed form."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != "multipart/form-data":
             message = "The content type must be multipart/form-data."

@@ -1,6 +1,6 @@
-"""Batches under way: their lines are asked as requests that can wait, and answers are written down once each.
+"""Running batches: their lines become requests that can wait, and each answer is written once.
 
-A batch goes on where its record and its answers say that it is, so a server that is killed loses what was in flight and nothing else.
+A batch continues from its record and its answers, so a killed server loses only requests in flight.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_LINES: Final = 50_000
 _MOST_ERRORS: Final = 100
 _GROUP: Final = 256
 _PERIOD: Final = 1.0
-"""Seconds between two looks at what has expired, and between two tries of what the disk has refused."""
+"""Seconds between two checks for expired batches, and between two tries after a disk error."""
 _SCOPE: Final = {
     "type": "http",
     "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -55,7 +55,7 @@ class _StoppedError(Exception):
 
 @attrs.define(eq=False)
 class _Run:
-    """A batch under way; nothing more of it is asked once `stop` is set, and `waits` says what its folder refuses."""
+    """A running batch; it sends no more lines once `stop` is set, and `waits` has the error of its folder."""
 
     owner: str
     batch: store.Batch
@@ -92,7 +92,7 @@ class BatchService:
         self._watching: asyncio.Task[None] | None = None
 
     def start(self, ask: Ask, rows: int) -> None:
-        """Go on with what has not ended; the engine has so many rows."""
+        """Continue unfinished batches; the engine has this many rows."""
         self._ask = ask
         self._slots = asyncio.Semaphore(self.settings.batch_lines or rows)
         for owner, batch in self.folder.living:
@@ -100,7 +100,7 @@ class BatchService:
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        """Let go of what is in flight, which the next server asks again; idempotent."""
+        """Drop requests in flight, which the next server sends again; idempotent."""
         self._ask = None
         tasks = [self._watching, *(run.task for run in self._runs.values())]
         await end(*[each for each in tasks if each is not None])
@@ -187,7 +187,7 @@ class BatchService:
             del self._runs[batch.id]
 
     async def _go_on(self, run: _Run) -> None:
-        """Do what its status asks for; may be called again after any error."""
+        """Do the work of its status; may be called again after any error."""
         if run.batch.status == "validating":
             await self._validate(run)
         if run.batch.status == "in_progress":
@@ -251,7 +251,7 @@ class BatchService:
             self.num_asked -= 1
 
     async def _end(self, run: _Run) -> None:
-        """Make files of the answers; what a kill interrupts here is done again."""
+        """Make files of the answers; after a kill this is done again."""
         is_cancelled = run.batch.status == "cancelling"
         if not is_cancelled:
             await self._become(run, "finalizing")
@@ -297,7 +297,7 @@ class BatchService:
         await self._insist(run, functools.partial(self.save, run.owner, run.batch))
 
     async def _insist(self, run: _Run, write: Callable[[], Awaitable[None]]) -> None:
-        """Do what the folder may refuse, until it does not; the batch says meanwhile what it waits for."""
+        """Retry an operation on the folder until it succeeds; meanwhile the batch shows the error."""
         while True:
             try:
                 await write()
@@ -333,7 +333,7 @@ def _count(batch: store.Batch, good: batch_lines.AnswersFile, bad: batch_lines.A
 
 
 def _check(path: pathlib.Path, url: str) -> tuple[int, list[store.BatchError]]:
-    """Count the lines of a file, and say what is wrong with its lines."""
+    """Count the lines of a file, and list the errors of its lines."""
     count = 0
     errors: list[store.BatchError] = []
     with path.open("rb") as file:

@@ -71,7 +71,7 @@ class BatchErrors(Struct, tag_field="object", tag="list"):
 
 
 class RequestCounts(Struct):
-    """Lines of a batch: all of them, and those that are answered with what they asked for or with an error."""
+    """Lines of a batch: all, successful ones, and failed ones."""
 
     total: int = 0
     completed: int = 0
@@ -112,7 +112,7 @@ RecordT = TypeVar("RecordT", FileObject, Batch)
 
 
 def make_id(kind: str) -> str:
-    """An id that nobody can guess, and that comes behind those made before."""
+    """An id that cannot be guessed, and that sorts after earlier ones."""
     return f"{kind}{time.time_ns():016x}{secrets.token_hex(12)}"
 
 
@@ -175,7 +175,7 @@ class BatchFolder:
         return path.stat().st_size if path.exists() else None
 
     def _check(self) -> None:
-        """Raises `OSError` if the folder is gone, or an empty one stands in its place, as where a mount is missing."""
+        """Raises `OSError` if the folder is gone, or is empty because a mount is missing."""
         (self._root / "lock").stat()
 
     def write(self, owner: str, record_id: str, state: bytes) -> None:
@@ -213,7 +213,7 @@ class BatchFolder:
 
     @contextlib.asynccontextmanager
     async def receiving(self, path: pathlib.Path) -> AsyncIterator[BinaryIO]:
-        """As `writing`, for what comes piece by piece; the end, which takes long, is for a thread."""
+        """As `writing`, for content in pieces; the end takes long, so a thread does it."""
         with contextlib.ExitStack() as stack:
             yield stack.enter_context(self.writing(path))
             await finished(asyncio.to_thread(stack.pop_all().close))
@@ -243,7 +243,7 @@ def disk_code(error: OSError) -> str:
 
 @contextlib.contextmanager
 def telling_of_the_disk() -> Iterator[None]:
-    """Tell a client what the disk has refused."""
+    """Report a disk error to a client."""
     try:
         yield
     except OSError as error:

@@ -1,1 +1,1 @@
-"""The service over HTTP: Litestar routes for every protocol, and what guards, counts and logs them."""
+"""The service over HTTP: Litestar routes for every protocol, with guards, counters and logs."""

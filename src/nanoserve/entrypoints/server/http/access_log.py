@@ -77,7 +77,7 @@ class _Exchange:
         return self.send(message)
 
     def line(self) -> dict[str, Any]:
-        """The fields of its line in the log; None for what is unknown."""
+        """The fields of its line in the log; None for unknown ones."""
         scope, facts = self.scope, self.facts
         line: dict[str, Any] = {
             "method": scope["method"],
@@ -104,7 +104,7 @@ class _Exchange:
 
 
 class AccessLog:
-    """Writes the line, and counts what was refused and the clients that left. Prompts, answers and keys are never written.
+    """Writes the line, and counts refusals and clients that left. Prompts, answers and keys are never written.
 
     Requests for the `quiet` paths and for the probes are written at the level `debug`.
     """

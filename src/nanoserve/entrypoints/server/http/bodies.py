@@ -33,7 +33,7 @@ BYTES_PER_PART: Final = 64
 BYTES_PER_ITEM: Final = 16
 """Bytes for each member or item, such as the number of a token."""
 MAX_EXTREME: Final = 1_000
-"""Numbers that are very large, small or long, of which each takes some hundred times as long as another one."""
+"""Numbers that are very large, small or long; each takes some hundred times as long as others."""
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
@@ -45,7 +45,7 @@ _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MOST_SHOWN: Final = 16
 _BROWSERS: Final = frozenset({"origin", "sec-fetch-site"})
-"""Headers that browsers send with what pages ask for."""
+"""Headers that browsers send with requests of pages."""
 _PLACE: Final = re.compile(r"^(?P<reason>.*) - at (?:`key` in )?`\$\.?(?P<path>.*)`$", re.DOTALL)
 _KINDS: Final = {
     "array": "a list",
@@ -67,10 +67,9 @@ async def read_body(
 ) -> StructT:
     """The body as `kind`; raises `RequestError` (415, 400) or `BadValueError` that names the field at fault.
 
-    The size is bounded by the app (413). What is not supported is refused; unknown fields are warned of, or refused where the
-    server is strict. With
-    `any_type` the content type may be any where no browser asks: a page of another site can send a body of another type
-    without asking first, and its browser always says where it is from.
+    The size is bounded by the app (413). Unsupported values are refused; unknown fields are logged, or refused if the server is
+    strict. With `any_type` the content type may be any where no browser asks: a page of another site can send a body of another
+    type without asking first, and its browser always says where it is from.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise RequestError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
@@ -258,7 +257,7 @@ def _in_english(reason: str) -> str:
 
 
 def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
-    """Raise `BadValueError` for the first field, of structs inside too, that asks for what this server cannot do."""
+    """Raise `BadValueError` for the first field, of structs inside too, with an unsupported value."""
     for name, found in _refusable(type(body)).items():
         value = getattr(body, name)
         if found is None:
@@ -274,7 +273,7 @@ def refuse_unsupported(body: msgspec.Struct, path: str = "") -> None:
 
 @functools.cache
 def _refusable(body: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...] | None]:
-    """The fields that may be refused, with what they may hold; None for those with structs inside that have such fields."""
+    """The fields that may be refused, with their accepted values; None for those with structs inside that have such fields."""
     hints, marks = typing.get_type_hints(body), support(body)
     fields = {name: mark for name, mark in marks.items() if isinstance(mark, tuple)}
     inside = {name for name, hint in hints.items() if any(map(_has_refusable, parts_of(hint)))}
@@ -286,7 +285,7 @@ def _has_refusable(kind: Any) -> bool:
 
 
 def _places(value: Any) -> list[tuple[str, msgspec.Struct]]:
-    """The structs of a list, and where in it they stand."""
+    """The structs of a list, with their places."""
     items = value if isinstance(value, list) else ()
     return [(f"[{place}]", each) for place, each in enumerate(items) if isinstance(each, msgspec.Struct)]
 

@@ -1,7 +1,7 @@
-"""From an exception to what the client sees: a status, headers, and `{"error": {...}}` in the shape of OpenAI's API.
+"""Turns an exception into the client's error: a status, headers, and `{"error": {...}}` in the shape of OpenAI's API.
 
-Every error passes through `classify`. Unexpected exceptions become a 500 whose message says nothing of them; they are
-logged here, with their traceback.
+Every error passes through `classify`. Unexpected exceptions become a 500 without their message; they are logged here, with their
+traceback.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def error_response_in(
 
 
 def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
-    """The problem, where it is a route that other servers have with what is missing here."""
+    """The problem of a route that other servers have, with the feature that is missing here."""
     if (problem.status, problem.code) != (404, "not_found"):
         return problem
     if not keeps_files and f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
@@ -221,7 +221,7 @@ def _classify_litestars(error: Exception) -> Problem | None:
 
 
 def _wrong(request: Request[Any, Any, Any], name: str) -> str:
-    """A message of what a parameter must be, as its route declares it, and what came."""
+    """A message with the declaration of a parameter, and the value that came."""
     given = request.query_params.get(name)
     if given is None:
         return f"{name}: is required"

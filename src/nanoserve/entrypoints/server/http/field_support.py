@@ -1,8 +1,8 @@
 """Support of each field of a request: it is served, refused by name, or accepted because it changes nothing here.
 
-A body is the table of its protocol: a field that is declared without a mark is served, `only` marks what is refused, and
-`harmless` what is accepted without effect, with the reason. `FIELDS` has the marks of all protocols, because clients send
-the fields of one to another; a body that serves one of them declares it. No known field is ignored in silence.
+A body is the table of its protocol: a field that is declared without a mark is served, `only` marks refused values, and
+`harmless` accepted fields without effect, with the reason. `FIELDS` has the marks of all protocols, because clients send the
+fields of one to another; a body that serves one of them declares it. No known field is ignored in silence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def only(*harmless: Any) -> msgspec.Meta:
 
 
 def harmless(reason: str) -> msgspec.Meta:
-    """The mark of a field that may hold any value, none of which changes anything."""
+    """The mark of a field whose value changes nothing."""
     return msgspec.Meta(description=f"Accepted without effect: {reason}.", extra={_REASON: reason})
 
 
@@ -149,7 +149,7 @@ _REQUEST_FIELDS: Final[Mapping[str, Any]] = {
 
 
 def sampling_body(api: Api) -> Callable[[type[BodyT]], type[BodyT]]:
-    """Add to a body every field that it does not declare itself; what the protocol does not take is refused by name."""
+    """Add to a body every parameter that it does not declare; those that the protocol does not accept are refused by name."""
 
     def complete(body: type[BodyT]) -> type[BodyT]:
         fields = dict(_REQUEST_FIELDS)
@@ -165,7 +165,7 @@ def sampling_body(api: Api) -> Callable[[type[BodyT]], type[BodyT]]:
 
 
 def _described(parameter: Parameter) -> msgspec.Meta:
-    """Its meaning and range for readers of the schema; `SamplingParams` is what checks them."""
+    """Its meaning and range for readers of the schema; `SamplingParams` checks them."""
     schema: dict[str, Any] | None = None
     if parameter.kind in (Kind.NUMBER, Kind.INTEGER):
         low = "exclusiveMinimum" if parameter.above else "minimum"

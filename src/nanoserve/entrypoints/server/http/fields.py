@@ -1,4 +1,4 @@
-"""The fields of requests that protocols share, each read here and nowhere else.
+"""The fields of requests that protocols share, each read only here.
 
 What to sample is made from `PARAMETERS`, of which each protocol calls some by names of its own; reasoning, tools and formats
 are checked here in the shapes that clients write them in; `make_order` puts it all together.
@@ -83,7 +83,7 @@ def check_openai(body: Any) -> dict[str, Any]:
 
 
 def requested_logprobs(logprobs: bool | None, top_logprobs: int | None, most: int) -> int | None:
-    """How many likeliest tokens are reported beside each one; None if no log-probabilities are."""
+    """The number of likeliest tokens that are reported beside each one; None if no log-probabilities are."""
     check_logprobs("top_logprobs", top_logprobs, most)
     if top_logprobs and not logprobs:
         raise BadValueError("top_logprobs", "needs `logprobs: true`")

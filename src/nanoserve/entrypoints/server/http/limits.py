@@ -1,4 +1,4 @@
-"""Limits of one connection: how much it may send, how long it may take, and how long it may leave answers unread.
+"""Limits of one connection: the size and time of requests, and the time that answers may stay unread.
 
 uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size of headers, nor the
 time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that stop reading, nor
@@ -121,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. It may have left, or wait for its answer: only what is sent to it tells."""
+        """The client sends no more. It may have left, or wait for its answer: only sending to it shows which."""
         if self._hang_up is not None:
             return True
         if not self._owes_answers() or self.cycle.scope["http_version"] != "1.1" or sys.platform != "linux":
@@ -133,7 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Count what arrives; what comes after a refusal is not read."""
+        """Count arriving bytes; bytes after a refusal are not read."""
         if self._verdict is not None:
             return
         self._received += len(data)
@@ -189,7 +189,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - our own message says more
-        """Answer what never became a request, in the shape of every other error."""
+        """Answer bytes that are no request, in the shape of every other error."""
         problem = self._verdict = self._verdict or _MALFORMED
         self._expect_nothing()
         self._rejected.add(problem.code or _MALFORMED_CODE)

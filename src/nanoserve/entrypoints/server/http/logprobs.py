@@ -14,7 +14,7 @@ Token = Callable[[int], tuple[str, bytes]]
 """The text and the bytes of a token."""
 
 _LOWEST: Final = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""The number for minus infinity, which JSON does not have."""
 
 
 class LikelyToken(msgspec.Struct):

@@ -1,6 +1,6 @@
 """The gate: every route but the probes and the page needs a key, and the Host header of a server without keys is checked.
 
-It stands in front of the router, so a route that is added later, or does not exist, cannot be left open by mistake. Around it
+It is in front of the router, so no later or missing route is left open by mistake. Around it
 stands what answers web pages of other origins: Litestar has this too, but inside its application, and preflight requests have no
 key, and refusals need the headers as well.
 """
@@ -108,7 +108,7 @@ def _digest(key: str) -> bytes:
 
 
 ANONYMOUS: Final = b""
-"""The digest that stands for clients of a server without keys."""
+"""The digest of all clients of a server without keys."""
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health"})
 _READING: Final = frozenset({"GET", "HEAD"})
 CLIENT_KEY: Final = "nanoserve_client"
@@ -126,7 +126,7 @@ class OwnKeys:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Gate:
-    """Lets a request through to `app` with the client that its key stands for.
+    """Passes a request to `app` with the client of its key.
 
     Attributes:
         anonymous: the key of every client of a server without keys.
@@ -284,7 +284,7 @@ def read_keys(settings: AccessSettings, classes: Iterable[str] = (DEFAULT_CLASS,
 
 
 def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
-    """The keys that steering wants. Raises `BadValueError` if clients have keys and it has none, or one of theirs."""
+    """The keys that steering accepts. Raises `BadValueError` if clients have keys and it has none, or one of theirs."""
     found = KeyRing(
         [ApiKey(digest=_digest(each.value), client=Client(name="steering")) for each in settings.steering_key]
     )

@@ -63,7 +63,7 @@ async def unless(event: Awaitable[object], work: Awaitable[T], error: type[Excep
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait until they are gone; what they raise is dropped."""
+    """Cancel tasks and wait until they are gone; their errors are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -90,7 +90,7 @@ def error_frame(error: Exception) -> bytes:
 
 
 class TextFrames:
-    """The frames of pieces that add nothing but text, of which all but the text stays the same.
+    """The frames of pieces that only add text; everything except the text stays the same.
 
     Args:
         frame: makes such a frame from the choice's index and the text, behind which nothing varies.

@@ -29,7 +29,7 @@ Vectors = tuple[list[tuple[float, ...]], int]
 
 @attrs.frozen
 class Pooler:
-    """Has texts pooled for one request; `name` is what that calls them."""
+    """Pools texts for one request; `name` is the request's name for them."""
 
     context: RequestContext
     body: msgspec.Struct
@@ -69,7 +69,7 @@ class Pooler:
     async def embed(
         self, texts: Sequence[str | tuple[int, ...]], dimensions: int | None, prompt_name: str | None = None
     ) -> tuple[list[list[float]], int]:
-        """The vectors of texts or token ids as clients get them, and the tokens of all; `prompt_name` says what they are."""
+        """The vectors of texts or token ids as clients get them, and the tokens of all; `prompt_name` is their kind."""
         spec = self.spec(Task.EMBED)
         spec.check_dimensions(dimensions)
         before = spec.prompt(prompt_name)

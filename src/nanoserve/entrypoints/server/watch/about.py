@@ -1,4 +1,4 @@
-"""The server's description of itself, `/version`, `/server_info` and `/model_info`; and what administrators may ask of it."""
+"""The server's description of itself, `/version`, `/server_info` and `/model_info`; and the commands of administrators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Version(msgspec.Struct):
 
 
 class WorldSize(msgspec.Struct):
-    """How many processes compute the model."""
+    """The number of processes that compute the model."""
 
     world_size: int
 

@@ -15,7 +15,7 @@ from nanoserve.ports.driving import EngineClient, EngineStatus
 
 @attrs.define(kw_only=True, eq=False)
 class Health:
-    """Answers from what is known already; asks no other process and never waits.
+    """Answers from known state; asks no other process and never waits.
 
     Attributes:
         stall_timeout: seconds without a sign of life, or with work and without a step, that mean trouble.

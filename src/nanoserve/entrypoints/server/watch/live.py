@@ -1,4 +1,4 @@
-"""`/live`: what the engine does, as server-sent events, for as long as a viewer stays.
+"""`/live`: the engine's steps as server-sent events, while a viewer stays.
 
 Three kinds of events: `status` twice per second, and with steps also `header`, the first line of the step log, and
 `trace`, an array of its records. docs/trace.md has their fields.
@@ -51,7 +51,7 @@ class LiveBlocks(msgspec.Struct):
 
 
 class LiveStatus(msgspec.Struct, kw_only=True):
-    """The server at one moment; counts go on when the engine is started again.
+    """The server at one moment; counts continue when the engine is restarted.
 
     Attributes:
         status: of the engine; `open` says whether requests are taken, `draining` whether the server is leaving.
@@ -83,7 +83,7 @@ class LiveStatus(msgspec.Struct, kw_only=True):
 
 @attrs.define(kw_only=True, eq=False)
 class Live:
-    """Serves viewers. They are not requests: nothing waits for them, and they end with the server.
+    """Serves viewers. Nothing waits for them, and they end with the server.
 
     Attributes:
         ping_interval: seconds of silence after which a stream says that it is alive.

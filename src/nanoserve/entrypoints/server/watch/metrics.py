@@ -210,7 +210,7 @@ def _by(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
 
 
 def _memory(engine: int | None, members: Iterable[int]) -> dict[str, float]:
-    """Bytes by what a process is for; of several HTTP processes together. A process that has ended has none."""
+    """Bytes by the purpose of a process, summed over HTTP processes. A process that has ended has none."""
     own = psutil.Process().pid
     found = {"http": sum(_resident(each) for each in (own, *filter(None, members)))}
     if engine is not None and engine != own and (resident := _resident(engine)):

@@ -96,7 +96,7 @@ def _bodies(paper: Litestar) -> list[tuple[str, str, type[msgspec.Struct]]]:
 
 
 def _complete(operation: dict[str, Any], path: str, error: dict[str, Any]) -> None:
-    """Add what every route shares: who may call it, and how it fails."""
+    """Add the common part of routes: the keys that may call it, and its errors."""
     responses = operation.setdefault("responses", {})
     if path in OPEN_PATHS:
         responses["503"] = {**responses["200"], "description": "Not now"}

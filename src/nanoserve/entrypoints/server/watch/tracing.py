@@ -41,7 +41,7 @@ class Tracing:
                 span.end(end_time=_wall(end))
 
     def close(self) -> None:
-        """Send what is left; blocks for a few seconds at most."""
+        """Send the remaining spans; blocks for a few seconds at most."""
         self._provider.force_flush(_FAREWELL_MS)
         self._provider.shutdown()
 

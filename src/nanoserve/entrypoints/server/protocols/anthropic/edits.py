@@ -27,7 +27,7 @@ _KEPT_USES: Final = 3
 async def edited(
     body: CountTokens, prompt: Conversation, service: TextService
 ) -> tuple[Conversation, list[AppliedEdit] | None]:
-    """The conversation as it is rendered, and what was left out; None if nobody asks for that. Raises `BadValueError`."""
+    """The conversation as it is rendered, and the parts left out; None if nobody asks for that. Raises `BadValueError`."""
     if body.context_management is None:
         return prompt, None
     edits, applied = body.context_management.edits, []
@@ -66,7 +66,7 @@ async def _applied(
 
 
 def _without_thinking(edit: Edit, messages: Sequence[Message], where: str) -> tuple[list[Message], int]:
-    """Without the thinking of all turns but the last ones, and of how many turns that is."""
+    """Drop the thinking of all turns except the last ones; returns the number of changed turns."""
     thought = [place for place, each in enumerate(messages) if each.get("reasoning_content")]
     keep = edit.keep
     if keep == "all" or (isinstance(keep, Amount) and keep.type == "all"):
@@ -81,7 +81,7 @@ def _without_thinking(edit: Edit, messages: Sequence[Message], where: str) -> tu
 
 
 def _without_uses(edit: Edit, messages: Sequence[Message], where: str) -> tuple[list[Message], int]:
-    """Without what tools said except the last ones, and without the inputs that are to go too; and how many uses those are."""
+    """Drop all tool results except the last ones, and inputs if asked; returns the number of uses."""
     calls = {call["id"]: call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
     results = [place for place, each in enumerate(messages) if each["role"] == "tool"]
     old = results[: max(0, len(results) - _amount(edit.keep, _KEPT_USES, f"{where}.keep", _USES))]

@@ -67,7 +67,7 @@ async def create_message(
 
 @post("/v1/messages/count_tokens", status_code=200, **documented(wire.CountTokens))
 async def count_tokens(context: NamedDependency[RequestContext]) -> wire.TokenCount:
-    """How many tokens the prompt has."""
+    """The number of tokens of the prompt."""
     body = await context.read(wire.CountTokens)
     context.service.check_model(body.model)
     return await context.unless_left(_counted(body, context.service))
@@ -145,7 +145,7 @@ def read_format(body: wire.CountTokens) -> Format | None:
 
 
 def _check_continued(body: wire.CountTokens, content: str | list[dict[str, str]]) -> None:
-    """Refuse what Anthropic refuses of an answer that the client has begun."""
+    """Refuse beginnings of an answer that Anthropic refuses."""
     last = content if isinstance(content, str) else content[-1]["text"]
     if last != last.rstrip():
         raise BadValueError("messages", "end with an assistant's turn, which cannot end with white space")

@@ -1,4 +1,4 @@
-"""Threads of `/v1/messages`: conversations that the server keeps, so that a client sends what is new alone.
+"""Threads of `/v1/messages`: conversations that the server keeps, so that a client sends only new messages.
 
 As in Anthropic's beta of that name: `{"type": "create"}` keeps a conversation under the id of its answer, and `{"type": "continue",
 "previous_message_id": id}` continues from there, with the system prompt and the tools that it was created with. An answer may be
@@ -66,7 +66,7 @@ class Threading:
         store: ConversationStore,
         max_bytes: int,
     ) -> None:
-        """`max_bytes`: of what a thread has kept, where it is continued."""
+        """`max_bytes`: of the kept messages, when a thread is continued."""
         self.body = body
         self._sent = body.messages
         self._owner, self._store = owner, store
@@ -110,7 +110,7 @@ class Threading:
 
 
 def _continued(body: CreateMessage, thread: Thread) -> CreateMessage:
-    """With all that was said before; raises `RequestError` if it changes what is fixed."""
+    """The request with all earlier messages; raises `RequestError` if it changes a fixed field."""
     fixed = msgspec.json.decode(thread.fixed, type=_Fixed)
     for name in _Fixed.__struct_fields__:
         if getattr(body, name) not in (None, getattr(fixed, name)):

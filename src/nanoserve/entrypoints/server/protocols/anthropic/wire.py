@@ -21,7 +21,7 @@ from nanoserve.ports.sampling import Api
 
 @taking("citations signature data caller toolset_name", EARLIER)
 class ContentBlock(Struct, kw_only=True, omit_defaults=True):
-    """A part of a message: text, a tool's result, or of an earlier answer what was thought and called."""
+    """A part of a message: text, a tool's result, or the thinking and calls of an earlier answer."""
 
     type: str
     text: str | None = None
@@ -52,7 +52,7 @@ class Metadata(Struct, kw_only=True):
 
 
 class Thinking(Struct, kw_only=True):
-    """The wish to think, or not; `budget_tokens` bounds it, `display: omitted` leaves what was thought out of the answer."""
+    """Thinking on or off; `budget_tokens` bounds it, `display: omitted` leaves its text out of the answer."""
 
     type: str
     budget_tokens: int | None = None
@@ -61,7 +61,7 @@ class Thinking(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """How hard to think, and what the text must be."""
+    """The effort of thinking, and the format of the text."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
@@ -76,7 +76,7 @@ class Amount(Struct, kw_only=True):
 
 
 class Edit(Struct, kw_only=True):
-    """A rule for what is left out of a long conversation, and when; its type says which fields it has."""
+    """A rule for shortening a long conversation; its type says which fields it has."""
 
     type: str
     keep: Literal["all"] | Amount | None = None
@@ -197,7 +197,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageTokensDetails(Struct):
-    """How many of the generated tokens were thinking."""
+    """The number of generated tokens that were thinking."""
 
     thinking_tokens: int
 

@@ -27,13 +27,13 @@ _DELTAS: Final = {
 }
 """The name of each addition to a part, and the field of its text."""
 _SIGNATURE: Final = "nanoserve"
-"""Clients want one and send it back; what was thought needs no proof here."""
+"""Clients expect one and send it back; thinking needs no proof here."""
 
 OnEnd = Callable[[str, list[Part]], None]
 
 
 class MessageWriter:
-    """Writes one message (`Writer`) as blocks: text, thinking, calls. Nothing said is no block.
+    """Writes one message (`Writer`) as blocks: text, thinking, calls. Empty text is no block.
 
     Args:
         omits_thinking: whether thinking blocks come without what was thought.
@@ -244,7 +244,7 @@ class InputJson:
         self._has_members = False
 
     def push(self, text: str) -> str:
-        """The part of what was written so far that may be sent; the rest is kept."""
+        """The part of the written text that may be sent; the rest is kept."""
         self._written.append(text)
         text, place, sent = self._rest + text, 0, []
         while found := _NEXT[self._state].match(text, place):
@@ -263,7 +263,7 @@ class InputJson:
         return "".join(sent)
 
     def close(self) -> str:
-        """The text that makes an object of what was sent; empty if it is one, and where nothing was written."""
+        """The text that completes the sent text to an object; empty if it is one, or nothing was written."""
         written = "".join(self._written)
         if self._state == "end" or not written.strip():
             return ""

@@ -31,7 +31,7 @@ from nanoserve.ports.sampling import Api
 from nanoserve.ports.tool_calls import Tool
 
 API_VERSION: Final = "0.12.11"
-"""Version of the Ollama whose API this is: clients ask for it to learn what they may use."""
+"""The version of Ollama whose API this is: clients read it to know the supported features."""
 _STARTED: Final = datetime.now(UTC)
 _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -297,7 +297,7 @@ def _format(given: str | Mapping[str, Any] | None) -> Format | None:
 async def _continued(
     exchange: Sequence[int], conversation: Conversation, service: TextService
 ) -> tuple[int, ...]:
-    """An earlier exchange and what is said next; a token that begins every prompt is not repeated in the middle."""
+    """An earlier exchange and the next message; a token that begins every prompt is not repeated in the middle."""
     check_vocabulary("context", exchange, service.facts.vocab_size)
     beginning = await service.encode("")
     said = await service.render(conversation)

@@ -83,7 +83,7 @@ class EarlierCall(Struct, kw_only=True):
 
 
 class OllamaTurn(Struct, kw_only=True):
-    """One turn of a conversation; those of the role tool say what the tool `tool_name` said."""
+    """One turn of a conversation; those of the role tool have the result of the tool `tool_name`."""
 
     role: str
     content: str = ""
@@ -168,7 +168,7 @@ class Generated(OllamaAnswer, kw_only=True):
 
 
 class OllamaFunction(Struct, kw_only=True):
-    """A function that is called; arguments that are no object stand as a text in `arguments` of one."""
+    """A called function; arguments that are no object are a text in `arguments` of one."""
 
     index: int
     name: str

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: the model's turn in a conversation; and of its chunks what completions have too."""
+"""`POST /v1/chat/completions`: the model's turn in a conversation; and the parts of chunks that completions share."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class ChatWriter(ChunkWriter):
         )
 
     def _frames_of(self, event: Any) -> TextFrames:
-        """The frames of events like this one that stand alone in their pieces."""
+        """The frames of events like this one that are alone in their pieces."""
         key = type(event), getattr(event, "index", 0)
         if key not in self._frames:
             self._frames[key] = TextFrames(

@@ -97,7 +97,7 @@ PromptInput = str | tuple[int, ...]
 
 
 def count_prompts(prompt: str | Sequence[str | int | Sequence[int]]) -> int:
-    """How many there are, as the first element says; to be asked before all of them are read."""
+    """The number of prompts, as the first element shows; read before all of them are."""
     return 1 if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else len(prompt)
 
 

@@ -42,7 +42,7 @@ class DocumentText(msgspec.Struct):
 
 @refusing
 class RerankBody(_Scored, kw_only=True):
-    """The body of `POST /v1/rerank`; `instruction` says what makes a document an answer."""
+    """The body of `POST /v1/rerank`; `instruction` describes an answering document."""
 
     query: str
     documents: list[str | DocumentText]
@@ -70,7 +70,7 @@ class ClassifyBody(_Scored, kw_only=True):
 
 @refusing
 class PoolingBody(ClassifyBody, kw_only=True):
-    """The body of `POST /pooling`; `task` is what the model must be for, `use_activation` asks for scores instead of raw numbers."""
+    """The body of `POST /pooling`; `task` is the required use of the model, `use_activation` asks for scores instead of raw numbers."""
 
     task: Literal["embed", "classify", "token_classify"] | None = None
     use_activation: bool | None = None

@@ -32,7 +32,10 @@ _HEADER_ALIGNMENT: Final = 64
 
 @sampling_body(Api.OPENAI)
 class TokenSampling(msgspec.Struct, kw_only=True):
-    """The `sampling_params`. What is left out is neutral, whatever the model's files recommend, and `max_tokens` the context's rest."""
+    """The `sampling_params`.
+
+    Omitted ones are neutral, whatever the model's files recommend, and `max_tokens` is the rest of the context.
+    """
 
     logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -77,7 +80,7 @@ class IdLogprobs(msgspec.Struct):
 
 
 class TokensChoice(msgspec.Struct, kw_only=True):
-    """One answer, or what a chunk adds to it."""
+    """One answer, or a chunk's addition to it."""
 
     index: int
     token_ids: list[int]

@@ -1,7 +1,7 @@
 """Bodies and answers of the OpenAI endpoints, field by field.
 
-None in a body stands for "not given": clients send null for what they leave open. `only` marks what is known but not
-supported. A field of an answer that is unset is left out of the JSON.
+None in a body means "not given": clients send null for open fields. `only` marks known but unsupported values. A field of an
+answer that is unset is left out of the JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class AnswerBody(msgspec.Struct, kw_only=True):
-    """Which model answers, and what is said of its answer."""
+    """The model of an answer, and its description."""
 
     model: str | None = None
     request_id: str | None = None
@@ -145,13 +145,13 @@ PromptPosition = dict[str, ScoredToken] | None
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """How many of the prompt's tokens did not have to be computed."""
+    """The number of prompt tokens that did not have to be computed."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """How many of the generated tokens were reasoning."""
+    """The number of generated tokens that were reasoning."""
 
     reasoning_tokens: int
 
@@ -187,7 +187,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One answer to one prompt, or what a chunk adds to it."""
+    """One answer to one prompt, or a chunk's addition to it."""
 
     index: int
     text: str

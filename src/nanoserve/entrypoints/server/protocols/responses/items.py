@@ -1,4 +1,4 @@
-"""The items of a conversation as `/v1/responses` shows and keeps them: JSON objects, from what clients send to what templates take."""
+"""The items of a conversation as `/v1/responses` shows and keeps them: JSON objects, read from clients and converted for templates."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _function(item: Item) -> dict[str, str]:
 
 
 def _turn(messages: list[dict[str, Any]], *, is_open: bool) -> dict[str, Any]:
-    """The assistant's turn that goes on, if the last message is one, or a new one."""
+    """The assistant's unfinished turn, if the last message is one, or a new one."""
     if not (messages and messages[-1]["role"] == "assistant" and is_open):
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]

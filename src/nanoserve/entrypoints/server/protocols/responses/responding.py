@@ -87,7 +87,7 @@ class StoredResponse(Record):
 
     @property
     def num_bytes(self) -> int:
-        """About what it holds, shared items included: an over-estimate keeps the bound."""
+        """Its approximate size, shared items included: an over-estimate keeps the bound."""
         texts = sum(sys.getsizeof(text) for item in self.asked for text in texts_of(item))
         return len(self.answer) + texts + _PER_ITEM * (len(self.asked) + 1)
 
@@ -230,7 +230,7 @@ def _read_sampling(body: wire.CreateResponse, service: TextService) -> SamplingP
 
 
 def _offered_tools(body: wire.CreateResponse) -> list[dict[str, Any]]:
-    """The tools that the model is told of: without those that neither this server nor the client could run."""
+    """The tools in the prompt: without those that neither this server nor the client can run."""
     skipped = frozenset(str(each["type"]) for each in body.tools or () if each.get("type") in SKIPPED_TOOLS)
     if skipped:
         _say_skipped(skipped)

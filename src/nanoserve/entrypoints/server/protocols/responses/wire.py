@@ -30,7 +30,7 @@ class InputPart(Struct, kw_only=True):
 
 @taking("summary encrypted_content namespace caller", EARLIER)
 class InputItem(Struct, kw_only=True):
-    """A message, a call of a tool, what a tool said, or reasoning; other kinds of items are refused by their type."""
+    """A message, a call of a tool, a tool's result, or reasoning; other kinds of items are refused by their type."""
 
     type: str = "message"
     role: str | None = None
@@ -109,14 +109,14 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class InputTokensDetails(Struct):
-    """How many prompt tokens the prefix cache held; what is written to it is not metered."""
+    """The number of prompt tokens found in the prefix cache; writes to it are not metered."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class ResponseTokensDetails(Struct):
-    """How many of the generated tokens were reasoning."""
+    """The number of generated tokens that were reasoning."""
 
     reasoning_tokens: int = 0
 
