@@ -89,7 +89,7 @@ class LineReply:
 
 
 def read_lines(file: BinaryIO, url: str | None = None) -> Iterator[BatchLine | LineError]:
-    """The requests of a file, and instead of a wrong one what is wrong with it; all ask for `url`, where that is given."""
+    """The requests of a file, and errors instead of wrong ones; all ask for `url`, where that is given."""
     seen: set[str] = set()
     is_empty = True
     for number, raw in enumerate(_raw_lines(file), start=1):
@@ -116,7 +116,7 @@ def _raw_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _read_line(raw: bytes, url: str | None) -> BatchLine | str:
-    """The request in a line, or what is wrong with it."""
+    """The request in a line, or its error."""
     if len(raw) > LONGEST_LINE:
         return f"is longer than {LONGEST_LINE} bytes"
     if b"\0" in raw[:2] or raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -178,7 +178,7 @@ class _Answered(msgspec.Struct):
 
 
 class AnswersFile:
-    """A file of answers that nobody else writes meanwhile; `done` has the `custom_id` of each line that is answered in it."""
+    """A file of answers with one writer; `done` has the `custom_id` of each answered line."""
 
     def __init__(self, descriptor: int, done: set[str], size: int) -> None:
         self.done = done

@@ -36,7 +36,7 @@ class Tally:
 
 
 def read_lines(path: pathlib.Path, priority: int | None = None) -> list[BatchLine]:
-    """The requests in a file, with a priority where they have none; raises `BadValueError` with the place of what is wrong."""
+    """The requests in a file, with a priority if they have none; raises `BadValueError` with the place of the error."""
     found = []
     try:
         with path.open("rb") as file:

@@ -86,7 +86,7 @@ def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None)
 
 
 def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) -> Assembly:
-    """An engine over a model's own weights, and what turns text into tokens and back."""
+    """An engine over a model's own weights, with its tokenizer."""
     from_gguf = found.folder is not None and is_gguf(Path(found.folder))
     choices.check_spare(settings, found.spec, found.device, is_gguf=from_gguf)
     kv_events = open_kv_events(settings, found.spec)

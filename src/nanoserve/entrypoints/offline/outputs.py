@@ -151,7 +151,7 @@ class TokenClassificationOutput:
 
 
 class PromptJob:
-    """A request with the prompt it came from; its events go in, its output so far, or the `pooled` vector of its prompt, comes out."""
+    """A request with its prompt; it takes events and returns the output so far, or the `pooled` vector of its prompt."""
 
     def __init__(self, prompt: Prompt, request: Request, tokenizer: Tokenizer) -> None:
         self.prompt = prompt

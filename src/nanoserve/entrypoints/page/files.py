@@ -38,7 +38,7 @@ class PageFile:
 
 @attrs.frozen(eq=False)
 class PageFiles:
-    """Every file by its path: the page itself at `/`, what it loads under `/ui/`."""
+    """Every file by its path: the page itself at `/`, its other files under `/ui/`."""
 
     files: Mapping[str, PageFile]
 

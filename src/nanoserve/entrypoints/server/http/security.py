@@ -76,7 +76,7 @@ class Cors:
 
 @attrs.frozen(kw_only=True)
 class ApiKey:
-    """One key, of which the digest alone is kept; `rate_limit` is in requests per minute, None is unlimited."""
+    """One key, kept as its digest; `rate_limit` is in requests per minute, None is unlimited."""
 
     digest: bytes = attrs.field(repr=False)
     client: Client
