@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nanoserve.entrypoints.cli.main import run_command
 from nanoserve.entrypoints.offline import LLM
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.sampling import SamplingParams
-from tests.process.command import run
 from tests.process.embedding_models import PROMPTS, make_embedding_model
 
 TEXTS = ["One fox.", "The river is long, and the fox is old. " * 6, "An", "Once upon a time", "One fox runs."]
@@ -89,16 +89,19 @@ def test_a_model_that_writes_text_makes_vectors_only_where_it_is_told_to(llm: LL
         assert sum(each * each for each in output.embedding) == pytest.approx(1.0)
 
 
-def test_the_command_prints_a_line_of_json_for_each_text(tmp_path: pathlib.Path) -> None:
+def test_the_command_prints_a_line_of_json_for_each_text(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     reference = make_embedding_model(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:3]))
-    options = ["--model", str(tmp_path / "model"), "--dtype", "float32", "--dimensions", "7"]
-    done = run("embed", "--file", str(tmp_path / "texts.txt"), "--prompt-name", "query", *options)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    options = ["--model", str(tmp_path / "model"), "--dtype", "float32", "--threads", "1"]
+    named = ["--prompt-name", "query", "--dimensions", "7"]
+    assert run_command(["embed", "--file", str(tmp_path / "texts.txt"), *named, *options]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["id"] for each in lines] == [0, 1, 2]
     expected = reference.encode(TEXTS[:3], prompt_name="query", truncate_dim=7, normalize_embeddings=True)
     assert_alike([each["embedding"] for each in lines], expected)
-    refused = run("embed", "One fox", *options[:2], "--dimensions", "0")
-    assert (refused.returncode, refused.stdout) == (2, b"")
-    assert "dimensions: must be from 1 to 48, got 0" in refused.stderr.decode()
+    assert run_command(["embed", "One fox", *options, "--dimensions", "0"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "dimensions: must be from 1 to 48, got 0" in shown.err

@@ -40,7 +40,7 @@ def serving(folder: pathlib.Path, command: Sequence[str], *options: str) -> Iter
     keys.write_text(KEY_FILE)
     keys.chmod(0o600)
     arguments = ["--dtype", "float32", "--api-key-file", str(keys), "--max-num-seqs", ROWS]
-    bounds = ["--max-waiting-requests", "1", "--queue-timeout", "2"]
+    bounds = ["--max-waiting-requests", "1", "--queue-timeout", "5"]
     with server_process(folder, *arguments, *bounds, *options, command=command) as started:
         started.wait_until_ready()
         yield started

@@ -94,14 +94,6 @@ def test_the_weights_are_small_and_bfloat16(model: Any) -> None:
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
-def test_the_shape_exercises_grouped_query_attention_and_tied_embeddings(model: Any) -> None:
-    config = model.config
-    assert config.num_attention_heads == 2 * config.num_key_value_heads
-    assert config.vocab_size == 4096
-    assert config.max_position_embeddings >= 1024
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
 def test_special_tokens_agree_between_model_and_tokenizer(
     model: Any, tokenizer: PreTrainedTokenizerFast
 ) -> None:
