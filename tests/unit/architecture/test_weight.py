@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3935,
     "domain": 8640,
-    "kernels": 14320,
+    "kernels": 14360,
     "adapters/pytorch": 15200,
     "adapters": 10926,
     "entrypoints/server": 10890,
