@@ -14,6 +14,7 @@ from nanoserve.kernels.experts.cases import (
     random_choice,
     random_experts,
 )
+from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.experts.tuning import ListTile
 from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int4WithMinimum, Int8, StoredWeight
 from nanoserve.kernels.forms.fp8 import BLOCK
@@ -38,18 +39,19 @@ from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-OTHER_FORMS = [FP8(BLOCK), Int4(32), Int4WithMinimum(32), Int4(64), Int4(ROW), Int8(16), Int8(32), Int8(ROW)]
 IN_FORMS = cases(
-    "form", FORMS.values(), also=OTHER_FORMS, ids=lambda form: f"{type(form).__name__}-{form.group}"
+    "form",
+    FORMS.values(),
+    also=[FP8(BLOCK), Int4(32), Int4WithMinimum(32), Int4(64), Int4(ROW), Int8(16), Int8(32), Int8(ROW)],
+    ids=lambda form: f"{type(form).__name__}-{form.group}",
 )
-FEW = [((1, 2, 3, 160, 96), None), ((2, 2, 3, 32, 160), 0.7)]
-MANY = [((1, 4, 8, 2880, 2880), 0.7), ((2, 8, 9, 512, 256), None), ((3, 3, 4, 32, 1184), 0.7)]
 
 
+@IN_FORMS
 @cases(
-    ("sizes", "clamp", "form"),
-    [(*FEW[number % 2], form) for number, form in enumerate(FORMS.values())],
-    also=[(*each, form) for each in (*FEW, *MANY) for form in (*FORMS.values(), *OTHER_FORMS)],
+    ("sizes", "clamp"),
+    [((1, 2, 3, 160, 96), None), ((2, 2, 3, 32, 160), 0.7)],
+    also=[((1, 4, 8, 2880, 2880), 0.7), ((2, 8, 9, 512, 256), None), ((3, 3, 4, 32, 1184), 0.7)],
     ids=str,
 )
 def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
@@ -60,7 +62,7 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
     agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
 
 
-@cases("form", [Int4()], also=[FP8(), MXFP4(), Int8(), *OTHER_FORMS], ids=str)
+@IN_FORMS
 @cases("sizes", [(3, 4, 5, 32, 160)], also=[(1, 4, 8, 512, 256)], ids=str)
 def test_nothing_is_added_for_experts_that_are_elsewhere(
     sizes: tuple[int, ...], form: Form, inputs: Inputs
@@ -106,6 +108,40 @@ def test_lists_with_the_tiles_of_half_precision(
     chosen = random_choice(half, tokens, slots, experts)
     # The sums are of terms up to 40, of which some cancel: what rounding leaves of those is absolute.
     agree(check_feed_lists(half, stored, chosen), TOLERANCE[torch.float16], atol=1e-2)
+
+
+@cases("form", [FP8(BLOCK)], also=[FP8()], ids=str)
+@cases(
+    ("tokens", "clamp", "invariant"),
+    [(50, 0.7, False)],
+    also=[(7, None, True), (190, None, False), (400, 0.7, False)],
+)
+def test_many_tokens_of_each_expert_are_rounded_to_8_bit_floats(
+    tokens: int, clamp: float | None, form: Form, device: torch.device, *, invariant: bool
+) -> None:
+    """These are multiplied exactly; some tokens have experts that are elsewhere."""
+    half, hidden = Inputs(device, torch.float16), 200
+    experts = random_experts(half, 2, 40, hidden, form=form, clamp=clamp, bias=clamp is not None, others=1)
+    chosen = random_choice(half, tokens, 2, 2, others=1)
+    assert launch.lists_round(experts, half.normal(tokens, hidden), 2, invariant=invariant)
+    agree(check_feed_lists(half, experts, chosen, invariant=invariant), 1e-3)
+
+
+def test_a_rounded_tokens_bits_do_not_depend_on_the_others(device: torch.device) -> None:
+    half = Inputs(device, torch.float16)
+    experts, chosen = random_experts(half, 3, 24, 40, form=FP8(BLOCK)), random_choice(half, 70, 2, 3)
+    x = half.normal(70, 40)
+    space = launch.ExpertsWorkspace.create(140, 3, 24, dtype=half.dtype, device=device, entering=70 * 40)
+
+    def fed(tokens: slice) -> torch.Tensor:
+        part = Chosen(*(each[tokens].contiguous() for each in chosen))
+        out = half.poisoned(2, len(part.experts), 40)
+        launch.feed_lists(x[tokens], experts, part, out, workspace=space, invariant=True)
+        return out
+
+    together = fed(slice(0, 70))
+    for part in (slice(0, 1), slice(3, 60)):
+        assert torch.equal(fed(part), together[:, part])
 
 
 @cases("form", [FP8(BLOCK)], also=[MXFP4()], ids=lambda form: form.name)

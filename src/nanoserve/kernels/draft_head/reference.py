@@ -1,4 +1,4 @@
-"""The kernels' results by plain operators."""
+"""Plain operators for what the kernels make."""
 
 from __future__ import annotations
 

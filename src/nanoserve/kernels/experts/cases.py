@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import quantize_rows_into
 from nanoserve.kernels.experts import reference
 from nanoserve.kernels.experts.launch import (
     ExpertsWorkspace,
     choose_experts,
     feed_lists,
     feed_rows,
+    lists_round,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.forms import Form, StoredWeight
-from nanoserve.kernels.testing import Comparison, Inputs, expect, random_stored, scratch
+from nanoserve.kernels.testing import (
+    Comparison,
+    Inputs,
+    compare_around_poison,
+    expect,
+    random_stored,
+    scratch,
+)
 
 PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)
 """One number for each tile that lists run with."""
@@ -34,7 +43,7 @@ def random_experts(
     clamp: float | None = None,
     others: int = 0,
 ) -> Experts:
-    """Stacked weights, plain or in a stored form, that keep the size of vectors about the same."""
+    """Stacked weights, plain or as stored in a form, that keep what passes through them about as large as it was."""
 
     def weight(*shape: int) -> Tensor | StoredWeight:
         if form is not None:
@@ -115,13 +124,16 @@ def check_feed_rows(
 def check_feed_lists(
     inputs: Inputs, experts: Experts, chosen: Chosen, *, invariant: bool = False
 ) -> Iterator[Comparison]:
-    """Partial sums of each slot; x stays as it is."""
+    """Partial sums of each slot; x stays as it is. What is rounded to 8-bit floats between two products is compared behind each."""
     (tokens, slots), hidden = chosen.experts.shape, experts.down.shape[1]
     x = inputs.normal(tokens, hidden)
+    if lists_round(experts, x, slots, invariant=invariant):
+        yield from _check_rounded_lists(inputs, x, experts, chosen, invariant=invariant)
+        return
     of_slots = [Chosen(*(each[:, slot : slot + 1] for each in chosen)) for slot in range(slots)]
     wanted = torch.stack([reference.feed(x, experts, each) for each in of_slots])
     wanted[chosen.experts.T < 0] = torch.nan
-    return inputs.compare(
+    yield from inputs.compare(
         feed_lists,
         _case(experts, chosen),
         x=x,
@@ -131,6 +143,31 @@ def check_feed_lists(
         workspace=_poisoned_workspace(inputs, chosen, experts),
         invariant=invariant,
     )
+
+
+def _check_rounded_lists(
+    inputs: Inputs, x: Tensor, experts: Experts, chosen: Chosen, *, invariant: bool
+) -> Iterator[Comparison]:
+    space, slots = _workspace(inputs, chosen, experts), chosen.experts.shape[1]
+    space.inner.fill_(torch.nan)
+    partials = inputs.poisoned(slots, *x.shape)
+    inputs.settle()
+    feed_lists(x, experts, chosen, partials, workspace=space, invariant=invariant, pdl=inputs.pdl)
+    ids, weights = chosen.experts.flatten(), chosen.weights.flatten()
+    pairs = space.order[: int((ids >= 0).sum())].long()
+    numbers, scales = space.rounded
+    inner = numbers[: len(ids) * experts.down.shape[2]].view(len(ids), -1)[: len(pairs)].float()
+    left = space.inner.view(len(ids), -1)[: len(pairs)]
+    entered = torch.empty_like(x, dtype=numbers.dtype), torch.empty_like(scales[: len(x)])
+    quantize_rows_into(x, *entered)
+    rounded = (entered[0].float() * entered[1][:, None])[pairs // slots]
+    made = reference.products(rounded, experts.gate_up, ids[pairs], experts.gate_up_bias)
+    yield Comparison(f"inner {_case(experts, chosen)}", left, reference.gated(made, experts.clamp))
+    rows = inner * scales[: len(pairs), None]
+    made = reference.products(rows, experts.down, ids[pairs], experts.down_bias) * weights[pairs, None]
+    wanted = torch.full(partials.shape, torch.nan, device=x.device)
+    wanted[pairs % slots, pairs // slots] = made
+    yield from compare_around_poison(f"partials {_case(experts, chosen)}", partials, wanted)
 
 
 def check_every_tile(
@@ -146,11 +183,14 @@ def check_every_tile(
         yield from check_feed_lists(inputs, experts, chosen, invariant=invariant)
 
 
+def _workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> ExpertsWorkspace:
+    (tokens, slots), (count, hidden, size) = chosen.experts.shape, experts.down.shape
+    how: dict[str, Any] = {"dtype": inputs.dtype, "device": inputs.device, "entering": tokens * hidden}
+    return ExpertsWorkspace.create(tokens * slots, count, size, **how)
+
+
 def _poisoned_workspace(inputs: Inputs, chosen: Chosen, experts: Experts) -> ExpertsWorkspace:
-    count, _, size = experts.down.shape
-    space = ExpertsWorkspace.create(
-        chosen.experts.numel(), count, size, dtype=inputs.dtype, device=inputs.device
-    )
+    space = _workspace(inputs, chosen, experts)
     return space._replace(inner=scratch(space.inner))
 
 

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
+from nanoserve.kernels.device.launch import launch_options, quantize_rows_into, shared_memory, supports_pdl
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.triton import (
     stored_listed_kernel,
@@ -45,23 +45,40 @@ class ExpertsWorkspace(NamedTuple):
 
     Attributes:
         inner: flat, what goes from gate and up to down, in the model's dtype.
+        rounded: flat float8_e4m3fn and float32 [pairs], what products read in 8-bit floats, and the scales of its rows.
         order, counts, tiles: flat int32, the lists of pairs by expert (see `list_pairs_kernel`).
     """
 
     inner: Tensor
+    rounded: tuple[Tensor, Tensor]
     order: Tensor
     counts: Tensor
     tiles: Tensor
 
     @classmethod
-    def create(cls, pairs: int, experts: int, size: int, *, dtype: torch.dtype, device: torch.device) -> Self:
-        """For so many pairs at most, of so many experts of `size` elements, shared ones included."""
+    def create(
+        cls,
+        pairs: int,
+        experts: int,
+        size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        entering: int = 0,
+    ) -> Self:
+        """For so many pairs at most, of so many experts of `size` elements, shared ones included; of experts in 8-bit floats with the elements that enter them."""
 
         def integers(count: int) -> Tensor:
             return torch.empty(count, dtype=torch.int32, device=device)
 
         return cls(
             inner=torch.empty(pairs * size, dtype=dtype, device=device),
+            rounded=(
+                torch.empty(
+                    max(pairs * size, entering) if entering else 0, dtype=torch.float8_e4m3fn, device=device
+                ),
+                torch.empty(pairs if entering else 0, dtype=torch.float32, device=device),
+            ),
             order=integers(pairs),
             counts=integers(MOST_PROGRAMS * triton.next_power_of_2(experts)),
             tiles=integers(3 * most_tiles(pairs, experts, FEWEST)),
@@ -115,7 +132,7 @@ def feed_rows(
     eps: float = 0.0,
     pdl: bool = False,
 ) -> None:
-    """Add to `stream` the weighted sum of the outputs of each token's experts, in the order of its slots.
+    """Add to `stream` the weighted sum of what its experts make of each token, in the order of its slots.
 
     Each token reads its experts by itself, so this is for one; of more, those that share an expert better read it together.
 
@@ -195,14 +212,25 @@ def feed_lists(
     slots, itemsize, room = chosen.experts.shape[1], x.element_size(), shared_memory(x.device)
     tile = _tile(experts, len(x), slots, itemsize, room=room, invariant=invariant)
     num_tiles = list_pairs(chosen.experts, count, tile.bm, workspace, pdl=pdl)
-    _multiply(
-        x, experts.gate_up, experts.gate_up_bias, workspace.inner,
-        tile=tile, num_tiles=num_tiles, chosen=chosen, workspace=workspace, clamp=experts.clamp, gate=True, pdl=pdl,
-    )  # fmt: skip
-    _multiply(
-        workspace.inner.view(-1, size), experts.down, experts.down_bias, partials,
-        tile=tile, num_tiles=num_tiles, chosen=chosen, workspace=workspace, clamp=None, gate=False, pdl=pdl,
-    )  # fmt: skip
+    how: dict[str, Any] = {"tile": tile, "num_tiles": num_tiles, "chosen": chosen, "workspace": workspace}
+    inner = workspace.inner[: chosen.experts.numel() * size].view(-1, size)
+    scales = None
+    if tile.rounded:
+        x, scales = _round(x, workspace, pdl=pdl)
+    bias, clamp = experts.gate_up_bias, experts.clamp
+    _multiply(x, scales, experts.gate_up, bias, inner, **how, clamp=clamp, gate=True, pdl=pdl)
+    if tile.rounded:
+        inner, scales = _round(inner, workspace, pdl=pdl)
+    bias = experts.down_bias
+    _multiply(inner, scales, experts.down, bias, partials, **how, clamp=None, gate=False, pdl=pdl)
+
+
+def _round(x: Tensor, workspace: ExpertsWorkspace, *, pdl: bool) -> tuple[Tensor, Tensor]:
+    """Rows in 8-bit floats, and their scales. No program of a product has a whole row, so its epilogue cannot do it."""
+    numbers, scales = workspace.rounded
+    numbers, scales = numbers[: x.numel()].view(x.shape), scales[: len(x)]
+    quantize_rows_into(x, numbers, scales, pdl=pdl)
+    return numbers, scales
 
 
 def _tile(
@@ -210,6 +238,12 @@ def _tile(
 ) -> ListTile:
     count, form = len(experts.down) + experts.others, form_of(experts.gate_up)
     return list_tile(tokens, slots, count, itemsize, form, room=room, invariant=invariant)
+
+
+def lists_round(experts: Experts, x: Tensor, slots: int, *, invariant: bool) -> bool:
+    """True if tokens like x are rounded to 8-bit floats, which multiply with experts in these: where each gets many, or always with `invariant`."""
+    how: dict[str, Any] = {"room": shared_memory(x.device), "invariant": invariant}
+    return _tile(experts, len(x), slots, x.element_size(), **how).rounded
 
 
 def list_ways(
@@ -288,6 +322,7 @@ def list_pairs(
 
 def _multiply(
     x: Tensor,
+    x_scales: Tensor | None,
     weight: Tensor | StoredWeight,
     bias: Tensor | None,
     out: Tensor,
@@ -311,7 +346,10 @@ def _multiply(
     grid = (num_tiles * triton.cdiv(height, tile.bn),)
     if form_of(weight) is not PLAIN:
         pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
-        stored_listed_kernel[grid](x_ptr=x, **step_arguments(weight), **common, PAIRS=pairs)
+        arguments = step_arguments(weight)
+        if x_scales is not None and isinstance(weight, StoredWeight):
+            arguments["weight_ptr"] = weight.numbers
+        stored_listed_kernel[grid](x_ptr=x, x_scale_ptr=x_scales, **arguments, **common, PAIRS=pairs)
         return
     assert isinstance(weight, Tensor)
     described, halves = tile.described and k * x.element_size() % 16 == 0, 2 if gate else 1

@@ -1,4 +1,4 @@
-"""The tile of a mixture of experts, by rules from its sizes and the number of tokens.
+"""Which tile a mixture of experts runs with: rules from its sizes and the number of tokens, no table.
 
 One token reads its experts by itself. Of more, those that share an expert read it together: on an H200 that is faster from two
 tokens on. A weight that is hit is read whole, however few tokens hit it. So what counts is how many tokens an expert gets,
@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import triton
 
-from nanoserve.kernels.forms import PLAIN, Form
+from nanoserve.kernels.forms import FP8, PLAIN, Form
 
 MOST_PROGRAMS = 128
-"""Programs that sort a step's pairs: each reads the counts of all."""
+"""Programs that sort a step's pairs: each reads what all have counted."""
 FEWER_PROGRAMS = 32
 """Programs that sort fewer pairs. Between them lie no others: each number is one more kernel to compile."""
 BLOCK = 64
@@ -32,7 +32,7 @@ _COMPARED = 16_384
 FEWEST = 8
 """Tokens of the smallest tile."""
 _MARGIN = 2048
-"""Bytes of shared memory that a kernel needs beside its tiles."""
+"""Bytes of shared memory left to what a kernel needs beside its tiles."""
 
 
 class RowTile(NamedTuple):
@@ -108,10 +108,12 @@ class ListTile(NamedTuple):
     bk: int
     warps: int
     stages: int
+    rounded: bool = False
+    """True if tokens are rounded to 8-bit floats, too, so that these multiply with one another (ADR 0028)."""
 
     @property
     def described(self) -> bool:
-        """True if the copy engine fetches contiguous data."""
+        """True if the copy engine fetches what lies side by side."""
         return self.bm >= 64
 
     @property
@@ -148,6 +150,10 @@ def _stored_list_tile(
     bm = max(fewest, triton.next_power_of_2(triton.cdiv(3 * tokens * slots, 2 * experts)))
     if itemsize == 4:
         return ListTile(16 if invariant else min(bm, 64), 32, 32, 4, 2)
+    if isinstance(form, FP8) and (invariant or bm >= 64):
+        tall = bm > 64 and not invariant
+        tile = ListTile(128 if tall else 64, 128, 128, 8 if tall else 4, 4, rounded=True)
+        return tile._replace(stages=min(4, (room - _MARGIN) // ((tile.bm + tile.bn) * tile.bk)))
     if invariant or bm == 64:
         tile = ListTile(64, 128, 64, 4, 3)
     elif bm == 32:

@@ -1,11 +1,11 @@
-"""The forms in which weights are kept on a GPU, one folder each; every form is for products.
+"""The forms in which weights are kept on a GPU, one folder each; what is computed with them stays a product.
 
 | file          | what a form's folder holds                                                                     |
 |---------------|------------------------------------------------------------------------------------------------|
 | `__init__.py` | the layout, what it stands for in float32, and how a weight is put into it; never imports Triton |
 | `triton.py`   | how kernels load it and widen it in registers                                                   |
 
-`FORMS` here and the functions of `forms/triton.py` have a row for each. What is multiplied with stored weights is not rounded to anything,
+`FORMS` here and the functions of `forms/triton.py` have a row for each. What else is multiplied with stored weights is not rounded to anything,
 so that a product equals that of the widened weight within the rounding of its own dtype.
 """
 

@@ -60,17 +60,17 @@ def prefill_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_ME
 
 
 def packed_heads(num_heads: int, rows: int) -> int:
-    """The number of heads of a query that share a program: the largest power of two that divides theirs and fits."""
+    """How many heads of a query share a program: the largest power of two that divides their number and fits."""
     return min(num_heads & -num_heads, rows)
 
 
 def queries_per_tile(num_heads: int, rows: int) -> int:
-    """The most queries of a tile."""
+    """How many queries a tile holds at most."""
     return rows // packed_heads(num_heads, rows)
 
 
 def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, tokens: int = 32) -> int:
-    """The number of splits of each row, a power of two.
+    """Into how many splits to cut each row, a power of two.
 
     Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
     than leaves each two tiles or more.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.device.launch import quantize_rows_into
 from nanoserve.kernels.forms import FP8
 from nanoserve.kernels.forms.fp8 import LARGEST
 from nanoserve.kernels.gates import Activation
@@ -108,7 +109,7 @@ def check_quantize_rows(
     x[0] = 0
     numbers, scales = inputs.poisoned(rows, size, dtype=FP8.dtype), inputs.poisoned(rows, dtype=torch.float32)
     inputs.settle()
-    launch.quantize_rows_into(x, numbers, scales, activation=activation, pdl=inputs.pdl)
+    quantize_rows_into(x, numbers, scales, activation=activation, pdl=inputs.pdl)
     wanted = x.float() if activation is None else reference.gated_activation(x, activation)
     case = f"{rows} x {size}, {activation}"
     yield Comparison(f"scales of {case}", scales * LARGEST, wanted.abs().amax(1))

@@ -11,7 +11,6 @@ from nanoserve.kernels.pointwise.triton import (
     gated_activation_kernel,
     layer_norm_kernel,
     norm_qkv_kernel,
-    quantize_rows_kernel,
     sigmoid_mul_kernel,
 )
 
@@ -79,7 +78,7 @@ def add_partials_into(
     branch_norm: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Add a product's result to `x`, normed if asked; arguments as in `add_rms_norm_into`, which also norms the sum."""
+    """Add what a product has left to `x`, normed where asked; arguments as in `add_rms_norm_into`, which also norms the sum."""
     added = {"partials_ptr": partials, "bias_ptr": bias, "branch_norm_ptr": branch_norm}
     _launch(x, {**added, "weight_ptr": None, "out_ptr": None}, eps=eps, pdl=pdl)
 
@@ -149,27 +148,6 @@ def gated_activation_into(gate_up: Tensor, out: Tensor, *, activation: Activatio
         gate_up_ptr=gate_up, out_ptr=out,
         SIZE=size, BLOCK=_BLOCK,
         ACTIVATION=activation, PDL=pdl, num_warps=4, **launch_options(pdl),
-    )  # fmt: skip
-
-
-def quantize_rows_into(
-    x: Tensor, out: Tensor, scales: Tensor, *, activation: Activation | None = None, pdl: bool = False
-) -> None:
-    """Round each row to 8-bit floats times a scale, with which the largest becomes the largest of them, 448.
-
-    A number is off by at most 2^-4 of itself, or by 2^-10 of the scale if it is among the smallest.
-
-    Args:
-        x: [M, size], contiguous, any float dtype; or [M, 2 * size] with `activation`, gate and up projections.
-        out: float8_e4m3fn [M, size], contiguous.
-        scales: float32 [M].
-        activation: of the gate, if what is rounded is activation(gate) * up.
-        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
-    """
-    num_rows, size = out.shape
-    quantize_rows_kernel[(num_rows,)](
-        x_ptr=x, out_ptr=out, scale_ptr=scales, SIZE=size, ACTIVATION=activation,
-        BLOCK=next_power_of_2(size), PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.kernels.forms import FP8
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.tiny_models import PagedRun, make_prompt, make_tiny_model
 
@@ -77,6 +78,25 @@ def test_8_bit_floats_as_compressed_tensors_writes_them(tmp_path: Path, strategy
     load_checkpoint(str(tmp_path), {"a.weight": filled}, tied_head=False)
     assert (filled - weight).abs().max() < 0.2
     assert torch.equal(filled, exact.float())
+
+
+def test_a_scale_of_each_row_loses_less_than_one_that_a_checkpoint_has_for_all() -> None:
+    """Why `input_scale` is not read: rows beyond its calibration are cut off, and far smaller ones lose their last bits."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.tensor([1.0, 4.0, 2.0**-15])
+    rows = torch.randn(3, 512, generator=generator) * sizes[:, None]
+    static = rows[0].abs().max() / 448
+    form = FP8()
+
+    def lost(scales: Tensor) -> Tensor:
+        rounded = (rows / scales).clamp(-448, 448).to(EIGHT_BITS).float() * scales
+        found: Tensor = (rounded - rows).norm(dim=1) / rows.norm(dim=1)
+        return found
+
+    own, given = lost(form.quantize(rows)[1]), lost(static)
+    assert own.max() < 2**-4
+    assert own[0] == given[0]
+    assert (given[1:] > 2 * own[1:]).all()
 
 
 def test_a_model_of_8_bit_blocks_computes_what_its_weights_stand_for(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.device.launch import quantize_rows_into
 from nanoserve.kernels.linear.launch import (
     fp8_linear,
     invariant_linear,
@@ -17,7 +18,7 @@ from nanoserve.kernels.linear.launch import (
     takes_packed,
     widened,
 )
-from nanoserve.kernels.pointwise.launch import gated_activation_into, quantize_rows_into
+from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.ports.layer_spec import Activation
 
 

@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.sampling import score_tensors
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.kernels.experts.launch import ExpertsWorkspace
 from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.forms import FP8, form_of
 from nanoserve.kernels.linear.launch import LinearWorkspace, takes_fp8
 from nanoserve.kernels.sampling.launch import DrawScratch
 from nanoserve.ports.engine_facts import EngineSizes
@@ -76,6 +77,10 @@ class Mixing:
         """For the largest of each, or nothing if there are none."""
         slots = max((each.routing.slots for each in mixtures), default=0)
         downs = [each.experts.down.shape for each in mixtures]
+        eight_bits = [
+            each.experts.down.shape for each in mixtures if isinstance(form_of(each.experts.gate_up), FP8)
+        ]
+        eight_bits = eight_bits if dtype.itemsize < 4 else []
         logits = max((each.router.out_features for each in mixtures), default=0)
         return cls(
             torch.empty(
@@ -92,6 +97,7 @@ class Mixing:
                 max((down[2] for down in downs), default=0),
                 dtype=dtype,
                 device=device,
+                entering=tokens * max((each[1] for each in eight_bits), default=0),
             ),
         )
 

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from nanoserve.kernels.device.gates import clamped
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
+from nanoserve.kernels.device.tiles import load_slice
 from nanoserve.kernels.experts.triton import _load_tokens
 from nanoserve.kernels.forms.triton import (
     add_left,
@@ -152,14 +153,35 @@ def stored_row_down_kernel(
     tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
 
 
+@triton.jit
+def _add_rounded(sums, x, weight, scales, SCALES: tl.constexpr):
+    """Sums [M, ROWS] plus the product of 8-bit floats x [M, BK] and [ROWS, BK], times the scales [ROWS] where a row has several."""
+    if SCALES == 1:
+        sums = tl.dot(x, tl.trans(weight), sums)
+    else:
+        sums += tl.dot(x, tl.trans(weight)) * scales[None, :]
+    return sums
+
+
+@triton.jit
+def _scaled(sums, scale_ptrs, x_scale_ptrs, SCALES: tl.constexpr):
+    """Sums times the scales of the rows of x, and those of the weight's rows that have one each."""
+    if SCALES == 1:
+        sums *= tl.load(scale_ptrs)[None, :]
+    return sums * tl.load(x_scale_ptrs)[:, None]
+
+
 @triton.jit(do_not_specialize=["num_tiles", "T"])
 def stored_listed_kernel(
-    x_ptr, weight_ptr, scale_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, bias_ptr, order_ptr, tiles_ptr, scales_ptr, out_ptr, num_tiles, T, clamp,
     SLOTS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, CLAMPED: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`listed_kernel` of a stored weight: for few tokens it is the left factor, for many the right one (see `forms/triton.py`)."""
+    """`listed_kernel` of a stored weight: for few tokens it is the left factor, for many the right one (see `forms/triton.py`).
+
+    With `x_scale_ptr` both are 8-bit floats, which tensor cores multiply as they are: `weight_ptr` points to such, and x has a scale for each row.
+    """
     let_next_start(PDL)
     wait_for_last(PDL)
     HEIGHT: tl.constexpr = 2 * WIDTH if GATE else WIDTH
@@ -184,18 +206,19 @@ def stored_listed_kernel(
     NARROW: tl.constexpr = BM < 64
     sums = tl.zeros([BN, BM] if NARROW else [BM, BN], tl.float32)
     for k in range(0, K, BK):
-        if K % BK == 0:
-            weight = tl.load(weight_ptrs + k // PACK)
-        else:
-            weight = tl.load(weight_ptrs + k // PACK, mask=words[None, :] < (K - k) // PACK, other=0)
+        weight = load_slice(weight_ptrs + k // PACK, words[None, :] < (K - k) // PACK, K % BK == 0, "")
         x = _load_tokens(x_ptrs + k, present, ks[None, :] < K - k, K % BK == 0)
         scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
-        if NARROW:
+        if x_scale_ptr is not None:
+            sums = _add_rounded(sums, x, weight, scales, SCALES)
+        elif NARROW:
             sums = add_left(sums, weight, scales, tl.trans(x), GROUP, FORM, PAIRS)
         else:
             sums = add_right(sums, x, weight, scales, GROUP, FORM, PAIRS)
     if NARROW:
         sums = tl.trans(sums)
+    if x_scale_ptr is not None:
+        sums = _scaled(sums, scale_ptrs, x_scale_ptr + sources, SCALES)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     OUTPUTS: tl.constexpr = BN // 2 if GATE else BN

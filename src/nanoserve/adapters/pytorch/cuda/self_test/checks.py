@@ -23,6 +23,7 @@ from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.kernels.copies import cases as copies
 from nanoserve.kernels.draft_head import cases as draft_head
 from nanoserve.kernels.experts import cases as experts
+from nanoserve.kernels.forms import FP8, form_of
 from nanoserve.kernels.linear import cases as linear
 from nanoserve.kernels.linear.launch import slice_count, takes_fp8
 from nanoserve.kernels.linear.low_rank import cases as low_rank
@@ -63,6 +64,8 @@ def _check_lists_of_experts(bench: Bench) -> Iterator[Comparison]:
         yield from experts.check_every_tile(
             bench.inputs, each.experts, each.routing.slots, invariant=bench.deterministic
         )
+        if isinstance(form_of(each.experts.down), FP8):
+            yield from pointwise.check_quantize_rows(bench.inputs, ROWS[0], each.experts.down.shape[2])
 
 
 def _check_norms(bench: Bench) -> Iterator[Comparison]:
