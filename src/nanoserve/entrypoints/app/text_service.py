@@ -316,7 +316,13 @@ class Tokenizing:
         self, text: str, *, add_special_tokens: bool = True, check: Check = None
     ) -> tuple[int, ...]:
         """Text to ids; special tokens written in it are taken as such, so one that begins it is not put there twice."""
-        return await self.call(lambda: self._encoded(text, add_special_tokens, check))
+
+        def encoded() -> tuple[int, ...]:
+            ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, check=check))
+            repeats = add_special_tokens and len(ids) > 1 and ids[:2] == self._beginning * 2
+            return ids[1:] if repeats else ids
+
+        return await self.call(encoded)
 
     async def render(self, conversation: Conversation, check: Check = None) -> tuple[int, ...]:
         """A conversation to ids; raises `BadValueError`."""
@@ -365,11 +371,6 @@ class Tokenizing:
             check=check,
         )
         return tuple(ids)
-
-    def _encoded(self, text: str, add_special_tokens: bool, check: Check) -> tuple[int, ...]:
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, check=check))
-        repeats = add_special_tokens and len(ids) > 1 and ids[:2] == self._beginning * 2
-        return ids[1:] if repeats else ids
 
     @functools.cached_property
     def _beginning(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ are checked here in the shapes that clients write them in; `make_order` puts it 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -322,26 +323,24 @@ def tool_choice(
 
 def openai_choice(given: Any, tools: tuple[Tool, ...], parallel: bool | None) -> ToolChoice:
     """As OpenAI's two interfaces write it: a mode, a tool, or the tools that are allowed. Raises `BadValueError`."""
+    choose = functools.partial(tool_choice, tools=tools, parallel=parallel)
     if given is None or isinstance(given, str):
         if given not in {None, *(mode.value for mode in CallMode)}:
-            raise BadValueError(
-                "tool_choice", f"must be none, auto, required or an object, got {shown(given)}"
-            )
-        return tool_choice(CallMode(given or "auto"), tools, parallel=parallel)
+            message = f"must be none, auto, required or an object, got {shown(given)}"
+            raise BadValueError("tool_choice", message)
+        return choose(CallMode(given or "auto"))
     if not isinstance(given, dict):
         raise BadValueError("tool_choice", f"must be a string or an object, got {shown(given)}")
     kind = given.get("type")
     if kind in _KINDS:
-        return tool_choice(
-            CallMode.REQUIRED, tools, names=[_named_tool(given, "tool_choice")], parallel=parallel
-        )
+        return choose(CallMode.REQUIRED, names=[_named_tool(given, "tool_choice")])
     if kind == "allowed_tools":
         allowed = member(given, "allowed_tools", dict, "tool_choice") or given
         mode = allowed.get("mode", "auto")
         check_word("tool_choice.mode", mode, ("auto", "required"))
         listed = required(allowed, "tools", list, "tool_choice")
         names = [_named_tool(each, f"tool_choice.tools[{place}]") for place, each in enumerate(listed)]
-        return tool_choice(CallMode(mode), tools, names=names, parallel=parallel)
+        return choose(CallMode(mode), names=names)
     raise BadValueError("tool_choice.type", f"must be function, custom or allowed_tools, got {shown(kind)}")
 
 
@@ -386,9 +385,7 @@ def _format(name: str, given: Any, *, as_format: bool = False) -> Format | None:
     as_format = as_format or name == RESPONSE_FORMAT
     inside = {MEMBERS[name]: given} if name in MEMBERS else given
     try:
-        constraint = (
-            constraint_of(response_format=inside) if as_format else constraint_of(structured_outputs=inside)
-        )
+        constraint = constraint_of(**{RESPONSE_FORMAT if as_format else STRUCTURED: inside})
     except BadValueError as error:
         _, _, path = error.parameter.partition(".")
         raise renamed(error, f"{name}.{path}" if path and name not in MEMBERS else name) from None

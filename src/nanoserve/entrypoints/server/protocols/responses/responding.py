@@ -110,6 +110,7 @@ class Responding:
         self._asked = self._continued(body) + said
         self._truncates = body.truncation == "auto"
         effort = None if body.reasoning is None else body.reasoning.effort
+        text_format = None if body.text is None else body.text.format
         prompt = Conversation(
             messages_of(body.instructions, self._asked),
             tools=fields.read_tools(tools, service, fields.openai_tool),
@@ -123,7 +124,7 @@ class Responding:
             client=client,
             stream=bool(body.stream or body.background),
             calls=fields.openai_choice(body.tool_choice, prompt.tools, body.parallel_tool_calls),
-            format=fields.schema_format("text.format", None if body.text is None else body.text.format),
+            format=fields.schema_format("text.format", text_format),
         )
         repeated = {name: value for name in _REPEATED if (value := getattr(body, name)) is not None}
         opening = wire.ResponseObject(
@@ -133,9 +134,7 @@ class Responding:
             max_output_tokens=sampling.max_tokens,
             model=model,
             temperature=sampling.temperature,
-            text=wire.TextSettings(body.text.format)
-            if body.text and body.text.format
-            else wire.TextSettings(),
+            text=wire.TextSettings(text_format) if text_format else wire.TextSettings(),
             reasoning=wire.Reasoning(effort),
             tools=tools,
             top_p=sampling.top_p,
