@@ -12,6 +12,8 @@ import openai
 import psutil
 import pytest
 
+from nanoserve.entrypoints.offline import LLM
+from nanoserve.ports.sampling import SamplingParams
 from tests.patience import PATIENCE, wait_until
 from tests.process.server_process import ServerProcess, server_process
 
@@ -67,30 +69,26 @@ def texts(client: openai.OpenAI, file_id: str) -> dict[str, str]:
     return found
 
 
+TALK: Final[list[Any]] = [{"role": "user", "content": "Tell me a story."}]
+
+
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each line is answered alone, and the chat beside them."""
-    folder = tmp_path_factory.mktemp("alone")
-    with server_process(folder, *OPTIONS) as server:
-        server.wait_until_ready()
-        with client_of(server) as client:
-            return {
-                **{f"line-{n}": said(client, f"Once {n} upon", TOKENS) for n in range(COUNT)},
-                "chat": chat(client),
-            }
-
-
-def said(client: openai.OpenAI, prompt: str, max_tokens: int) -> str:
-    done = client.completions.create(
-        model="built-in", prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body={"ignore_eos": True}
-    )
-    return done.choices[0].text
+def expected() -> dict[str, str]:
+    """What each line is answered offline, and the chat beside them."""
+    lines = {f"line-{n}": f"Once {n} upon" for n in range(COUNT)}
+    with LLM(device="cpu", dtype="float32", threads=1) as llm:
+        answers = llm.generate(
+            list(lines.values()), SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+        )
+        talk = llm.chat(TALK, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    found = {name: each.outputs[0].text for name, each in zip(lines, answers, strict=True)}
+    return {**found, "chat": talk[0].outputs[0].text}
 
 
 def chat(client: openai.OpenAI) -> str:
     done = client.chat.completions.create(
         model="built-in",
-        messages=[{"role": "user", "content": "Tell me a story."}],
+        messages=TALK,
         max_tokens=24,
         temperature=0,
         extra_body={"ignore_eos": True},

@@ -1,4 +1,4 @@
-"""The common part of gated feed-forward networks (Shazeer 2020): the activations of their gates, and what a gate is."""
+"""The common part of gated feed-forward networks (Shazeer 2020): the activations of their gates, and the definition of a gate."""
 
 from __future__ import annotations
 

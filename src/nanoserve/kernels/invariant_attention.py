@@ -1,4 +1,4 @@
-"""Attention over blocks on a CPU whose bits depend on nothing but the query and what it sees.
+"""Attention over blocks on a CPU whose bits depend only on the query and the positions that it reads.
 
 A matrix product may take its sums in another order where its shape is another. So here every product has one shape: a tile of
 some consecutive queries of a row, filled up with zeros, against `POSITIONS` consecutive positions from a multiple of
@@ -73,7 +73,7 @@ def invariant_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T) v over what each query sees; arguments and result are those of `paged_attention`.
+    """softmax(scale * q k^T) v over the positions that each query reads; arguments and result are those of `paged_attention`.
 
     Queries may be wider than keys and values, which then end in zeros.
     """

@@ -1,4 +1,4 @@
-"""The common part of the kernels of multi-head latent attention: the paged cache of one layer, and what attending to a row means.
+"""The common part of the kernels of multi-head latent attention: the paged cache of one layer, and the definition of attention to a row.
 
 With the key projection absorbed into the query and the value projection applied to the result, all heads read one vector
 per token (DeepSeek-AI 2024): its first `latent_dim` elements are key and value, the `rope_dim` elements behind them, the
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class LatentCache(NamedTuple):
-    """The entries of one layer in blocks (Kwon et al. 2023), and which blocks each row has.
+    """The entries of one layer in blocks (Kwon et al. 2023), and each row's blocks.
 
     Attributes:
         entries: [blocks, block_size, latent_dim + rope_dim], in the dtype of the queries; each block contiguous, and what

@@ -38,8 +38,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 def philox_4x32(key: Tensor, counter: Words) -> Words:
     """Ten rounds: int64 tensors that broadcast, 64 bits in `key` and 32 in each counter, to four words.
 
-    Products of two 32-bit words wrap modulo 2**64 in int64 arithmetic, which keeps every bit. What lies above the
-    32 bits of a low word is left there until it is mixed: the next mask takes it off.
+    Products of two 32-bit words wrap modulo 2**64 in int64 arithmetic, which keeps every bit. Bits above the 32 of a low word
+    stay until it is mixed: the next mask removes them.
     """
     shape = sum(counter, start=key).shape
     c0, c1, c2, c3 = (word.expand(shape).clone() for word in counter)

@@ -63,8 +63,7 @@ class DeltaWeights(NamedTuple):
 class DeltaStates(NamedTuple):
     """The states of one layer, in slots: float32, whatever the weights are.
 
-    A slot whose row has no tokens yet may hold anything: what is read at its row's start is selected, never
-    multiplied away.
+    A slot whose row has no tokens yet may hold anything: reads at a row's start are selected away, not multiplied by zero.
 
     Attributes:
         sums: [slots, num_value_heads, key_dim, value_dim].

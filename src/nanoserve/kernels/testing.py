@@ -1,4 +1,4 @@
-"""The harness of all cases: random inputs, poisoned outputs, caches of NaN, and results beside what they should be.
+"""The harness of all cases: random inputs, poisoned outputs, caches of NaN, and results beside expected ones.
 
 A case of an operation is a launch and its arguments by name, with a `Result` for each tensor that it has to leave. The same cases run small
 in the tests, in every dtype on a GPU, and with a model's own dimensions before it is served.
@@ -20,7 +20,7 @@ POISON: Final = -7
 MARGIN: Final = 16
 """Columns of poison beside logits: for strides that 16 does not divide Triton compiles another variant than serving launches."""
 MOST_KEPT: Final = 1 << 20
-"""Elements of inputs that are compared with what they were."""
+"""Elements of inputs that are compared with their old values."""
 
 
 class Comparison(NamedTuple):
@@ -52,7 +52,7 @@ def compare_around_poison(
 
 
 def round_alike(got: Tensor, wanted: Tensor, *, exact: bool) -> tuple[Tensor, Tensor]:
-    """8-bit floats and what they should be, in float32 and equal where they are right.
+    """8-bit floats and their expected values, in float32 and equal if they are right.
 
     They are right where they are what `wanted` is rounded to, or, unless `exact`, neighbours of that: what is rounded by a sixteenth may
     lie on either side of a boundary by its own last bit.
@@ -67,7 +67,7 @@ def round_alike(got: Tensor, wanted: Tensor, *, exact: bool) -> tuple[Tensor, Te
 
 
 class Result(NamedTuple):
-    """An argument of a launch as it has to be left.
+    """The expected value of an argument after a launch.
 
     Attributes:
         wanted: what the reference makes, NaN where nothing is written; integers are compared exactly.
@@ -225,7 +225,7 @@ class Inputs:
 
 
 def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
-    """A weight that keeps what passes through it about as large as it was; every 16 numbers of a row are another size."""
+    """A weight that keeps the size of vectors about the same; every 16 numbers of a row have another size."""
     *others, width = shape
     sizes = inputs.normal(*others, -(-width // 16), dtype=torch.float32).exp().repeat_interleave(16, -1)
     weight = inputs.normal(*shape, dtype=torch.float32) * sizes[..., :width]

@@ -1,4 +1,4 @@
-"""The common inputs of cases of attention: heads, queries of chunks, tokens at their places, and caches of NaN except what is seen."""
+"""The common inputs of cases of attention: heads, queries of chunks, tokens at their places, and caches of NaN except the positions that are read."""
 
 from __future__ import annotations
 

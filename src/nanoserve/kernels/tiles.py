@@ -1,4 +1,4 @@
-"""How attention is cut: chunks of prompts into tiles of queries, and what one program works on at a time."""
+"""The cuts of attention: chunks of prompts into tiles of queries, and the data of one program at a time."""
 
 from __future__ import annotations
 

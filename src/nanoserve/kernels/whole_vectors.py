@@ -1,7 +1,7 @@
-"""Element-wise functions on a CPU whose bits depend on nothing but the element.
+"""Element-wise functions on a CPU whose bits depend only on the element.
 
-torch computes whole vectors in one way and what is left behind them in another, which may round otherwise. What is left depends
-on a tensor's shape, and in a large tensor on where it is cut for threads.
+torch computes whole vectors in one way and the remainder in another, which may round differently. The remainder depends on a
+tensor's shape, and in a large tensor on the cuts for threads.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_chunks(inputs: Inputs, heads: DeltaHeads, *, tiled: bool) -> None:
     agree(compared, (IN_TILES if tiled else TOLERANCE)[inputs.dtype])
 
 
-SHORT, AROUND_A_TILE = (1, 2, 3, 4, 5), (63, 64, 65)
+SHORT, AROUND_A_TILE = (1, 3, 4), (63, 64, 65)
 
 
 @pytest.mark.parametrize(

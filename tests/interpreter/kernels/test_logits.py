@@ -12,10 +12,10 @@ from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
-VOCABULARIES = [3, 40, 1_303, 4_099, *([128_256] if torch.cuda.is_available() else [])]
+LARGE = [4_099, *([128_256] if torch.cuda.is_available() else [])]
 
 
-@pytest.mark.parametrize("vocab_size", VOCABULARIES[1:])
+@cases("vocab_size", [40, 1_303], also=LARGE)
 def test_penalties_equal_the_reference(vocab_size: int, device: torch.device) -> None:
     agree(check_apply_penalties(Inputs(device, torch.float32), vocab_size), 1e-6)
 
@@ -42,7 +42,7 @@ def small_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("encoding", [torch.int32, torch.int64])
-@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@cases("vocab_size", [3, 40, 1_303], also=LARGE)
 @cases("scale", [30.0], also=[0.1])
 def test_scores_equal_the_reference(
     scale: float, vocab_size: int, encoding: torch.dtype, inputs: Inputs

@@ -115,7 +115,7 @@ def test_drafted_latents_stand_behind_the_newest_up_to_their_rows_limit(inputs: 
 
 
 @cases("tokens", [3], also=[1, 16, 17, 64])
-@cases("sizes", ["odd", "deepseek"], also=["many-heads"])
+@cases("sizes", ["odd"], also=["deepseek", "many-heads"])
 def test_products_of_heads_equal_the_reference(sizes: str, tokens: int, inputs: Inputs) -> None:
     agree(check_head_linear(inputs, SIZES[sizes], tokens), 2 * TOLERANCE[inputs.dtype])
 
@@ -124,9 +124,9 @@ def test_a_token_has_the_same_bits_in_any_company(inputs: Inputs) -> None:
     x, weight = inputs.normal(37, 3, 150), inputs.normal(3, 150, 40)
     together, alone = inputs.poisoned(37, 3, 40), inputs.poisoned(37, 3, 40)
     head_linear(x, weight, together)
-    for token in range(37):
+    for token in (0, 15, 16, 36):
         head_linear(x[token : token + 1], weight, alone[token : token + 1])
-    assert torch.equal(together, alone)
+        assert torch.equal(together[token], alone[token])
 
 
 def test_no_tokens_are_no_launch(inputs: Inputs) -> None:

@@ -73,12 +73,12 @@ def test_draws_are_lawful_and_appended(vocab_size: int, inputs: Inputs) -> None:
     agree(check_sample_and_append(inputs, vocab_size), 0)
 
 
-@cases("width", [1, 4], also=[2, 8])
-def test_drafts_are_kept_while_they_are_what_is_drawn(width: int, inputs: Inputs) -> None:
-    agree(check_drafted_draws(inputs, 1_303, width), 0)
+@cases(("vocab_size", "width"), [(600, 4)], also=[(1_303, width) for width in (1, 2, 4, 8)])
+def test_drafts_are_kept_while_they_are_what_is_drawn(vocab_size: int, width: int, inputs: Inputs) -> None:
+    agree(check_drafted_draws(inputs, vocab_size, width), 0)
 
 
-HIDING = (0, 4, 5, 6, 8, 10, 14)
+HIDING = (4, 6, 10, 14)
 
 
 @cases("scale", [2.0], also=[0.05])
@@ -88,7 +88,7 @@ def test_rows_whose_columns_hide_tokens_equal_the_reference(
     monkeypatch.setattr(launch, "COLUMNS", 64)
     monkeypatch.setattr(launch, "UNROLL", 2)
     monkeypatch.setattr(launch, "CUTOFF_WARPS", 2)
-    logits = random_logits(len(HIDING), 1_303, scale=scale).to(device, dtype)
+    logits = random_logits(len(HIDING), 803, scale=scale).to(device, dtype)
     logits[:, 64 * torch.arange(8)] += 2 * scale  # one column holds all the best
     device_rows(SEEDED, device).check(logits, HIDING)
 
@@ -108,10 +108,12 @@ def test_half_precision_logits_draw_as_their_float32(device: torch.device) -> No
         device_rows(SEEDED, device).check(logits, HIDING)
 
 
-CHI_SQUARE = [SamplingSetting(temperature=0.4), *([FILTERS[0], FILTERS[4], FILTERS[6], FILTERS[10]] if torch.cuda.is_available() else [])]  # fmt: skip
-
-
-@pytest.mark.parametrize("setting", CHI_SQUARE, ids=str)
+@cases(
+    "setting",
+    [],
+    also=[SamplingSetting(temperature=0.4), *(FILTERS[each] for each in (0, 4, 6, 10))],
+    ids=str,
+)
 def test_draws_follow_the_exact_distribution(setting: SamplingSetting, device: torch.device) -> None:
     num_draws = 8_000 if device.type == "cuda" else 150
     logits = random_logits(1, 64, scale=1.5, seed=3)
@@ -157,7 +159,7 @@ def test_ties_go_to_the_lowest_id_or_share_the_fate_of_the_last_kept(device: tor
 def test_logits_that_differ_but_scale_to_the_same_number_are_tied(device: torch.device) -> None:
     logits = torch.tensor([[20.0, 1e-7, 2e-7, -1e-7, 3.0, -5.0]], device=device)
     for setting in (SamplingSetting(temperature=9.0, top_k=3), SamplingSetting(temperature=9.0, top_p=0.85)):
-        for seed in range(6):
+        for seed in range(3):
             device_rows([setting._replace(seed=seed)], device).check(logits, [0])
 
 
@@ -176,12 +178,12 @@ def test_the_noise_is_the_references_to_the_last_digits(device: torch.device) ->
 
 
 def test_excluded_tokens_are_never_drawn(device: torch.device) -> None:
-    logits = torch.zeros(16, 40, device=device)
+    logits = torch.zeros(6, 40, device=device)
     logits[:, ::2] = -torch.inf
-    settings = [SamplingSetting(seed=seed, top_k=30, top_p=0.999) for seed in range(16)]
-    tokens = device_rows(settings, device).step(logits, range(16))
+    settings = [SamplingSetting(seed=seed, top_k=30, top_p=0.999) for seed in range(6)]
+    tokens = device_rows(settings, device).step(logits, range(6))
     assert bool((tokens % 2 == 1).all())
-    assert len(set(tokens.tolist())) > 6
+    assert len(set(tokens.tolist())) > 3
 
 
 @cases("setting", [FILTERS[10]], also=[FILTERS[2]], ids=str)

@@ -39,19 +39,18 @@ from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+OTHER_FORMS = [FP8(BLOCK), Int4(32), Int4WithMinimum(32), Int4(64), Int4(ROW), Int8(16), Int8(32), Int8(ROW)]
 IN_FORMS = cases(
-    "form",
-    FORMS.values(),
-    also=[FP8(BLOCK), Int4(32), Int4WithMinimum(32), Int4(64), Int4(ROW), Int8(16), Int8(32), Int8(ROW)],
-    ids=lambda form: f"{type(form).__name__}-{form.group}",
+    "form", FORMS.values(), also=OTHER_FORMS, ids=lambda form: f"{type(form).__name__}-{form.group}"
 )
+FEW = [((1, 2, 3, 160, 96), None), ((2, 2, 3, 32, 160), 0.7)]
+MANY = [((1, 4, 8, 2880, 2880), 0.7), ((2, 8, 9, 512, 256), None), ((3, 3, 4, 32, 1184), 0.7)]
 
 
-@IN_FORMS
 @cases(
-    ("sizes", "clamp"),
-    [((1, 2, 3, 160, 96), None), ((2, 2, 3, 32, 160), 0.7)],
-    also=[((1, 4, 8, 2880, 2880), 0.7), ((2, 8, 9, 512, 256), None), ((3, 3, 4, 32, 1184), 0.7)],
+    ("sizes", "clamp", "form"),
+    [(*FEW[number % 2], form) for number, form in enumerate(FORMS.values())],
+    also=[(*each, form) for each in (*FEW, *MANY) for form in (*FORMS.values(), *OTHER_FORMS)],
     ids=str,
 )
 def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inputs: Inputs) -> None:
@@ -62,7 +61,7 @@ def test_few_tokens(sizes: tuple[int, ...], form: Form, clamp: float | None, inp
     agree(check_feed_rows(inputs, experts, chosen, norm_weight, 1e-3), TOLERANCE[inputs.dtype])
 
 
-@IN_FORMS
+@cases("form", [Int4()], also=[FP8(), MXFP4(), Int8(), *OTHER_FORMS], ids=str)
 @cases("sizes", [(3, 4, 5, 32, 160)], also=[(1, 4, 8, 512, 256)], ids=str)
 def test_nothing_is_added_for_experts_that_are_elsewhere(
     sizes: tuple[int, ...], form: Form, inputs: Inputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import Any, Final
 
@@ -24,28 +23,6 @@ def agent() -> dict[str, Any]:
 
 def test_the_agent_of_the_page_asks_its_tool_and_answers(client: openai.OpenAI) -> None:
     assert agent()["run"](client, MODEL, RAIN) == "No rain in Lisbon for 3 days."
-
-
-def test_a_call_and_its_stream_are_equal(client: openai.OpenAI) -> None:
-    wishes: dict[str, Any] = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": RAIN}],
-        "tools": agent()["DESCRIBED"],
-        "temperature": 0,
-    }
-    (choice,) = client.chat.completions.create(**wishes).choices
-    message: Any = choice.message
-    (call,) = message.tool_calls
-    assert choice.finish_reason == "tool_calls"
-    assert (call.type, call.function.name) == ("function", "weather")
-    assert json.loads(call.function.arguments) == {"city": "Lisbon", "days": 3}
-    with client.chat.completions.stream(**wishes) as stream:
-        said: Any = stream.get_final_completion().choices[0].message
-    (streamed,) = said.tool_calls
-    assert (streamed.function.name, streamed.function.arguments) == (
-        call.function.name,
-        call.function.arguments,
-    )
 
 
 def test_thinking_is_told_from_the_answer_and_only_on_request(client: openai.OpenAI) -> None:

@@ -1,4 +1,4 @@
-"""How many KV blocks fit into memory, decided once the weights are in it, and the sums behind that to print.
+"""The number of KV blocks that fit into memory beside the weights, and the division of memory to print.
 
 Each cache group has a pool of its own. What the laws bound, windows and recurrent states, gets what so many rows can use
 as fit into the memory when each is of usual length; what grows with the text shares the rest.
@@ -54,7 +54,7 @@ class MemoryBudget:
     kv_share: str = "KV cache"
 
     def shares(self, kept: Mapping[str, int]) -> dict[str, int]:
-        """A GPU's memory by what it is for; `kept` are the weights that stay as stored, by form."""
+        """A GPU's memory by its use; `kept` are the weights that stay as stored, by form."""
         return {
             **{f"weights in {form}": size for form, size in kept.items()},
             "other weights" if kept else "weights": self.weights - sum(kept.values()),
@@ -68,7 +68,7 @@ class MemoryBudget:
 
 @attrs.frozen(kw_only=True)
 class PoolRequest:
-    """How large the KV pools shall be.
+    """The requested size of the KV pools.
 
     Attributes:
         needs: what the law of each cache group asks for.
@@ -196,7 +196,7 @@ def _bytes_of(counts: Sequence[int], page_bytes: Sequence[int]) -> int:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes free on the device; on a CPU what the machine has, or what the control group still grants if less."""
+    """Bytes free on the device; on a CPU those of the machine, or of the control group if fewer."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = int(psutil.virtual_memory().available)

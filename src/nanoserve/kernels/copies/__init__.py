@@ -1,4 +1,4 @@
-"""Copies within a device's memory: pages to pages, vectors of tokens, and what the host sends to many places at once.
+"""Copies within a device's memory: pages to pages, vectors of tokens, and the host's writes to many places at once.
 
 | function     | what it copies                                                                                |
 |--------------|-----------------------------------------------------------------------------------------------|

@@ -47,7 +47,7 @@ PAGES = 7
 
 
 def check_copy_pages(inputs: Inputs, page: tuple[int, ...], num_layers: int = 2) -> Iterator[Comparison]:
-    """One page becomes two others, one of which had something before."""
+    """One page is copied to two others, one of which was in use."""
     before = inputs.poisoned(num_layers, PAGES, *page)
     before[:, [0, 3, 4, 6]] = inputs.normal(num_layers, 4, *page)
     wanted = reference.copy_pages(before, PAIRS)
@@ -55,7 +55,7 @@ def check_copy_pages(inputs: Inputs, page: tuple[int, ...], num_layers: int = 2)
 
 
 LENGTHS: Final = (3, 1, 9, 5)
-"""Tokens of the rows; what lies behind a row's end are other tokens."""
+"""Tokens of the rows; after a row's end there are other tokens."""
 
 
 def rows_of_tokens(inputs: Inputs, vocab_size: int, width: int = max(LENGTHS)) -> Tensor:

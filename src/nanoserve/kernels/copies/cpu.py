@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def copy_pages(pool: Tensor, pairs: Tensor) -> None:
-    """Let pages become what others are; no target is another pair's source.
+    """Copy pages to others; no target is another pair's source.
 
     Args:
         pool: [layers, pages, ...], changed in place.

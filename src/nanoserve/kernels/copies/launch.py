@@ -98,7 +98,7 @@ _BLOCK = 4096
 
 
 def copy_pages_into(pool: Tensor, pairs: Tensor) -> None:
-    """Let pages become what others are, without memory between.
+    """Copy pages to others, without a buffer.
 
     Args:
         pool: [layers, pages, ...], contiguous, changed in place.
@@ -129,8 +129,8 @@ def embed_tokens(
 
     Args:
         tokens: int32 [R, W], each row's tokens from position 0 on; -1, a draft that is none, stands for token 0.
-        token_rows: int32 [T], whose token each one is.
-        positions: int32 [T], which of the row's tokens it is.
+        token_rows: int32 [T], the row of each token.
+        positions: int32 [T], the position of each token in its row.
         weight: [V, K], contiguous.
         out: [T, K], contiguous, in the dtype of `weight`.
         scale: multiplies every vector, in float32; None for one.

@@ -19,7 +19,7 @@ def scatter_runs(target: Tensor, runs: Sequence[tuple[int, Sequence[int]]]) -> T
 
 
 def copy_pages(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
-    """The state of a pool [layers, pages, ...] after each target page has become what its source is."""
+    """The state of a pool [layers, pages, ...] after each source page is copied to its target."""
     after = pool.clone()
     for source, target in pairs:
         after[:, target] = pool[:, source]

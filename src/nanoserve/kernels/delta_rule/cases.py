@@ -15,7 +15,7 @@ from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 LENGTHS: Final = (3, 70, 1, 5, 2)
-"""Tokens of the rows, of which the newest is computed."""
+"""Tokens of the rows; the newest is computed."""
 CHUNKS: Final = ((0, 7), (5, 3), (63, 2), (64, 1), (1, 2), (0, 1), (3, 66))
 """The first position and the number of tokens of each row's chunk."""
 WIDTH: Final = 3
@@ -141,7 +141,7 @@ def _tables(inputs: Inputs, slots: Sequence[int]) -> Tensor:
 
 
 def _states(before: DeltaStates, after: DeltaStates) -> DeltaStates:
-    """Results of both, of which the recent inputs are copied."""
+    """Results of both; the recent inputs are copied."""
     return DeltaStates(
         expect(after.sums, before.sums, dtype=torch.float32),
         expect(after.recent, before.recent, exact=True, dtype=torch.float32),

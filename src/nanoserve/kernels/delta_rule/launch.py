@@ -225,5 +225,5 @@ def _launch_token_by_token(
 
 
 def _warps(elements: int) -> int:
-    """64 elements of the state per thread: with what a token needs beside them they fit into registers."""
+    """64 elements of the state per thread: they fit into registers beside a token's values."""
     return min(16, max(1, elements // (32 * 64)))

@@ -53,7 +53,7 @@ def delta_rule(
 def _step(
     window: Tensor, token: Tensor, state: Tensor, weights: DeltaWeights, heads: DeltaHeads
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One token's result [inner], how much of it does not cancel, and the state after it."""
+    """One token's result [inner], its share that does not cancel, and the state after it."""
     mixed = F.silu((window * weights.convolution.double().T).sum(0))
     keys = heads.num_key_heads * heads.key_dim
     query, key, value = torch.split(mixed, [keys, keys, heads.inner])

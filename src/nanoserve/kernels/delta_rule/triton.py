@@ -18,7 +18,7 @@ L2_EPS = tl.constexpr(1e-6)
 
 @triton.jit
 def load_span(spans_ptr, chunk):
-    """A chunk's row, its first token, how many it has, and the position of the first."""
+    """A chunk's row, its first token, its number of tokens, and the position of the first."""
     span_ptr = spans_ptr + chunk * 4
     row, first = tl.load(span_ptr).to(tl.int64), tl.load(span_ptr + 1).to(tl.int64)
     return row, first, tl.load(span_ptr + 2), tl.load(span_ptr + 3)
@@ -38,7 +38,7 @@ def _convolved(
     token_ptr, recent_ptr, taps, channels, shown, step, position,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, PADDED_TAPS: tl.constexpr,
 ):  # fmt: skip
-    """Some channels of the chunk's `step`-th token after convolution and SiLU; what is before the chunk comes from the slot."""
+    """Some channels of the chunk's `step`-th token after convolution and SiLU; inputs before the chunk come from the slot."""
     back = tl.arange(0, PADDED_TAPS)
     inside = (back < TAPS)[:, None] & shown[None, :]
     own_ptrs = token_ptr + (channels[None, :] - back[:, None] * WIDTH)
@@ -52,7 +52,7 @@ def _convolved(
 
 @triton.jit
 def _keep(token_ptr, recent_ptr, channels, shown, position, CHANNELS: tl.constexpr, TAPS: tl.constexpr):
-    """Write what the convolution reads of a token into its row's slot."""
+    """Write the convolution's inputs of a token into its row's slot."""
     x = tl.load(token_ptr + channels, mask=shown, other=0.0).to(tl.float32)
     tl.store(recent_ptr + (position % TAPS) * CHANNELS + channels, x, mask=shown)
 
@@ -148,7 +148,7 @@ def keep_recent_kernel(
     projected_ptr, recent_ptr, spans_ptr, tables_ptr, table_stride,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (n, b): keep what the convolution reads of the last tokens of chunk n, a block of channels of it."""
+    """Program (n, b): keep the convolution's inputs of the last tokens of chunk n, for a block of channels."""
     row, first, count, start = load_span(spans_ptr, tl.program_id(0))
     slot = tl.load(tables_ptr + row * table_stride).to(tl.int64)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -26,7 +26,7 @@ def softplus(x):
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) up. Returns once: what follows a return within a branch is compiled, too."""
+    """activation(gate) up. Returns once, because Triton also compiles code after a return in a branch."""
     if ACTIVATION == "gelu":
         activated = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:

@@ -21,7 +21,7 @@ def wide_dtype(dtype, is_scaled):
 
 @triton.jit
 def narrowed(x, scale, KEPT: tl.constexpr):
-    """X as it is kept; of what a scale makes larger than the largest number, that."""
+    """X as 8-bit floats; values that are too large become the largest number."""
     if scale is not None:
         x = tl.math.div_rn(x.to(tl.float32), scale)
         x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
@@ -36,7 +36,7 @@ def scaled(x, scale):
 
 @triton.jit
 def widened(values, WIDE: tl.constexpr):
-    """Kept values [TOKENS, ELEMENTS] in what products are made in.
+    """Kept values [TOKENS, ELEMENTS] in the dtype of products.
 
     A product wants a column's neighbours side by side. The compiler would bring single bytes into that order before it widens them, each
     by an instruction; but not across a split, and of 16 bits a matrix is turned at once.

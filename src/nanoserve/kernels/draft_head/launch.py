@@ -28,7 +28,7 @@ def enter_head(
     width: int = 1,
     keeps_normed: bool = False,
 ) -> None:
-    """Write what the head's layer reads at each position: the vector of the token behind it, and its hidden state, each normed.
+    """Write the inputs of the head's layer at each position: the vector of the next token, and the hidden state, each normed.
 
     Args:
         tokens: int32 [R, W], each row's tokens from position 0 on; -1, a draft that is none, stands for token 0.
@@ -69,7 +69,7 @@ def guess_tokens(
     ahead: int,
     next_ahead: int,
 ) -> None:
-    """Write the likeliest token behind each row of a batch, -1 where it takes no drafts, and where the head goes on.
+    """Write the likeliest token after each row of a batch, -1 if it takes no drafts, and the head's next position.
 
     Args:
         logits: [B, V], contiguous, of tokens that the head knows.
@@ -100,7 +100,7 @@ def keep_states(
     width: int = 1,
     counted: bool = True,
 ) -> None:
-    """Keep of each row of a batch the state from which the head guesses next, that before its newest token.
+    """Keep, for each row of a batch, the state from which the head guesses next: that before its newest token.
 
     Args:
         states: [B * width, K], contiguous, of positions of each row from `ends` - 1 on.

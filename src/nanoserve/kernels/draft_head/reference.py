@@ -1,4 +1,4 @@
-"""Plain operators for what the kernels make."""
+"""The kernels' results by plain operators."""
 
 from __future__ import annotations
 

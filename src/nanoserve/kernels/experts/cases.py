@@ -43,7 +43,7 @@ def random_experts(
     clamp: float | None = None,
     others: int = 0,
 ) -> Experts:
-    """Stacked weights, plain or as stored in a form, that keep what passes through them about as large as it was."""
+    """Stacked weights, plain or in a stored form, that keep the size of vectors about the same."""
 
     def weight(*shape: int) -> Tensor | StoredWeight:
         if form is not None:

@@ -12,7 +12,7 @@ from nanoserve.kernels.experts.reference import STEEPNESS, Chosen, Experts, Rout
 from nanoserve.kernels.whole_vectors import in_whole_vectors
 
 ROWS = 16
-"""Rows of every product whose bits may not depend on how many tokens have chosen an expert."""
+"""Rows of every product, so that bits do not depend on the number of tokens of an expert."""
 
 
 def choose(
@@ -73,7 +73,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 
 def feed(x: Tensor, experts: Experts, chosen: Chosen) -> Tensor:
-    """The weighted sum, in the order of the slots, of what each of its experts makes of a token.
+    """The weighted sum of the outputs of each token's experts, in the order of the slots.
 
     Args:
         x: [T, H], in the dtype of the experts.

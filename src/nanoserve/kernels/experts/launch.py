@@ -132,7 +132,7 @@ def feed_rows(
     eps: float = 0.0,
     pdl: bool = False,
 ) -> None:
-    """Add to `stream` the weighted sum of what its experts make of each token, in the order of its slots.
+    """Add to `stream` the weighted sum of the outputs of each token's experts, in the order of its slots.
 
     Each token reads its experts by itself, so this is for one; of more, those that share an expert better read it together.
 

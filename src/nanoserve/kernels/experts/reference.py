@@ -1,4 +1,4 @@
-"""A mixture of experts as its formula, in float32, and what is said of one in numbers."""
+"""The formula of a mixture of experts, in float32, and the values that describe one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEEPNESS = 1.702
 
 
 class Routing(NamedTuple):
-    """How a token chooses its experts from its logits.
+    """The rule by which a token chooses its experts from its logits.
 
     Attributes:
         top: how many it chooses. Of equal scores the lower index wins.
@@ -47,7 +47,7 @@ class Routing(NamedTuple):
         return self.top + self.shared
 
     def count(self, logits: Tensor) -> int:
-        """How many experts there are to choose from, by the logits [T, E], or [T, E + 1] with a shared gate."""
+        """The number of experts to choose from, by the logits [T, E], or [T, E + 1] with a shared gate."""
         return logits.shape[1] - self.shared_gate
 
     def here(self, logits: Tensor) -> range:
@@ -123,7 +123,7 @@ def _scores(logits: Tensor, kind: str) -> Tensor:
 
 
 def feed(x: Tensor, experts: Experts, chosen: Chosen) -> Tensor:
-    """The weighted sum, in the order of the slots, of what each of its experts makes of a token: [T, H], float32."""
+    """The weighted sum of the outputs of each token's experts, in the order of the slots: [T, H], float32."""
     total = torch.zeros(x.shape, device=x.device)
     for ids, weights in zip(chosen.experts.T, chosen.weights.T, strict=True):
         for expert in ids[ids >= 0].unique().tolist():

@@ -1,6 +1,6 @@
 """Feeds of experts on a GPU: of one token on the CUDA cores, and of more as products of one expert's tokens.
 
-The host never learns who chose what: grids are bounds that hold whatever is chosen, and programs without work end at once.
+The host never learns the choices: grids are upper bounds, and programs without work end at once.
 No sum depends on the order in which programs arrive.
 """
 

@@ -1,4 +1,4 @@
-"""Which tile a mixture of experts runs with: rules from its sizes and the number of tokens, no table.
+"""The tile of a mixture of experts, by rules from its sizes and the number of tokens.
 
 One token reads its experts by itself. Of more, those that share an expert read it together: on an H200 that is faster from two
 tokens on. A weight that is hit is read whole, however few tokens hit it. So what counts is how many tokens an expert gets,
@@ -20,7 +20,7 @@ import triton
 from nanoserve.kernels.forms import FP8, PLAIN, Form
 
 MOST_PROGRAMS = 128
-"""Programs that sort a step's pairs: each reads what all have counted."""
+"""Programs that sort a step's pairs: each reads the counts of all."""
 FEWER_PROGRAMS = 32
 """Programs that sort fewer pairs. Between them lie no others: each number is one more kernel to compile."""
 BLOCK = 64
@@ -32,7 +32,7 @@ _COMPARED = 16_384
 FEWEST = 8
 """Tokens of the smallest tile."""
 _MARGIN = 2048
-"""Bytes of shared memory left to what a kernel needs beside its tiles."""
+"""Bytes of shared memory that a kernel needs beside its tiles."""
 
 
 class RowTile(NamedTuple):
@@ -113,7 +113,7 @@ class ListTile(NamedTuple):
 
     @property
     def described(self) -> bool:
-        """True if the copy engine fetches what lies side by side."""
+        """True if the copy engine fetches contiguous data."""
         return self.bm >= 64
 
     @property

@@ -1,4 +1,4 @@
-"""The forms in which weights are kept on a GPU, one folder each; what is computed with them stays a product.
+"""The forms in which weights are kept on a GPU, one folder each; every form is for products.
 
 | file          | what a form's folder holds                                                                     |
 |---------------|------------------------------------------------------------------------------------------------|

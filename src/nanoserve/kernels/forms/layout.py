@@ -1,4 +1,4 @@
-"""Forms as the host knows them: how each lays out a weight, and what kernels have to be told of it."""
+"""The host's side of forms: the layout of a weight in each, and the kernels' arguments for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Form:
         return self.chunk if self.chunk and self.group % self.chunk == 0 else 0
 
     def arguments(self, weight: Any, *, steps: bool = True) -> dict[str, Any]:
-        """The arguments by which kernels of more than one row, or of one, are told of a weight in this form."""
+        """The arguments for a weight in this form, of kernels of more than one row or of one."""
         scales = self.step_scales(weight.scales) if steps else weight.scales
         return {
             "weight_ptr": self.words(weight.numbers), "scale_ptr": scales,
@@ -61,7 +61,7 @@ class Form:
         return -(-width // self.group)
 
     def even_scale(self, deviation: float) -> float:
-        """The scale under which random elements stand for numbers of about such a standard deviation."""
+        """The scale under which random elements are numbers of about this standard deviation."""
         raise NotImplementedError
 
     def words(self, numbers: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ class Form:
         return scales
 
     def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers and scales that stand for about a weight, float32 [..., N, K]."""
+        """Numbers and scales that approximate a weight, float32 [..., N, K]."""
         raise NotImplementedError
 
     def widen(self, numbers: Tensor, scales: Tensor) -> Tensor:
-        """The weight that they stand for, float32 [..., N, K]: what kernels are compared with."""
+        """The weight that they represent, float32 [..., N, K], which kernels are compared with."""
         raise NotImplementedError
 
 
@@ -119,7 +119,7 @@ class StoredWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """The size of the weight it stands for."""
+        """The size of the weight that it represents."""
         *others, stored = self.numbers.shape
         return torch.Size((*others, self.form.width(stored)))
 
@@ -141,7 +141,7 @@ class StoredWeight:
         return StoredWeight(self.form, self.numbers[index], self.scales[index])
 
     def float(self) -> Tensor:
-        """The weight it stands for, in float32."""
+        """The weight that it represents, in float32."""
         return self.form.widen(self.numbers, self.scales)
 
 
@@ -151,13 +151,13 @@ def form_of(weight: Tensor | StoredWeight) -> Form:
 
 
 def row_arguments(weight: Tensor | StoredWeight, chunk: int) -> dict[str, Any]:
-    """The arguments by which kernels of one row are told of a weight that they load in chunks of this many numbers."""
+    """The arguments of kernels of one row for a weight that they load in chunks of this many numbers."""
     form = form_of(weight)
     return form.arguments(weight, steps=False) | {"UNIT": min(form.unit, chunk)}
 
 
 def step_arguments(weight: Tensor | StoredWeight, *, straight: bool = False) -> dict[str, Any]:
-    """The arguments by which kernels of more than one row are told of a weight, whose words may go straight into registers."""
+    """The arguments of kernels of more than one row for a weight, whose words may go straight into registers."""
     form = form_of(weight)
     arguments = form.arguments(weight, steps=not straight)
     if straight:
@@ -166,7 +166,7 @@ def step_arguments(weight: Tensor | StoredWeight, *, straight: bool = False) -> 
 
 
 def gathered(blocks: Tensor) -> Tensor:
-    """Put the nibbles of each group of 32, uint8 [..., 16] with the low half first, into the words of the threads that want them.
+    """Put the nibbles of each group of 32, uint8 [..., 16] with the low half first, into the words of the threads that use them.
 
     A thread of a tensor core's instruction multiplies numbers 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16, with t from 0 to 3. So the t-th word
     of 32 bits gets those of both halves of the group: the first of each two in its lower 16 bits, the second in its upper ones, so that one

@@ -1,4 +1,4 @@
-"""How kernels read a weight in any form: a constant FORM chooses, and `plain` is one that is as the model computes with it.
+"""Reads a weight in any form: a constant FORM chooses, and `plain` is a weight in the model's dtype.
 
 Rows lie one after the other, K / PACK words each, and SCALES scales each. Kernels of one row load all of what they need at once, in chunks of
 CHUNK numbers; UNIT of them, which one thread loads, have one scale. Those of more rows load steps of BK.

@@ -100,13 +100,13 @@ def _attend(query: Tensor, seen: Tensor, latent_dim: int, scale: float) -> Tenso
 LINE: Final = 32
 """Elements that fill whole cache lines: where operands are aligned otherwise, products may sum in another order."""
 plan_invariant: Final = functools.partial(plan_invariant_attention, queries=1)
-"""As `plan_latent_attention`: a query's heads, which all share what they see, are one product."""
+"""As `plan_latent_attention`: a query's heads read the same positions, so they are one product."""
 
 
 def invariant_latent_attention(
     query: Tensor, entries: Tensor, plan: InvariantPlan, *, latent_dim: int, scale: float
 ) -> Tensor:
-    """As `latent_attention`, with bits that depend on nothing but the query and what it sees."""
+    """As `latent_attention`, with bits that depend only on the query and the positions that it reads."""
     query, entries = F.pad(query, (0, -query.shape[2] % LINE)), entries[:, None]
     return invariant_attention(query, entries, entries, plan, scale=scale)[..., :latent_dim]
 

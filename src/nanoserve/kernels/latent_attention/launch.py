@@ -39,7 +39,7 @@ def latent_decode(
     blocks: BlockSizes | None = None,
     pdl: bool = False,
 ) -> None:
-    """Attend with the newest token of each place to all that its row holds: softmax(scale * q e^T) e[:, :latent_dim].
+    """Attend with the newest token of each place to all tokens of its row: softmax(scale * q e^T) e[:, :latent_dim].
 
     Nothing in the cache but the tokens of a place's own row influences its output, not even NaN. A row's result depends on
     its own tokens, on `splits` and on `blocks`, not on where or with whom it is computed.

@@ -16,7 +16,7 @@ def latent_attention(query: Tensor, cache: LatentCache, row: int, start: int, *,
 def expanded_attention(
     query: Tensor, entries: Tensor, up_keys: Tensor, up_values: Tensor, *, scale: float
 ) -> Tensor:
-    """The definition: every head makes its own keys and values of the latents; causal over one row.
+    """The definition: every head computes its own keys and values from the latents; causal over one row.
 
     Args:
         query: [T, num_heads, nope_dim + rope_dim] of a row's last T tokens, rotated.

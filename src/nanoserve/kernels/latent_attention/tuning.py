@@ -60,17 +60,17 @@ def prefill_block(width: int, dtype: torch.dtype, shared_memory: int = SHARED_ME
 
 
 def packed_heads(num_heads: int, rows: int) -> int:
-    """How many heads of a query share a program: the largest power of two that divides their number and fits."""
+    """The number of heads of a query that share a program: the largest power of two that divides theirs and fits."""
     return min(num_heads & -num_heads, rows)
 
 
 def queries_per_tile(num_heads: int, rows: int) -> int:
-    """How many queries a tile holds at most."""
+    """The most queries of a tile."""
     return rows // packed_heads(num_heads, rows)
 
 
 def choose_splits(batch: int, num_heads: int, max_context: int, num_sms: int, tokens: int = 32) -> int:
-    """Into how many splits to cut each row, a power of two.
+    """The number of splits of each row, a power of two.
 
     Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
     than leaves each two tiles or more.

@@ -1,4 +1,4 @@
-"""Linear layers on a GPU for few rows, where reading the weight is all that takes time, and batch-invariant ones.
+"""Linear layers on a GPU for few rows, where reading the weight takes all the time, and batch-invariant ones.
 
 | rows of x | function         | what is fused                                                       |
 |-----------|------------------|---------------------------------------------------------------------|

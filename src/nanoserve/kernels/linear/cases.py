@@ -37,7 +37,7 @@ SLICE: Final = 1 << 24
 
 
 class LinearCase(NamedTuple):
-    """A weight [N, K], and what is done around its product.
+    """A weight [N, K], and the operations around its product.
 
     Attributes:
         norm_weight: [K], of the norm before it; None if its input is no residual stream.
@@ -112,7 +112,7 @@ def check_row_linear(inputs: Inputs, product: LinearCase) -> Iterator[Comparison
 def check_skinny_linear(
     inputs: Inputs, product: LinearCase, batches: Sequence[int] = ()
 ) -> Iterator[Comparison]:
-    """Each of some numbers of rows, twice: what is left in the scratch memory must not show, nor the counters move."""
+    """Some numbers of rows, twice each: leftovers in the scratch memory must not matter, and the counters must not move."""
     batches = batches or SKINNY_ROWS
     k = product.weight.shape[1]
     space = _space(inputs, product, batches)
@@ -173,7 +173,7 @@ def _space(inputs: Inputs, product: LinearCase, batches: Sequence[int]) -> Linea
 def multiply_adapted(
     x: Tensor, out: Tensor, product: LinearCase, delta: Delta, space: LinearWorkspace, *, pdl: bool = False
 ) -> None:
-    """A product as decoding rows compute it, with what adapters add."""
+    """A product as decoding rows compute it, with adapters."""
     weight, bias = product.weight, product.bias
     if len(x) == 1:
         shrink(x, delta, norm_weight=product.norm_weight, pdl=pdl)

@@ -1,4 +1,4 @@
-"""Launches of the products, each with what comes before and after it in a decoder layer fused in."""
+"""Launches of the products, each fused with the operations before and after it in a decoder layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from nanoserve.kernels.linear.tuning import (
 )
 
 _MARGIN = 2048
-"""Bytes of shared memory left to what a kernel needs beside its tiles."""
+"""Bytes of shared memory that a kernel needs beside its tiles."""
 
 
 class LinearWorkspace(NamedTuple):
@@ -61,7 +61,7 @@ class LinearWorkspace(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Self:
-        """Allocate what `skinny_linear` needs for weights like these.
+        """Allocate the scratch memory of `skinny_linear` for weights like these.
 
         Args:
             weights: [N, K] each, and plain ones of these shapes; they may be elsewhere.
@@ -204,7 +204,7 @@ def split_linear(
 
 
 def widened(weight: Tensor | StoredWeight, scratch: Tensor) -> Tensor:
-    """The weight as a tensor [N, K]: itself, or what a stored one stands for, written into `scratch`, flat, of any float dtype; rounded once."""
+    """The weight as a tensor [N, K]: itself, or a stored one widened into `scratch`, flat, of any float dtype; rounded once."""
     (n, k), out = weight.shape, weight
     if form_of(weight) is not PLAIN:
         rows, bk, out = 32, 128, scratch[: n * k].view(n, k)
@@ -223,7 +223,7 @@ def invariant_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
-    """Compute out = x weight^T + bias + residual, each row of which has the same bits however many rows there are.
+    """Compute out = x weight^T + bias + residual, with the same bits in each row for any number of rows.
 
     A library chooses tiles and splits by the number of rows, and with them the order of summation ("Defeating
     Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Here tile, steps along K and instructions are fixed for

@@ -261,7 +261,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
 
 @triton.jit
 def _is_last(counter_ptr, ARRIVALS: tl.constexpr):
-    """Count one arrival; the last one sets the counter back, for the next kernel, and sees what all have stored."""
+    """Count one arrival; the last one resets the counter for the next kernel, and sees the stores of all."""
     tl.debug_barrier()  # the whole program has stored before one of its threads says so
     arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
     is_last = arrived == ARRIVALS - 1

@@ -1,4 +1,4 @@
-"""Which tile each product runs with: the best measured ones of an H200, and rules that carry them to other shapes.
+"""The tile of each product: the best measured ones of an H200, and rules that extend them to other shapes.
 
 Measured with forerunners of these kernels, at M = 64 with bulk loads of the weight (TMA) in the wide products; bfloat16, in
 chains of kernels with programmatic dependent launch, weights not in the L2 cache; in percent of the 4.62 TB/s that the
@@ -34,7 +34,7 @@ MAX_SKINNY_M = 128
 WIDE = 32_768
 """From this many columns on a product is like a head: so many tiles that none needs to be split."""
 BUSY = 128
-"""How many programs keep a device reading; H100 and H200 have 132 multiprocessors, A100 has 108."""
+"""The number of programs that keep a device reading; H100 and H200 have 132 multiprocessors, A100 has 108."""
 MULTIPROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 ROOM = 225 * 1024
@@ -50,7 +50,7 @@ MOST_REGISTERS = 128
 MOST_STRAIGHT_ROWS = 16
 """Rows of x up to which words of a stored weight go straight into registers."""
 AHEAD = 4
-"""How many steps of a slice are sent for to the L2 cache before the wait, if kernels overlap at all."""
+"""The number of steps of a slice that are fetched to the L2 cache before the wait, if kernels overlap."""
 
 
 class RowTile(NamedTuple):
@@ -155,7 +155,7 @@ def _slices(bm: int, n: int, k: int, joining: float) -> int:
         return doubled
 
     def cost(splits: int) -> float:
-        """Microseconds of an H200: what the busiest multiprocessor reads, and partial sums; on average 1.4% and at most 7% above the best measured tiles."""
+        """Microseconds of an H200: the reads of the busiest multiprocessor, and partial sums; on average 1.4% and at most 7% above the best measured tiles."""
         rounds = triton.cdiv(triton.cdiv(n, 64) * splits, MULTIPROCESSORS)
         slice_ = triton.cdiv(k, 128 * splits) * 128
         programs = min(rounds, 4)

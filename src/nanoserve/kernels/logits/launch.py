@@ -1,4 +1,4 @@
-"""Launches over a step's logits, without a word to the host and without a float32 copy of the logits."""
+"""Launches over a step's logits, without waiting for the host and without a float32 copy of the logits."""
 
 from __future__ import annotations
 

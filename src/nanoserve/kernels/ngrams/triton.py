@@ -1,4 +1,4 @@
-"""The search for a row's newest tokens in what is before them, by one program."""
+"""The search for an earlier occurrence of a row's newest tokens, by one program."""
 
 from __future__ import annotations
 

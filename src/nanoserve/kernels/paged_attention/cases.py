@@ -88,7 +88,7 @@ class DecodeCase(NamedTuple):
     def compare(self, case: str, got: Made, wanted: Made) -> Iterator[Comparison]:
         """Output, new keys and values, and that older ones have not changed.
 
-        Kept keys may be neighbours of what is wanted, and then the output is what follows from them.
+        Kept keys may be neighbours of the wanted ones; then the output follows from the kept ones.
         """
         if self.cache.scales is not None:
             wanted = self.exact(got)[0], *wanted[1:]

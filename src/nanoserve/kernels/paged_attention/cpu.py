@@ -1,4 +1,4 @@
-"""Paged attention by batched matrix products over gathered blocks: the fast way on a CPU.
+"""Paged attention by batched matrix products over gathered blocks, which is fast on a CPU.
 
 What all layers of one cache group share in a step is laid out once (`plan_attention`): which blocks each row reads and
 which positions it may see. Rows with one query (decoding) are batched with others of similar length; a row with more
@@ -21,7 +21,7 @@ from torch import Tensor
 TILE = 64
 """Queries of a prefill chunk that are attended to together; measured best of 32 to 512 on one core and on two."""
 MAX_PADDING = 1.25
-"""How many times its own number of blocks a batch of decoding rows may read, being as wide as its longest row."""
+"""The most blocks that a batch of decoding rows may read, as a multiple of its own, because it is as wide as its longest row."""
 MAX_BATCH_BLOCKS = 2048
 """Blocks that a batch of decoding rows reads at most (more than one row only), which bounds the scratch memory."""
 
@@ -43,7 +43,7 @@ class CacheRead(NamedTuple):
 
 
 class DecodeBatch(NamedTuple):
-    """Rows with one query each: which tokens they are (None for all, in order), what they read, the mask to add."""
+    """Rows with one query each: their tokens (None for all, in order), the positions that they read, the mask to add."""
 
     tokens: Tensor | None
     cache: CacheRead
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
 
 
 class PrefillRow(NamedTuple):
-    """A row with several queries: what it reads and the tiles of its queries."""
+    """A row with several queries: the positions that it reads, and the tiles of its queries."""
 
     cache: CacheRead
     tiles: tuple[Tile, ...]
@@ -276,7 +276,7 @@ def _lay_out_chunk(row: _Row, cache: CacheRead, window: int | None) -> PrefillRo
 
 
 def _gather(cache: Tensor, read: CacheRead, dtype: torch.dtype) -> Tensor:
-    """The rows' blocks as [B * num_kv_heads, positions, head_dim] of a dtype; what no query may see is zero, never NaN."""
+    """The rows' blocks as [B * num_kv_heads, positions, head_dim] of a dtype; positions that no query reads are zero, never NaN."""
     blocks, num_kv_heads, block_size, head_dim = cache.shape
     # What lies between the blocks is seen as heads too, those of other layers: so the gathering has no gaps to care for.
     count = (blocks - 1) * (cache.stride(0) // cache.stride(1)) + num_kv_heads

@@ -125,7 +125,7 @@ def choose_tile(
 def choose_splits(
     batch: int, kv_heads: int, max_context: int, num_sms: int, tile: int = 64, *, size: int = 256
 ) -> int:
-    """Into how many splits to cut each row, a power of two.
+    """The number of splits of each row, a power of two.
 
     Enough that all multiprocessors have work, and that no program walks more than MAX_TOKENS_PER_SPLIT tokens; no more
     than leaves each a tile or more.
@@ -196,11 +196,11 @@ def choose_block(
 
 
 def packed_heads(num_heads: int, num_kv_heads: int) -> int:
-    """How many query heads of a KV head share a program: the largest power of two that divides their number."""
+    """The number of query heads of a KV head that share a program: the largest power of two that divides theirs."""
     group = num_heads // num_kv_heads
     return min(group & -group, MAX_PACKED_HEADS)
 
 
 def queries_per_tile(num_heads: int, num_kv_heads: int, blocks: BlockSizes) -> int:
-    """How many queries a tile holds at most."""
+    """The most queries of a tile."""
     return blocks.rows // packed_heads(num_heads, num_kv_heads)

@@ -78,7 +78,7 @@ def add_partials_into(
     branch_norm: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Add what a product has left to `x`, normed where asked; arguments as in `add_rms_norm_into`, which also norms the sum."""
+    """Add a product's result to `x`, normed if asked; arguments as in `add_rms_norm_into`, which also norms the sum."""
     added = {"partials_ptr": partials, "bias_ptr": bias, "branch_norm_ptr": branch_norm}
     _launch(x, {**added, "weight_ptr": None, "out_ptr": None}, eps=eps, pdl=pdl)
 

@@ -32,7 +32,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm of the residual plus all partials [S, M, K] and the bias, and that sum.
 
-    With `branch_norm` as weight, what is added is normed before.
+    With `branch_norm` as weight, the addition is normed before.
     """
     added = partials.float().sum(0) + (0 if bias is None else bias.float())
     total = residual.float() + (added if branch_norm is None else rms_norm(added, branch_norm, eps))
@@ -48,7 +48,7 @@ def norm_qkv(
 ) -> Tensor:
     """Queries, keys and values, x / sqrt(mean(x^2) + eps) * weight where there is a weight, within -clip and clip; float32.
 
-    `sizes` are those of a query and of a key; what is left is the value.
+    `sizes` are those of a query and of a key; the rest is the value.
     """
     q, k, v = torch.split(qkv.float(), [*sizes, qkv.shape[1] - sum(sizes)], dim=1)
     normed = [

@@ -1,4 +1,4 @@
-"""Sums of partial sums, as a rank makes them; what several ranks make is shown where there are several."""
+"""Sums of partial sums, as one rank computes them; sums over several ranks are tested where there are several GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of what GPUs of one machine compute together; every rank makes the same launches in the same order, on one stream."""
+"""Launches of the sums over GPUs of one machine; every rank makes the same launches in the same order, on one stream."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_ranks_into(
     branch_norm: Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Add to `x` what every rank has at `offset` of its block, in their order and in float32, then norm what `x` has become.
+    """Add to `x` every rank's part at `offset` of its block, in the order of ranks and in float32, then norm `x`.
 
     The sum has the same bits on every rank. What a rank has there must stay until its next exchange; so parts are left at two places in turn.
 

@@ -15,7 +15,7 @@ from nanoserve.kernels.testing_attention import Heads, LatentHeads, Places, page
 LENGTHS: Final = (3, 70, 1, 33, 17)
 """Tokens of the rows."""
 CHUNK_TOKENS: Final = (3, 12, 1, 33, 2)
-"""How many of each row's last tokens a chunk computes."""
+"""The number of each row's last tokens that a chunk computes."""
 CHUNKS: Final = tuple(
     (row, position)
     for row, (length, count) in enumerate(zip(LENGTHS, CHUNK_TOKENS, strict=True))

@@ -14,7 +14,7 @@ from nanoserve.kernels.testing import Comparison, Inputs
 
 
 class SamplingSetting(NamedTuple):
-    """How one row draws, how many tokens it has, and how many of those are its prompt."""
+    """A row's sampling settings, its number of tokens, and the number of its prompt's."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -49,7 +49,7 @@ NOT_A_NUMBER = 3
 UNUSED: Final = 2
 """Rows that no place names."""
 ROUNDING: Final = 1e-4
-"""How far rounding may move a score, or the edge of a filter."""
+"""The most that rounding may move a score, or the edge of a filter."""
 
 
 class DeviceRows(NamedTuple):
@@ -101,7 +101,7 @@ class DeviceRows(NamedTuple):
         limits: Tensor | None = None,
         width: int = 1,
     ) -> DrawScratch:
-        """Draw for places that are these rows; what the kernels left in their scratch memory, which was poisoned."""
+        """Draw for these rows; returns the kernels' scratch memory, which was poisoned before."""
         scratch = DrawScratch(max_batch=len(logits), vocab_size=logits.shape[1], device=logits.device)
         scratch.cutoffs.fill_(torch.nan)
         scratch.candidates.fill_(2**30)

@@ -37,11 +37,11 @@ MASK_BLOCK = 4096
 MASK_WARPS = 4
 
 CONSTANT_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""How many of the low bits of a logit's float32 say nothing."""
+"""The number of low bits of a logit's float32 that carry nothing."""
 
 
 class DrawScratch:
-    """Where the kernels leave what they find for the next one; one step at a time may use it.
+    """The kernels' results for the next kernel; one step at a time may use it.
 
     Attributes:
         cutoffs: float32 [max_batch], the smallest logit each place keeps.

@@ -1,4 +1,4 @@
-"""The filters of the sampling rule as cutoffs, without a sort; what is drawn above them is in `triton_choice.py`.
+"""The filters of the sampling rule as cutoffs, without a sort; `triton_choice.py` draws above them.
 
 All comparisons are made between logits, which order tokens as the scaled logits x of the rule do. Where two logits
 round to the same x, cutoffs are lowered to the smaller, so that tokens tied in x share one fate.

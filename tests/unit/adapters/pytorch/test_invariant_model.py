@@ -31,12 +31,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 FORMS = {
     "llama, float32": ("llama", torch.float32, None),
     "llama, int8": ("llama", torch.bfloat16, "int8"),
-    "mistral, float32": ("mistral", torch.float32, None),
     "deepseek_v3, float32": ("deepseek_v3", torch.float32, None),
     "qwen3, bfloat16": ("qwen3", torch.bfloat16, None),
     "gemma 2, float32": ("gemma2", torch.float32, None),
     "gemma 3, bfloat16": ("gemma3_text", torch.bfloat16, None),
-    "qwen3_moe, float32": ("qwen3_moe", torch.float32, None),
     "qwen3_moe, bfloat16": ("qwen3_moe", torch.bfloat16, None),
     "gpt_oss, float32": ("gpt_oss", torch.float32, None),
 }

@@ -26,14 +26,14 @@ NAMES: Final = {
     "proj": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "w": ("block_sparse_moe", "w1", "w3", "w2"),
 }
-"""By `ExpertsSpec.names`, what checkpoints call a mixture and the three matrices of an expert."""
+"""By `ExpertsSpec.names`, checkpoints' names of a mixture and of the three matrices of an expert."""
 
 
 class Experts(Part):
-    """Each token passes through a few of many SwiGLUs (Shazeer et al. 2017); all of one layer lie in one stack.
+    """Each token passes through a few of many SwiGLUs (Shazeer et al.
 
-    An expert that every token passes through is cut into ones of the others' size, which stand behind them: a SwiGLU is
-    the sum of the SwiGLUs that its rows are cut into.
+    2017); all of one layer are one stack. A shared expert is split into experts of the common size, after the others: a SwiGLU is
+    the sum of the SwiGLUs of parts of its rows.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Experts(Part):
         self.is_invariant = False
 
     def run(self, ops: LinearOps, _: object, /) -> None:
-        """Stream + the weighted sum of what its experts make of each token's norm(stream)."""
+        """Stream + the weighted sum of the outputs of each token's experts for norm(stream)."""
         assert isinstance(self.norm, RMSNorm)
         ops.experts(self.norm, self.mixture())
 
@@ -124,7 +124,7 @@ class Experts(Part):
         return self.norm_tensors() | prefixed(block, tensors)
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
-        """As transformers holds them, and writes them where it is told to."""
+        """The form of transformers, in which it also writes checkpoints."""
         count, (block, gate, up, down) = len(self.held), NAMES[self.spec.names]
 
         def of_each(*names: str) -> list[str]:

@@ -13,7 +13,7 @@ from nanoserve.ports.model_spec import NormSpec
 
 @attrs.frozen
 class Norms:
-    """Where a part norms, by the names of its norms in a checkpoint: what it reads of the stream, what it adds to it, and the sum."""
+    """A part's norms, by their names in a checkpoint: of its input from the stream, of its output, and of the sum."""
 
     before: str | None
     after: str | None = None
@@ -45,7 +45,7 @@ class RMSNorm(Stored):
         self.weight.fill_(0 if self._is_zero_centered else 1)
 
     def arrange(self) -> None:
-        """Hold what is multiplied with."""
+        """Hold the factors."""
         if self._is_zero_centered:
             self.weight.add_(1)
 

@@ -49,6 +49,6 @@ class PooledDense(Stored):
 
 
 def make_pooled(layers: Sequence[PooledLayer], size: int, norm: NormSpec) -> nn.ModuleList:
-    """The layers, the first of which reads `size` numbers."""
+    """The layers; the first reads `size` numbers."""
     sizes = [size, *(each.size for each in layers)]
     return nn.ModuleList(PooledDense(each, before, norm) for each, before in zip(layers, sizes, strict=False))

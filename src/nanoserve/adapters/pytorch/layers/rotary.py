@@ -26,7 +26,7 @@ from nanoserve.ports.model_spec import ModelSpec
 class Rotary:
     """Maps positions int64 [T] to their rotations (see `kernels.rope_and_cache.rotation`); float32 in any model.
 
-    Elements that do not turn have the frequency 0; `kernel_order` says where they stand.
+    Elements that are not rotated have the frequency 0; `kernel_order` gives their places.
     """
 
     def __init__(self, spec: RopeSpec, head_dim: int, device: torch.device) -> None:
@@ -62,7 +62,7 @@ def make_rotaries(spec: ModelSpec, device: torch.device) -> dict[Rotation, Rotar
 
 
 def kernel_order(spec: RopeSpec, head_dim: int) -> list[int]:
-    """Which of a checkpoint's elements of a head stands where kernels turn element i together with i + head_dim / 2.
+    """The order of a head's elements for kernels, which rotate element i together with i + head_dim / 2.
 
     Queries and keys in another common order have the same products, so rows of their projections are moved once and
     kernels know one kind of rotation: first the pairs that turn, then those that do not.

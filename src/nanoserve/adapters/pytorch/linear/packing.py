@@ -40,7 +40,7 @@ def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
 
 
 def replace_linears(model: nn.Module, make: Callable[[Linear], Linear]) -> None:
-    """Put what `make` makes of each `Linear` inside `model` in its place, one at a time."""
+    """Replace each `Linear` inside `model` by the result of `make`, one at a time."""
     for parent in [module for module in model.modules() if not isinstance(module, Linear)]:
         for name in [name for name, child in parent.named_children() if isinstance(child, Linear)]:
             setattr(parent, name, make(getattr(parent, name)))

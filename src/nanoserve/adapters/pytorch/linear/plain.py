@@ -1,4 +1,4 @@
-"""The plain linear layer, a weight as checkpoints store it, [out_features, in_features], and what packed ones share."""
+"""The plain linear layer, with a weight as checkpoints store it, [out_features, in_features], and the base of packed ones."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class PeftAdapter:
 def read_folder(folder: str, shapes: Mapping[str, tuple[int, int]], *, most_rank: int) -> PeftAdapter:
     """Read an adapter wholly, for a model that has linear layers of these `shapes` (out_features, in_features) by name.
 
-    Raises `BadValueError` (`lora`), which names the folder and what is wrong there.
+    Raises `BadValueError` (`lora`), which names the folder and the fault.
     """
     path = Path(folder)
     try:

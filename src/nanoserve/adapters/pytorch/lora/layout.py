@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
 
 RANKS = (16, 32, 64, 128)
-"""Ranks that adapters are padded to: what tensor cores multiply."""
+"""Ranks that adapters are padded to, for tensor cores."""
 
 
 def padded_rank(rank: int) -> int:

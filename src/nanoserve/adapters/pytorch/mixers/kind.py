@@ -14,11 +14,11 @@ from nanoserve.ports.layer_spec import Mixer
 from nanoserve.ports.model_spec import CacheGroup
 
 Page = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of what a layer keeps of a block of tokens, or of a row's whole past."""
+"""Shape and dtype of a layer's cache for a block of tokens, or for a row's whole past."""
 
 
 class MixerKind(Protocol):
-    """A mixer of given dimensions. What it computes with weights is its `Part`, whose projections steps mix."""
+    """A mixer of given dimensions. Its `Part` computes with weights; steps mix the part's projections."""
 
     def __init__(self, spec: Any, /) -> None: ...
 
@@ -26,10 +26,10 @@ class MixerKind(Protocol):
         """One page of each tensor that a layer keeps."""
 
     def split(self, divide: Callable[[int, str], int], /) -> Mixer | str:
-        """The part that each rank has of it, or the name of what cannot be split; `divide` takes a number and the name of what it counts."""
+        """Each rank's part of it, or the name of a dimension that cannot be split; `divide` takes a number and its name."""
 
     def prepare(self, group: CacheGroup, where: GroupInputs, step: CpuStep, /) -> Callable[..., Tensor]:
-        """Compute once what the layers of a cache group share; returns their `Step.mix`."""
+        """Compute once the values that the layers of a cache group share; returns their `Step.mix`."""
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:

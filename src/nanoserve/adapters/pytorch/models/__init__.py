@@ -220,7 +220,7 @@ def split_spec(spec: ModelSpec, size: int, *, rank: int = 0, expert_parallel: bo
     """The model as one of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
 
     With `expert_parallel` each rank has some of the experts whole, and without it a part of each.
-    Raises `BadValueError` for what cannot be split, or not in so many parts.
+    Raises `BadValueError` for a model that cannot be split into this many parts.
     """
     if expert_parallel and size == 1:
         raise BadValueError(EXPERTS, "divides experts over ranks; ask for tensor_parallel_size 2 or more")
@@ -288,7 +288,7 @@ def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
 
 
 def _keeps(keep: bool | None, device: torch.device) -> bool:
-    """True if what kernels compute with stays as it is stored."""
+    """True if kernels compute with the weights as stored."""
     return device.type == "cuda" if keep is None else keep
 
 
@@ -377,7 +377,7 @@ def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
 
 
 def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers, without their scales, of what is kept as stored."""
+    """The numbers, without scales, of the weights that are kept as stored."""
     if not dtype.is_floating_point:
         return ((noise / SCALE * 2**20).long() * 0x9E3779B1).to(dtype)  # so that all bits are about as random
     return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)

@@ -1,6 +1,6 @@
-"""A decoder-only transformer, whatever its layers are made of.
+"""A decoder-only transformer with any layers.
 
-Tokens become vectors, each layer adds to them what its mixer and its feed make of them, and the last vectors are compared with
+Tokens become vectors, each layer adds the outputs of its mixer and its feed to them, and the last vectors are compared with
 one vector per token of the vocabulary. A page such as `models.llama` says which parts a layer has. On a CPU `forward` computes a step; on a GPU the same parts
 run over the operations of `cuda/linear_ops.py`.
 """

@@ -29,7 +29,7 @@ def random_delta(
     invariant: bool = False,
     slices: int | None = None,
 ) -> tuple[Delta, Tensor]:
-    """A delta that is not shrunk yet, and what it adds to a product of x, float32.
+    """A delta before its inputs are shrunk, and its addition to a product of x, float32.
 
     `runs` are of columns (first, end, part); tokens have slots 1 to the number of ranks, or 0.
     """

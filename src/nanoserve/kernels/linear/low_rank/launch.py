@@ -1,4 +1,4 @@
-"""Launches of what adapters add to one product of a step."""
+"""Launches of the adapters' additions to one product of a step."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
 
 
 def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
-    """Add to a product what adapters make of its input.
+    """Add the adapters' deltas to a product.
 
     Args:
         delta: shrunk.

@@ -93,7 +93,7 @@ def shrink_kernel(
 
 @triton.jit
 def _add_up(ptrs, mask, split_stride, SPLITS: tl.constexpr):
-    """The sum of what the slices of x have left at `ptrs`."""
+    """The sum of the slices' results at `ptrs`."""
     total = tl.load(ptrs, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(ptrs + split * split_stride, mask=mask, other=0.0)
@@ -209,7 +209,7 @@ def expand(sums, delta, factor, rows, ms, split, SHAPE: tl.constexpr, SPLITS: tl
 def expand_kernel(
     out_ptr, out_stride, T, delta, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHAPE: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """Program (i, j): a tile [BN, BM] of out [T, N] plus what adapters add."""
+    """Program (i, j): a tile [BN, BM] of out [T, N] plus the adapters' deltas."""
     let_next_start(PDL)
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     ms = tl.program_id(1) * BM + tl.arange(0, BM)

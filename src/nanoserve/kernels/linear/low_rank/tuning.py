@@ -1,4 +1,4 @@
-"""How the tokens of a step are put into units, and how much of a product one program computes."""
+"""The units of a step's tokens, and the part of a product that one program computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP: Final = 1024
 WARPS: Final = 4
 """Warps of such a program; each multiplies a piece of a step by itself."""
 MOST_SLICES: Final = 8
-"""Slices of x of a few tokens: whoever multiplies with B adds them up."""
+"""Slices of x of a few tokens: the kernel that multiplies with B adds them up."""
 MOST_PARTIALS: Final = 1024
 """Tokens times slices of x, unless there are more tokens."""
 MOST_PROGRAMS: Final = 264

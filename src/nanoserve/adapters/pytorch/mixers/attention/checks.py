@@ -1,4 +1,4 @@
-"""The kernels of attention, and what a model gives their cases."""
+"""The kernels of attention, and a model's inputs of their cases."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class AttentionKind:
 
 
 def _scaled(heads: Tensor, scales: Tensor) -> Tensor:
-    """Query heads, or what they attended to, [T, num_heads, head_dim], times the scale of the KV head that they read."""
+    """Query heads, or their attended values, [T, num_heads, head_dim], times the scale of the KV head that they read."""
     return heads * scales.repeat_interleave(heads.shape[1] // len(scales))[:, None].to(heads.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The kernels of attention to both sides, and what a model gives their cases."""
+"""The kernels of attention to both sides, and a model's inputs of their cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of gated delta nets, and what a model gives their cases."""
+"""The kernels of gated delta nets, and a model's inputs of their cases."""
 
 from __future__ import annotations
 

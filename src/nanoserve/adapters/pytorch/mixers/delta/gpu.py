@@ -19,7 +19,7 @@ from nanoserve.ports.layer_spec import DeltaSpec, Rotation
 
 
 class GpuDelta:
-    """See `GpuMixer`. Invariant states go through prompts token by token, as through what is decoded."""
+    """See `GpuMixer`. Invariant states are updated token by token in prompts, as in decoding."""
 
     checks: ClassVar = CHECKS
     pads: ClassVar = False
@@ -35,7 +35,7 @@ class GpuDelta:
         return 1
 
     def allocate(self, _max_place_splits: int, /) -> None:
-        """See `GpuMixer`: what chunks in tiles compute in."""
+        """See `GpuMixer`: the buffers of chunks in tiles."""
         heads, facts = [heads_of(each) for each in self._layers.values()], self._facts
         self._space = launch.TileSpace.create(facts.max_tokens, heads, dtype=facts.dtype, device=facts.device)
 

@@ -1,4 +1,4 @@
-"""The kernels of latent attention, and what a model gives their cases."""
+"""The kernels of latent attention, and a model's inputs of their cases."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_FEW_TOKENS = 64
 LEAST_ROOM = 256
 """Keys that the memory holds at least in which they are expanded."""
 MOST_ROUNDS: Final = 64
-"""Times that this memory is filled in a step at most: what has longer rows is absorbed."""
+"""Times that this memory is filled in a step at most; longer rows are absorbed."""
 ABSORB: Final = 0
 """The way to compute chunks that every model has; the other one is to expand."""
 
@@ -83,7 +83,7 @@ class GpuLatents:
         return tuning.choose_splits(bucket, heads, longest, multiprocessors, self._keys)
 
     def allocate(self, max_place_splits: int, /) -> None:
-        """See `GpuMixer`; all flat. What is expanded shares its memory with what is absorbed."""
+        """See `GpuMixer`; all flat. Expanded and absorbed values share memory."""
         facts, spec, tokens, room = self._facts, self._spec, self._facts.max_tokens, self._room
         heads, width, expanded = spec.num_heads, spec.cache_elements, spec.nope_dim + spec.value_dim
         sums = spec.value_dim * torch.float32.itemsize // facts.dtype.itemsize
@@ -186,7 +186,7 @@ class GpuLatents:
             launch.expanded_attention(heads, expanded, gathered, out, **how)
 
     def _views(self, part: LatentAttention, tokens: int) -> tuple[Tensor, Tensor]:
-        """Absorbed queries [tokens, num_heads, latent_dim + rope_dim], and what they attend to."""
+        """Absorbed queries [tokens, num_heads, latent_dim + rope_dim], and their results."""
         heads, latent_dim, width = part.num_heads, part.latent_dim, part.latent_dim + part.rope_dim
         query = self._query[: tokens * heads * width].view(tokens, heads, width)
         return query, self._attended[: tokens * heads * latent_dim].view(tokens, heads, latent_dim)

@@ -29,7 +29,7 @@ class LatentKind:
         return [((block_size, self.spec.cache_elements), dtype)]
 
     def split(self, divide: Callable[[int, str], int], /) -> LatentSpec:
-        """See `MixerKind`: heads; what they read is the same for all of them, so every rank keeps it."""
+        """See `MixerKind`: heads are split; all heads read the same latents, so every rank keeps them."""
         return attrs.evolve(self.spec, num_heads=divide(self.spec.num_heads, "heads"))
 
     @staticmethod

@@ -16,7 +16,7 @@ from nanoserve.ports.layer_spec import LatentSpec
 from nanoserve.ports.model_spec import ModelSpec, NormSpec
 
 INNER_NORM: Final = NormSpec(eps=1e-6)
-"""Norm of latents and of what queries are made of: transformers gives these norms 1e-6 whatever `rms_norm_eps` says."""
+"""The epsilon of the norms of latents and of query vectors: transformers uses 1e-6 whatever `rms_norm_eps` says."""
 
 
 class LatentAttention(Part):
@@ -95,7 +95,7 @@ class LatentAttention(Part):
         return self.norm_tensors() | prefixed("self_attn", tensors)
 
     def arrange(self) -> None:
-        """Put what is rotated of queries and keys into the order in which kernels turn it."""
+        """Put the rotated elements of queries and keys into the kernels' order."""
         if self.down.bias is not None and not self.query_dim:
             self.down.bias[: self.split] = 0  # queries that are projected at once have none
         order = kernel_order(*self.rotation)
