@@ -104,7 +104,7 @@ def test_boxes_name_their_faults_as_they_are_typed(playground: Page, visits: Vis
     ask(page, "book?")
     expect(problem).to_contain_text("response_format")
     give_example(page, "tools")
-    expect(problem).to_contain_text("does not go with tools")
+    expect(problem).to_contain_text("cannot be combined with tools")
     page.locator("#tool-choice").select_option("none")
     expect(problem).to_be_empty()
 

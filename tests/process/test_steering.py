@@ -252,7 +252,7 @@ def test_a_sleeping_server_lets_requests_wait_and_stays_asleep_through_a_death(
         assert ask(trained) == expected
         post(client, "/sleep?level=2")
         assert client.get("/is_sleeping").json() == {"is_sleeping": True}
-        assert "sleeps already" in post(client, "/sleep", status=409)["error"]["message"]
+        assert "is already asleep" in post(client, "/sleep", status=409)["error"]["message"]
         assert "asleep" in post(client, "/resume", status=409)["error"]["message"]
         assert "must be of" in post(client, "/wake_up?tags=all", status=400)["error"]["message"]
         waiting = pool.submit(ask, trained)

@@ -34,7 +34,9 @@ from nanoserve.ports.steering import PARTS, WEIGHTS, PauseMode, Steering, Weight
 
 HAND_OVER_SECONDS: Final = 5.0
 """Seconds that the end of an answer waits at most until a directory has the blocks of its prompt."""
-_LOST: Final = "the weights came from no folder, and went with their memory: send all weights again"
+_LOST: Final = (
+    "the weights did not come from a folder, and were lost with their memory: send all weights again"
+)
 
 
 class Engine(Generic[TicketT]):
@@ -66,7 +68,7 @@ class Engine(Generic[TicketT]):
         if depth < 1:
             raise BadValueError("depth", f"must be at least 1, got {depth}")
         if kv_events is not None and not limits.prefix_caching:
-            raise BadValueError("kv_events", "there are none where prefix caching is off")
+            raise BadValueError("kv_events", "needs prefix caching, which is off")
         cache = KVCache(
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
@@ -220,7 +222,9 @@ class Engine(Generic[TicketT]):
         Raises `ConflictError` or `BadValueError`, and changes nothing.
         """
         if self._pipeline or len(self._asleep) == len(PARTS):
-            raise ConflictError("the engine sleeps already, or computes still: wake it up, or pause it first")
+            raise ConflictError(
+                "the engine is already asleep, or still computes: wake it up, or pause it first"
+            )
         self.weight_store.sleep(level)
         self._asleep = PARTS
         self.scheduler.table.waiting.is_closed = True
@@ -236,7 +240,9 @@ class Engine(Generic[TicketT]):
     def weight_store(self) -> WeightStore:
         """The store that reads new weights. Raises `BadValueError` if there is none."""
         if self._weight_store is None:
-            raise BadValueError("weights", "those of this engine cannot be updated: they came from no folder")
+            raise BadValueError(
+                "weights", "those of this engine cannot be updated: they did not come from a folder"
+            )
         return self._weight_store
 
     def write_weights(self, facts: WeightsFacts) -> None:
@@ -247,9 +253,9 @@ class Engine(Generic[TicketT]):
         """
         is_open = self._paused is None and not self._asleep and not self._lost
         if self._pipeline or (is_open and self.scheduler.table.requests):
-            raise ConflictError("requests are running: pause the engine before its weights are changed")
+            raise ConflictError("requests are running: pause the engine before you change its weights")
         if WEIGHTS in self._asleep:
-            raise ConflictError("the weights sleep: wake them up before they are changed")
+            raise ConflictError("the weights are asleep: wake them up before you change them")
         self.weight_store.write()
         self._weights, self.scheduler.table.weights = facts, facts.digest
         self.forget_prefixes(with_directory=False)

@@ -44,14 +44,14 @@ def read_requests(path: str) -> list[TracedRequest]:
     except OSError as error:
         raise BadValueError(path, f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise BadValueError(path, f"is no text; it must be {_FORMATS}") from None
+        raise BadValueError(path, f"is not text; it must be {_FORMATS}") from None
     first = lines[0].strip().lstrip("\ufeff") if lines else ""
     if first.startswith("{"):
         found = list(_mooncake(path, lines))
     elif set(AZURE_COLUMNS) <= {name.strip() for name in first.split(",")}:
         found = list(_azure(path, [first, *lines[1:]]))
     else:
-        raise BadValueError(path, f"is no trace of requests; it must be {_FORMATS}")
+        raise BadValueError(path, f"is not a trace of requests; it must be {_FORMATS}")
     if not found:
         raise BadValueError(path, "has no request")
     found.sort(key=lambda each: each.at)

@@ -44,8 +44,8 @@ def test_azure_has_lengths_alone(written: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "is no trace of requests; it must be Mooncake's JSON lines"),
-        ("hello\n", "is no trace of requests"),
+        ("", "is not a trace of requests; it must be Mooncake's JSON lines"),
+        ("hello\n", "is not a trace of requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no request"),
         (MOONCAKE + '{"timestamp": 1}\n', "line 3: Object missing required field `input_length`"),
         (MOONCAKE + "{\n", "line 3: .*expected Mooncake's"),
@@ -66,5 +66,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadValueError, match="nowhere: cannot be read: No such file"):
         read_requests(str(tmp_path / "nowhere"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadValueError, match="binary: is no text"):
+    with pytest.raises(BadValueError, match="binary: is not text"):
         read_requests(str(tmp_path / "binary"))

@@ -256,4 +256,4 @@ async def test_a_spare_that_cannot_be_parked_says_why_and_is_followed_by_one_tha
             await until_restarted(engine, 1)
             assert pid_of(engine) == second
     reasons = [each["ending"] for each in logged if each["event"] == "the spare engine process has ended"]
-    assert [each for each in reasons if "came from no folder" in each] == reasons[:1]
+    assert [each for each in reasons if "did not come from a folder" in each] == reasons[:1]

@@ -92,7 +92,7 @@ def test_of_salted_prompts_only_the_names_are_told() -> None:
 
 
 def test_without_prefix_caching_there_is_nothing_to_tell() -> None:
-    with pytest.raises(BadValueError, match="prefix caching is off"):
+    with pytest.raises(BadValueError, match="needs prefix caching"):
         World(kv_events=KVEventReader(4), prefix_caching=False)
 
 

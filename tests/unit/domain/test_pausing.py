@@ -240,9 +240,9 @@ def test_a_sleeping_engine_computes_nothing_until_all_is_awake_and_loses_nobody(
     with pytest.raises(BadValueError, match="must be 1 or 2"):
         world.engine.sleep(3)
     world.engine.sleep(2)
-    with pytest.raises(ConflictError, match="sleeps already"):
+    with pytest.raises(ConflictError, match="is already asleep"):
         world.engine.sleep(1)
-    with pytest.raises(ConflictError, match="the weights sleep"):
+    with pytest.raises(ConflictError, match="the weights are asleep"):
         world.engine.write_weights(WeightsFacts(version=1))
     world.engine.resume()
     world.add("late", [9], max_tokens=2)

@@ -386,7 +386,7 @@ def test_what_cannot_be_carried_whole_is_refused_by_name(groups: tuple[CacheGrou
 
 
 def test_without_prefix_caching_there_is_nothing_to_keep() -> None:
-    with pytest.raises(BadValueError, match="prefix caching is off"):
+    with pytest.raises(BadValueError, match="needs prefix caching"):
         small_world(prefix_caching=False)
 
 

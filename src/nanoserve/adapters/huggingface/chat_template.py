@@ -159,7 +159,7 @@ def _before_cut(rendered: str, content: str) -> str:
     said = content.removesuffix(_CUT)
     before, cut, after = rendered.rpartition(_CUT.rstrip())
     if not cut or said.strip() not in before:
-        message = "end with a turn that the model's chat template does not write as it is, so it cannot be continued"
+        message = "end with a turn that the model's chat template changes, so it cannot be continued"
         raise BadValueError("messages", message)
     return before if after.startswith(" ") else before.rstrip()
 
@@ -199,9 +199,7 @@ def plain_options(options: Mapping[str, Any], taken: Collection[str]) -> dict[st
     """Variables for the template besides its own and the `taken` ones. Raises `BadValueError` for one of those."""
     for name in options:
         if name in OWN_VARIABLES or name in taken:
-            raise BadValueError(
-                "chat_template_kwargs", f"cannot set {name!r}, which is not a client's to choose"
-            )
+            raise BadValueError("chat_template_kwargs", f"cannot set {name!r}, which clients cannot choose")
     _check_values(dict(options), "chat_template_kwargs")
     return dict(options)
 

@@ -33,7 +33,7 @@ def _draft(raw: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
     name = names[0] if isinstance(names, list) and names else names
     if name != _PLAIN and name not in _SPECULATORS and raw.get("speculators_model_type") != "eagle3":
         raise ModelLoadError(
-            f"architectures {name!r} is no head that can draft; known is EAGLE-3, as {_PLAIN} or a folder of speculators"
+            f"architectures {name!r} is not a head that can draft; known is EAGLE-3, as {_PLAIN} or a folder of speculators"
         )
     inner = raw if name == _PLAIN else raw.get("transformer_layer_config")
     if not isinstance(inner, dict):
@@ -54,7 +54,7 @@ def _draft(raw: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
             )
     if not all(isinstance(group.kind, Full) for group in target.cache_groups) or target.encoder is not None:
         raise ModelLoadError(
-            f"heads draft for models with full attention alone, {target.architecture} has other layers"
+            f"heads draft only for models with full attention; {target.architecture} has other layers"
         )
     count = target.num_layers
     taps = settings.get(TAPS) or (2, count // 2, count - 3)

@@ -23,7 +23,7 @@ def read_json(path: pathlib.Path) -> Any:
     """The value in a JSON file. Raises `ModelLoadError` if it is missing or unreadable."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for someone to write
-            raise ModelLoadError(f"{path}: cannot be read (it is no regular file)")
+            raise ModelLoadError(f"{path}: cannot be read (it is not a regular file)")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(

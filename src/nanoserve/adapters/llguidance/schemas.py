@@ -157,7 +157,7 @@ class _Walk:
             wrong["pattern"] = "look-around is not known; write it without `(?=`, `(?!` and the like"
         for word, advice in wrong.items():
             if not self._is_lenient:
-                raise BadValueError(self._kind, f"{place}/{word}: cannot be kept; {advice}")
+                raise BadValueError(self._kind, f"{place}/{word}: cannot be enforced; {advice}")
             del schema[word]
 
     def _refer(self, reference: str) -> None:
@@ -166,7 +166,7 @@ class _Walk:
             message = f"$ref: must begin with #, nothing is fetched; got {reference!r:.80}"
             raise BadValueError(self._kind, message)
         if self._references > MAX_REFERENCES:
-            raise BadValueError(self._kind, f"$ref: may stand {MAX_REFERENCES} times, and stands more often")
+            raise BadValueError(self._kind, f"$ref: may occur {MAX_REFERENCES} times, and occurs more often")
 
     def _say_once(self, schema: dict[str, Any]) -> None:
         """Where of two maps that are joined only one says what the members are, the library does not join them with themselves."""

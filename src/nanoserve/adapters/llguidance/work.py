@@ -223,7 +223,7 @@ class _Building:
     ) -> _Value:
         """A value of a JSON type. Expressions that name members are held against each other and against all names at once."""
         if patterns > MAX_PATTERNS:
-            message = f"pattern: {MAX_PATTERNS} may have to hold of one text at once, and there are more"
+            message = f"pattern: {MAX_PATTERNS} may apply to one text at once, and there are more"
             raise BadValueError(self._name, message)
         pairs = expressions * (expressions * PATTERN // 2 + len(named) * VISIT)
         self._work.spend(VISIT + pairs, "patternProperties")

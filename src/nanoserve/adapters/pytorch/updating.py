@@ -100,7 +100,7 @@ class ModelWeights:
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         if self._others is not None and not isinstance(source, str):
-            raise BadValueError(PARAMETER, "of a model over several processes come from folders alone")
+            raise BadValueError(PARAMETER, "of a model over several processes come only from folders")
         blank = None if anew else self._blank
         if blank is not None and blank.digest:
             raise ConflictError("the update is complete: finish it, or start another one")
@@ -136,10 +136,11 @@ class ModelWeights:
         for path, _, _, tensor in held_tensors(self._model):
             anew = made.get(path)
             if anew is None or (anew.shape != tensor.shape and not anew.is_mkldnn):
-                raise BadValueError(PARAMETER, f"{path} cannot be made anew beside a running engine")
+                raise BadValueError(PARAMETER, f"{path} cannot be loaded beside a running engine")
         if forms_of(blank.model) != forms_of(self._model):
             raise BadValueError(
-                PARAMETER, "scales lie otherwise than those of the model that runs: start anew"
+                PARAMETER,
+                "scales have another layout than the running model's: restart the server with this checkpoint",
             )
         before = self._sources if blank.partial else []
         blank.digest = hashlib.sha256(b"".join(digest for _, digest in [*before, *blank.sources])).hexdigest()
@@ -216,7 +217,7 @@ class ModelWeights:
             filled = (self._filled or self._fill()) if reads else None
             self._memories[part].restore()
         except (ModelLoadError, OSError, OutOfMemoryError) as error:
-            raise BadValueError(part, f"{error}; the engine sleeps on") from error
+            raise BadValueError(part, f"{error}; the engine stays asleep") from error
         if filled is not None:
             self._blank = filled
             self.write()
@@ -246,20 +247,20 @@ class ModelWeights:
     def _check_source(self, folder: str | None, digest: bytes) -> None:
         """Check that the sources of weights that a partial update keeps are unchanged."""
         if folder is None:
-            raise ModelLoadError("the weights that would stay came from no folder, and are gone: send all")
+            raise ModelLoadError("the weights to keep did not come from a folder, and are gone: send all")
         if digest != weights_digest(folder) if digest else self._stamps != _stamps(folder):
             raise ModelLoadError(f"{folder}: has changed since it was read, so nothing can stay: send all")
 
     def _read_folder(self, blank: _Blank, folder: str) -> None:
         is_file = is_gguf(Path(folder))
         if is_file and folder != self._sources[0][0]:
-            raise ModelLoadError(f"{folder}: a GGUF file; weights are updated from safetensors alone")
+            raise ModelLoadError(f"{folder}: a GGUF file; weights are updated only from safetensors")
         if is_file or (self._is_stored and is_packed(folder)):
             self._read_stored(blank, folder)
             return
         if blank.model.spec.tied_embeddings and has_own_head(folder):
             raise ModelLoadError(
-                f"{folder}: has an lm_head of its own, and the model that runs is tied: start anew"
+                f"{folder}: has its own lm_head, and the running model's is tied: restart the server with it"
             )
         files = checkpoint_files(Path(folder))
         self._overlay(blank, [each for file in files for each in stored_tensors(file)])
@@ -268,7 +269,7 @@ class ModelWeights:
         """All of a checkpoint that is quantized, for its matrices and their scales come in several tensors."""
         if blank.read:
             raise ModelLoadError(
-                f"{folder}: is stored quantized, so all of it is sent, in one folder and alone"
+                f"{folder}: is stored quantized: send all of it, as one folder, in one request"
             )
         with torch.inference_mode():
             fill_whole(folder, blank.model, packing=blank.model.spec.packing, lanes=lanes_from(CPU))

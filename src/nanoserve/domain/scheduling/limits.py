@@ -80,7 +80,7 @@ class Limits(EngineSizes):
         check_integer("host_slots", self.host_slots, low=0)
         check_integer("min_offload_tokens", self.min_offload_tokens, low=1)
         if self.host_slots and not self.prefix_caching:
-            raise BadValueError("host_slots", "there is nothing to keep where prefix caching is off")
+            raise BadValueError("host_slots", "needs prefix caching, which is off")
         check_number("watermark", self.watermark, 0.0, 0.99)
         if self.max_itl is not None:
             check_number("max_itl", self.max_itl, 0.0, 1e9, open_low=True)

@@ -232,9 +232,7 @@ def answers_in(path: pathlib.Path) -> Iterator[AnswersFile]:
             try:
                 done.add(msgspec.json.decode(raw, type=_Answered).custom_id)
             except msgspec.MsgspecError:
-                raise BadValueError(
-                    "output", f"{path} holds something else than answers of a batch"
-                ) from None
+                raise BadValueError("output", f"{path} is not a file of a batch's answers") from None
             size += len(raw)
         os.ftruncate(descriptor, size)
         yield AnswersFile(descriptor, done, size)

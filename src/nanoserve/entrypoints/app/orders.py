@@ -244,7 +244,7 @@ class EdgeChecks:
             for name, ids in lists.items():
                 if len(ids) > facts.vocab_size:
                     message = (
-                        f"holds {len(ids)} token ids, which is more than the {facts.vocab_size} there are"
+                        f"holds {len(ids)} token ids, more than the {facts.vocab_size} of the vocabulary"
                     )
                     raise BadValueError(name, message)
                 check_vocabulary(name, ids, facts.vocab_size)
@@ -326,9 +326,7 @@ class EdgeChecks:
 def _check_continued(conversation: Conversation, name: str) -> None:
     last = conversation.messages[-1] if conversation.messages else {}
     if last.get("role") != "assistant" or not last.get("content") or last.get("tool_calls"):
-        raise BadValueError(
-            name, "can be continued only where they end with text of the assistant and no calls"
-        )
+        raise BadValueError(name, "can be continued only if they end with text of the assistant and no calls")
 
 
 def _check_free_end(order: Order) -> None:
@@ -339,9 +337,7 @@ def _check_free_end(order: Order) -> None:
         )
         raise BadValueError("tool_choice", message)
     if order.budget is not None:
-        message = (
-            "does not go with an assistant's last message that is continued: nothing is reasoned any more"
-        )
+        message = "cannot be combined with an assistant's last message that is continued: the model does not reason again"
         raise BadValueError(order.budget.name, message)
 
 

@@ -36,7 +36,7 @@ def constraint_of(*, structured_outputs: object = None, response_format: object 
     """
     found = [_of_structured_outputs(structured_outputs), _of_response_format(response_format)]
     if all(found):
-        raise BadValueError("structured_outputs", "may not stand beside response_format")
+        raise BadValueError("structured_outputs", "cannot be combined with response_format")
     return found[0] or found[1]
 
 
@@ -155,7 +155,9 @@ class AnswerConstraints:
         if found is None:
             return None
         if order.sampling.ignore_eos:
-            raise BadValueError("ignore_eos", f"does not go with {name}, which says where an answer ends")
+            raise BadValueError(
+                "ignore_eos", f"cannot be combined with {name}, which says where an answer ends"
+            )
         if reading is None or not reading.tools:
             await self._check(client, name, found, is_composed=reading is not None)
             return found
@@ -204,18 +206,20 @@ class AnswerConstraints:
         try:
             await asyncio.wrap_future(self._check_constraint(constraint, client, is_composed))
         except BadValueError as error:
-            raise BadValueError(name, f"{which}cannot be kept: {error}") from None
+            raise BadValueError(name, f"{which}cannot be enforced: {error}") from None
 
 
 def _composed(reading: Reading, order: Order) -> Constraint | None:
     """The constraint of the whole answer, so that its text and its calls are as ordered.
 
-    Raises `BadValueError` for a format that does not go with calls.
+    Raises `BadValueError` for a format that cannot be combined with calls.
     """
     budget = None if order.budget is None else order.budget.tokens
     schema = None if order.format is None else json_schema_of(order.format.constraint)
     if order.format is not None and schema is None and reading.tools:
-        raise BadValueError(order.format.name, "goes with tools that may be called only where it is JSON")
+        raise BadValueError(
+            order.format.name, "can be combined with tools that may be called only if it is JSON"
+        )
     if order.format is None or reading.tools:
         return reading.dialect.grammar(
             reading.tools,

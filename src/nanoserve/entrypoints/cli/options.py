@@ -273,7 +273,7 @@ def _refuse_address(configuration: Configuration) -> None:
     model = configuration.engine.model
     if model is not None and model.startswith(("http://", "https://")):
         raise BadValueError(
-            "model", f"{model!r} is an address and no model; nanoserve chat --url talks to a server"
+            "model", f"{model!r} is an address, not a model; use nanoserve chat --url to talk to a server"
         )
 
 

@@ -151,7 +151,7 @@ def _refuse_engine_flags(configuration: Configuration) -> None:
     """A flag about an engine that is somewhere else would be ignored in silence."""
     for each in (*settings_of(EngineSettings), *settings_of(AnswerSettings)):
         if each.name != "model" and configuration.values[each.name].origin == each.flag:
-            message = "is the server's business: leave it out, or leave --url out to load the model here"
+            message = "is decided by the server: leave it out, or leave --url out to load the model here"
             raise BadValueError(each.name, message)
 
 

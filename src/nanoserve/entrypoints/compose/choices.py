@@ -157,7 +157,7 @@ def choose_loras(settings: EngineSettings) -> int:
     named = len(named_loras(settings.lora))
     slots = named if settings.max_loras is None else settings.max_loras
     if named and not slots:
-        raise BadValueError("max_loras", "must be at least 1 where --lora names adapters")
+        raise BadValueError("max_loras", "must be at least 1 if --lora names adapters")
     return slots
 
 
@@ -172,7 +172,7 @@ def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gg
         "speculate=auto": device == "cuda" and settings.speculate == "auto",
     }
     for name in (name for name, is_there in others.items() if is_there):
-        raise BadValueError("park_spare", f"is not available beside {name} yet; leave one of them out")
+        raise BadValueError("park_spare", f"cannot be combined with {name} yet; leave one of them out")
     if device == "cuda" and (spec.stored is not None or spec.packing is not None or is_gguf):
         message = "was not tried with weights that are stored quantized; serve plain floats, or leave it out"
         raise BadValueError("park_spare", message)
@@ -188,7 +188,7 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     if speculate == "off":
         return 1
     if has_head and is_split:
-        raise BadValueError("draft", "heads are computed by one process alone yet; leave draft out")
+        raise BadValueError("draft", "draft heads run in one process only, for now; leave draft out")
     refusals = {
         "eagle3 needs a head: name one with draft": speculate == "eagle3" and not has_head,
         "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate

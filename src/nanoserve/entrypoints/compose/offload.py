@@ -50,7 +50,7 @@ def count_slots(settings: EngineSettings, found: Survey) -> int:
 def _check_possible(settings: EngineSettings, found: Survey) -> None:
     name = "kv_offload_memory"
     if settings.tensor_parallel_size > 1 or settings.draft:
-        raise BadValueError(name, "is not available beside tensor_parallel_size or draft yet; leave it out")
+        raise BadValueError(name, "cannot be combined with tensor_parallel_size or draft yet; leave it out")
     if not settings.enable_prefix_caching:
         raise BadValueError(name, "keeps prefixes, and prefix caching is off; leave one of them out")
     kinds = [group.kind.name for group in found.spec.cache_groups]
@@ -95,7 +95,7 @@ def open_kv_events(settings: EngineSettings, spec: ModelSpec) -> KVEventPublishe
     if settings.kv_events_port is None:
         return None
     if not settings.enable_prefix_caching:
-        raise BadValueError("kv_events_port", "there are no KV events where prefix caching is off")
+        raise BadValueError("kv_events_port", "there are no KV events if prefix caching is off")
     check_kv_events("kv_events_port")
     from nanoserve.adapters.zmq_events import encoding, publisher  # noqa: PLC0415 - an extra
 

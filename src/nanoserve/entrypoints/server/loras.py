@@ -103,7 +103,7 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
             raise BadValueError(
-                "lora_path", f"{source.name} is no regular file of at most {_MOST_BYTES >> 30} GiB"
+                "lora_path", f"{source.name} is not a regular file of at most {_MOST_BYTES >> 30} GiB"
             )
         with target.open("wb") as copied:
             shutil.copyfileobj(opened, copied, 1 << 20)

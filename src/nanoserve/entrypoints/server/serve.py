@@ -66,7 +66,7 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     with contextlib.ExitStack() as stack:
         groups = stack.enter_context(sockets.listening_sockets(listen))
         if settings.serve.access.steering and not len(own_keys) and not sockets.is_on_this_machine(groups[0]):
-            raise BadValueError("steering_key", "is needed where other machines can connect; give one")
+            raise BadValueError("steering_key", "is needed if other machines can connect; give one")
         admin = [stack.enter_context(sockets.unix_socket(listen.admin_uds))] if listen.admin_uds else ()
         scraped: Sequence[socket.socket] = ()
         if listen.metrics_port is not None:

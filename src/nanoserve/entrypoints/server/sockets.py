@@ -139,7 +139,7 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[A
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        message = f"{host!r} is no address or name of a host; choose another with --host"
+        message = f"{host!r} is not an address or a host name; choose another with --host"
         raise StartError(message, "ADDRESS_UNAVAILABLE") from None
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 

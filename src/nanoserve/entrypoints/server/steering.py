@@ -86,7 +86,7 @@ def check_access(access: AccessSettings, *, max_loras: int) -> None:
     for name in ("weight_dir", "lora_dir"):
         folder = getattr(access, name)
         if folder is not None and not pathlib.Path(folder).is_dir():
-            raise BadValueError(name, f"is no folder: {folder}; make it first")
+            raise BadValueError(name, f"is not a folder: {folder}; create it first")
     if access.lora_dir is not None and not max_loras:
         raise BadValueError("lora_dir", "needs slots for adapters; give --max-loras too")
 

@@ -166,7 +166,7 @@ def spoil_config(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "is no head that can draft"),
+        ({"architectures": ["LlamaForCausalLM"]}, "is not a head that can draft"),
         ({"vocab_size": 130}, "130 tokens in the vocabulary, this one has 128"),
         ({"target_hidden_size": 96}, "96 elements of hidden states"),
         ({"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
@@ -214,5 +214,5 @@ def test_weights_that_do_not_fit_are_refused_by_name(
 def test_a_model_with_windows_is_refused(tiny: TinyModel, tmp_path: Path) -> None:
     made = make_head(tmp_path / "head", tiny.spec)
     windowed = make_tiny_model(tmp_path / "model", "mistral", sliding_window=8)
-    with pytest.raises(ModelLoadError, match="full attention alone"):
+    with pytest.raises(ModelLoadError, match="only for models with full attention"):
         read_draft(str(made.folder), windowed.spec)

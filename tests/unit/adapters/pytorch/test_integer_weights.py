@@ -160,7 +160,7 @@ def _one_nan(tensor: Tensor) -> Tensor:
         (
             "NVFP4",
             _set("weight_global_scale", torch.zeros_like),
-            "'a.weight_scale' has scales that are no finite",
+            "'a.weight_scale' has scales that are not finite",
         ),
         (
             "NVFP4",
@@ -176,10 +176,10 @@ def _one_nan(tensor: Tensor) -> Tensor:
         (
             "MXFP4",
             _set("weight_scale", lambda tensor: tensor.fill_(255)),
-            "'a.weight_scale' has scales that are no finite",
+            "'a.weight_scale' has scales that are not finite",
         ),
-        ("awq", _set("scales", _one_nan), "'a.scales' has scales that are no finite numbers"),
-        ("W4A16", _set("weight_scale", _one_nan), "'a.weight_scale' has scales that are no finite numbers"),
+        ("awq", _set("scales", _one_nan), "'a.scales' has scales that are not finite"),
+        ("W4A16", _set("weight_scale", _one_nan), "'a.weight_scale' has scales that are not finite"),
         (
             "gptq",
             _set("scales", lambda each: each[:-1]),

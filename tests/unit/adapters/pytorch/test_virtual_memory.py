@@ -161,7 +161,7 @@ def test_a_model_sleeps_and_is_the_same_in_the_same_place(tmp_path: Path, family
         assert driver.free == 1 << 30
         driver.failing = {"cuMemCreate": OUT_OF_MEMORY}
         for part in (WEIGHTS, KV_CACHE):
-            with pytest.raises(BadValueError, match="the engine sleeps on"):
+            with pytest.raises(BadValueError, match="the engine stays asleep"):
                 weights.wake(part)
         assert driver.free == 1 << 30
         driver.failing = {}
@@ -222,7 +222,7 @@ def test_a_model_that_was_built_bare_is_the_same_once_it_has_slept(
     assert driver.free == 1 << 30
     assert driver.pinned
     driver.failing = {"cuMemCreate": OUT_OF_MEMORY}
-    with pytest.raises(BadValueError, match="the engine sleeps on"):
+    with pytest.raises(BadValueError, match="the engine stays asleep"):
         weights.wake(WEIGHTS)
     driver.failing = {}
     shutil.move(old.folder, tmp_path / "away")  # they were read before

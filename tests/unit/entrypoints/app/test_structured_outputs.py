@@ -90,7 +90,7 @@ def test_structural_tags(field: str) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": 3}}, r"response_format\.json_schema"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
-            "may not stand beside",
+            "cannot be combined with",
         ),
     ],
 )

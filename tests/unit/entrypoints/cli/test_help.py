@@ -125,7 +125,7 @@ def test_model_and_url_are_arguments_where_nothing_else_is_one(capsys: pytest.Ca
 def test_an_address_given_as_a_model_is_told_apart(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command([command, "http://127.0.0.1:8000"]) == 2
     error = capsys.readouterr().err
-    assert "is an address and no model" in error
+    assert "is an address, not a model" in error
     assert len(error.splitlines()) == 1
 
 

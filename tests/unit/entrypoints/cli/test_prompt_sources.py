@@ -213,7 +213,7 @@ def test_lines_of_json_may_say_what_each_answer_must_be(tmp_path: pathlib.Path) 
         ('"structured_outputs": {"regex": "(a"}', "line 2: regex: .*unclosed"),
         (
             '"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}',
-            "line 2: structured_outputs: may not stand beside",
+            "line 2: structured_outputs: cannot be combined with",
         ),
     ],
 )

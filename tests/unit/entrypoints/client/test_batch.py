@@ -139,7 +139,7 @@ def test_two_runs_do_not_write_one_file(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadValueError, match="output: must be another file"):
         run(file, pathlib.Path(file), "http://127.0.0.1:1")
     (tmp_path / "else").write_text("words\n")
-    with pytest.raises(BadValueError, match="holds something else than answers"):
+    with pytest.raises(BadValueError, match="is not a file of a batch's answers"):
         run(file, tmp_path / "else", "http://127.0.0.1:1")
     with pytest.raises(BadValueError, match="output: cannot write"):
         run(file, tmp_path / "no" / "out", "http://127.0.0.1:1")

@@ -212,8 +212,8 @@ def test_what_a_server_does_wrong_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--url", "{url}", "--dtype", "float32"), "dtype: is the server's business"),
-        (("--url", "{url}", "--dialect", "qwen3"), "dialect: is the server's business"),
+        (("--url", "{url}", "--dtype", "float32"), "dtype: is decided by the server"),
+        (("--url", "{url}", "--dialect", "qwen3"), "dialect: is decided by the server"),
         (
             ("--url", "{url}", "--model", "third"),
             "model: 'third' is not served at {url}, which has timed, other",

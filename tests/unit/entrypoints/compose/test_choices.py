@@ -265,7 +265,7 @@ def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
         settings = EngineSettings(speculate=speculate, draft="head")
         for device in ("cpu", "cuda"):
             assert choices.choose_width(settings, SPEC, device) == width
-    with pytest.raises(BadValueError, match="draft: heads are computed by one process"):
+    with pytest.raises(BadValueError, match="draft: draft heads run in one process"):
         choices.choose_width(EngineSettings(draft="head", tensor_parallel_size=2), SPEC, "cuda")
     with pytest.raises(BadValueError, match="speculate: eagle3 needs a head"):
         choices.choose_width(EngineSettings(speculate="eagle3"), SPEC, "cpu")
@@ -287,9 +287,9 @@ def test_what_cannot_be_parked_is_named() -> None:
     choices.check_spare(EngineSettings(kv_events_port=1), SPEC, "cuda", is_gguf=True)
     others: dict[str, Any] = {"tensor_parallel_size": 2, "kv_events_port": 0, "kv_offload_dir": "x"}
     for name, value in others.items():
-        with pytest.raises(BadValueError, match=f"park_spare: is not available beside {name} yet"):
+        with pytest.raises(BadValueError, match=f"park_spare: cannot be combined with {name} yet"):
             check(**{name: value})
-    with pytest.raises(BadValueError, match="beside speculate=auto"):
+    with pytest.raises(BadValueError, match="combined with speculate=auto"):
         check("cuda", speculate="auto")
     with pytest.raises(BadValueError, match="not tried with weights that are stored"):
         check("cuda", is_gguf=True)

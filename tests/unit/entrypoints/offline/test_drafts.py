@@ -66,7 +66,7 @@ def test_a_head_may_draft(tmp_path: Path) -> None:
     ]
     with pytest.raises(BadValueError, match="is ngram, and a head drafts"):
         LLM(draft=str(made.folder), speculate="ngram").generate(PROMPTS, SEEDED)
-    with pytest.raises(ModelLoadError, match=r"config.json: architectures 'LlamaForCausalLM' is no head"):
+    with pytest.raises(ModelLoadError, match=r"config.json: architectures 'LlamaForCausalLM' is not a head"):
         LLM(draft=str(model_folder())).generate(PROMPTS, SEEDED)
 
 

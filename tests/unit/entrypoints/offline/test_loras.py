@@ -94,7 +94,7 @@ def test_wrong_names_and_counts_are_refused(llm: LLM, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"lora": {"a": "x"}, "max_loras": 0}, "must be at least 1 where --lora names adapters"),
+        ({"lora": {"a": "x"}, "max_loras": 0}, "must be at least 1 if --lora names adapters"),
         ({"lora": {"a": "x,y"}}, "takes NAME=FOLDER"),
         ({"lora": {"a b": "x"}}, "takes NAME=FOLDER"),
         ({"lora": {"a": "/nowhere"}}, "is this a PEFT adapter's folder"),

@@ -84,7 +84,7 @@ def test_a_folder_that_hangs_costs_no_answer(tmp_path: Path, monkeypatch: pytest
         ({"kv_offload_memory": 2**60}, "free"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size"),
         ({"enable_prefix_caching": False}, "prefix caching is off"),
-        ({"draft": "head"}, "kv_offload_memory: is not available beside tensor_parallel_size or draft yet"),
+        ({"draft": "head"}, "kv_offload_memory: cannot be combined with tensor_parallel_size or draft yet"),
     ],
 )
 def test_what_cannot_be_offloaded_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -83,7 +83,7 @@ def test_a_paused_or_sleeping_one_refuses_prompts(llm: LLM) -> None:
         ids(llm)
     llm.resume()
     llm.sleep(2)
-    with pytest.raises(ConflictError, match="sleeps already"):
+    with pytest.raises(ConflictError, match="is already asleep"):
         llm.sleep()
     llm.wake_up(["weights"])
     with pytest.raises(ConflictError, match="paused or asleep"):

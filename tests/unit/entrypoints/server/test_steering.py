@@ -125,7 +125,7 @@ def test_a_key_that_would_not_divide_trainers_from_clients_is_refused() -> None:
     clients = KeyRing(
         [ApiKey(digest=read_keys(AccessSettings(api_key=(Secret("a"),))).digests[0], client=Client())]
     )
-    with pytest.raises(BadValueError, match="is needed where clients have keys"):
+    with pytest.raises(BadValueError, match="is needed if clients have keys"):
         read_steering_keys(STEERED, clients)
     with pytest.raises(BadValueError, match="is a client's key too"):
         read_steering_keys(AccessSettings(steering=True, steering_key=(Secret("a"),)), clients)
@@ -348,9 +348,9 @@ def test_settings_of_trainers_need_their_partners(tmp_path: pathlib.Path) -> Non
     for access, said in (
         (AccessSettings(steering_key=(Secret("a"),)), "steering_key: is for trainers; give --steering too"),
         (AccessSettings(weight_dir=folder), "weight_dir: is for trainers; give --steering too"),
-        (AccessSettings(steering=True, weight_dir=f"{folder}/nope"), "weight_dir: is no folder"),
+        (AccessSettings(steering=True, weight_dir=f"{folder}/nope"), "weight_dir: is not a folder"),
         (AccessSettings(lora_dir=folder), "lora_dir: needs slots"),
-        (AccessSettings(lora_dir=f"{folder}/nope"), "lora_dir: is no folder: .*nope; make it first"),
+        (AccessSettings(lora_dir=f"{folder}/nope"), "lora_dir: is not a folder: .*nope; create it first"),
     ):
         with pytest.raises(BadValueError, match=said):
             check_access(access, max_loras=0)

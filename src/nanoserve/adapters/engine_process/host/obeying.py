@@ -99,7 +99,7 @@ class Obeying:
         store = self._engine.weight_store
         stands = self._engine.steering.paused or self._engine.steering.asleep
         if isinstance(order, engine_link.WriteWeights) and self._engine.request_ids() and not stands:
-            raise ConflictError("requests are running: pause the engine before its weights are changed")
+            raise ConflictError("requests are running: pause the engine before you change its weights")
 
         def work() -> None:
             try:

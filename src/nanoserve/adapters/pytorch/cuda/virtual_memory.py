@@ -135,7 +135,7 @@ class VirtualMemory:
         try:
             copied = torch.empty(self._used, dtype=torch.uint8)
         except RuntimeError as error:
-            message = f"the host has no {self._used} bytes for what sleeps; level 2 needs none"
+            message = f"the host has no {self._used} bytes free for the sleeping weights; level 2 needs none"
             raise OutOfMemoryError(message) from error
         copied.fill_(0)  # by all threads, so that pages need not come one by one
         self.pin([copied])

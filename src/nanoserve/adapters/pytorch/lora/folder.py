@@ -168,7 +168,7 @@ def _check(
 ) -> None:
     shape, name = tuple(stored.shape), stored.name
     if module not in shapes:
-        message = f"{name!r} adapts {module!r}, which is no linear layer here that can have an adapter"
+        message = f"{name!r} adapts {module!r}, which is not a linear layer that can have an adapter"
         raise _RefusedError(f"{message}: was it trained on another base model?")
     if stored.dtype not in DTYPES:
         raise _RefusedError(f"{name!r} is {stored.dtype}, not a float")

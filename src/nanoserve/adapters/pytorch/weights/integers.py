@@ -182,7 +182,7 @@ def _keep(matrix: Matrix, form: Integers, destination: Tensor, target: Tensor, s
     """Pack a matrix, or a rank's part of it, which cuts no group."""
     numbers, scales, zeros = matrix.integers(destination.device)
     if int(zeros.max()) > 255:
-        raise ModelLoadError(f"{matrix.parts['qzeros'].name!r} has zero points that are no bytes")
+        raise ModelLoadError(f"{matrix.parts['qzeros'].name!r} has zero points that are not bytes")
     words = form.scale_words(scales, zeros)
     own = destination.shape[0], form.width(destination.shape[1])
     for dim, source, place in slices.cuts(matrix.name, matrix.shape, own):

@@ -68,7 +68,7 @@ def no_place(stored: Any) -> ModelLoadError:
 def not_finite(stored: Any) -> ModelLoadError:
     """The error for scales that are not all numbers."""
     return ModelLoadError(
-        f"{stored.file}: {stored.name!r} has scales that are no finite numbers: is the file damaged?"
+        f"{stored.file}: {stored.name!r} has scales that are not finite: is the file damaged?"
     )
 
 

@@ -105,7 +105,7 @@ def _by_column(scale: Tensor, columns: int) -> Tensor:
 
 def _check_shape(weight: StoredTensor, scale: StoredTensor) -> None:
     if len(weight.shape) != 2:
-        raise ModelLoadError(f"{weight.file}: {weight.name!r} holds 8-bit floats and is no matrix")
+        raise ModelLoadError(f"{weight.file}: {weight.name!r} holds 8-bit floats but is not a matrix")
     rows, columns = weight.shape
     blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
     allowed: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1), blocks)

@@ -247,7 +247,7 @@ class _Lark:
     def _json_text(self, name: str, text: Constraint) -> str:
         """The text for a custom tool as a JSON string."""
         if text.kind != ConstraintKind.REGEX:
-            message = "a grammar in lark is kept by models that write arguments in XML elements; this one writes JSON: use a regex"
+            message = "a lark grammar works only with models that write arguments in XML elements; this one writes JSON: use a regex"
             raise BadValueError("tools", f"{name:.64}: {message}")
         return self.json({"type": "string", "pattern": f"^(?:{text.text})$"})
 
@@ -345,7 +345,7 @@ def _terminal(regex: str) -> str:
 def _of_characters(lark: str) -> str:
     """A client's grammar, if it names no tokens; raises `BadValueError` for one that could write marks."""
     if found := _TOKEN.search(_QUOTED.sub("", lark)):
-        message = f"a grammar names the token {found[0]!r:.40}; its text may have characters alone"
+        message = f"a grammar names the token {found[0]!r:.40}; it may only contain characters"
         raise BadValueError("tools", message)
     return lark
 

@@ -60,7 +60,7 @@ class TraceFile:
         if not line and not is_whole:
             raise BadValueError(self.path, "is empty; a step log begins with its header")
         if not is_whole:
-            raise BadValueError(self.path, "is not a step log: its first line is no whole header")
+            raise BadValueError(self.path, "is not a step log: its first line is not a complete header")
         return line
 
     def _split(self, *, limit: int = _LONGEST_LINE) -> Iterator[tuple[bytes, bool]]:
@@ -106,7 +106,7 @@ def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Repl
         if isinstance(record, Snapshot):
             books = Replay(record)
         elif books is None:
-            raise TraceError("its first record is no snapshot")
+            raise TraceError("its first record is not a snapshot")
         elif isinstance(record, StatusChange):
             continue
         else:
@@ -117,4 +117,4 @@ def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Repl
                 raise TraceError(message) from error
         yield record, books
     if books is None:
-        raise TraceError("it holds nothing but a header")
+        raise TraceError("it only has a header")

@@ -14,7 +14,7 @@ const SCHEMA_EXAMPLE = {
   additionalProperties: false,
 };
 const MODES = { auto: "if the model likes", required: "at least one", none: "none" };
-const BOTH = "does not go with tools that may be called: empty one of the two boxes, or let none be called";
+const BOTH = "cannot be combined with tools that may be called: empty one of the two boxes, or let none be called";
 
 export class RequestBoxes {
   constructor(onChange) {

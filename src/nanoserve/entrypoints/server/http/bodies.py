@@ -90,7 +90,7 @@ def only_query(*names: str) -> Guard:
         path = request.scope["path"]
         takes = f"{path} takes {', '.join(names)}" if names else f"{path} takes none"
         if others := sorted(request.query_params.keys() - {*names}):
-            raise BadValueError(others[0][:64], f"is no parameter of this route: {takes}")
+            raise BadValueError(others[0][:64], f"is not a parameter of this route: {takes}")
         assert isinstance(request, Request)
         if (await request.body()).strip() not in {b"", b"{}"}:
             example = f"; send parameters in the address, as in {path}?{names[0]}=..." if names else ""
@@ -205,7 +205,7 @@ def _decode(body: bytes, kind: type[StructT]) -> StructT:
     except (ValueError, RecursionError) as error:
         place = _place_of_no_text(body)
         if place is not None:
-            message = f"{place or 'body'}: is no text: half a surrogate pair, or bytes that are not UTF-8"
+            message = f"{place or 'body'}: is not text: half a surrogate pair, or bytes that are not UTF-8"
             raise RequestError(400, message, code="invalid_json", param=place or None) from None
         reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be read"
         raise RequestError(400, f"The body is not valid JSON: {reason}", code="invalid_json") from None

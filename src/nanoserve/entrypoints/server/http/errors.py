@@ -178,7 +178,7 @@ def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
         return problem
     if not keeps_files and f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
         message = (
-            f"{path} is served where files and batches are kept: start the server with --batch-dir FOLDER."
+            f"{path} is served only if files and batches are kept: start the server with --batch-dir FOLDER."
         )
         return attrs.evolve(problem, message=message, code="route_not_served")
     missing = next((what for route, what in _NOT_SERVED.items() if f"{path}/".startswith(f"{route}/")), None)

@@ -372,7 +372,7 @@ def body_format(body: msgspec.Struct) -> Format | None:
     ]
     formats = [found for name in asked if (found := _format(name, getattr(body, name))) is not None]
     if len(formats) > 1:
-        raise BadValueError(formats[1].name, f"does not go with {formats[0].name}")
+        raise BadValueError(formats[1].name, f"cannot be combined with {formats[0].name}")
     return formats[0] if formats else None
 
 

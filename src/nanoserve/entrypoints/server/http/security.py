@@ -289,9 +289,7 @@ def read_steering_keys(settings: AccessSettings, keys: KeyRing) -> KeyRing:
         [ApiKey(digest=_digest(each.value), client=Client(name="steering")) for each in settings.steering_key]
     )
     if settings.steering and len(keys) and not len(found):
-        raise BadValueError(
-            "steering_key", "is needed where clients have keys; give one that none of them has"
-        )
+        raise BadValueError("steering_key", "is needed if clients have keys; give one that none of them has")
     if set(found.digests) & set(keys.digests):
         raise BadValueError("steering_key", "is a client's key too; give one that no client has")
     return found

@@ -123,18 +123,18 @@ def _engine(state: EngineState) -> Iterator[_Counter]:
     yield _Gauge("num_requests_waiting", "Sequences that wait.", state.waiting)
     ended = _by({each.value: 0 for each in FinishReason} | dict(state.finished_requests))
     yield _Counter("request_success", "Requests that ended.", ended, reasons, _THEIRS)
-    text = "Requests of which a sequence is being computed."
+    text = "Requests with a running sequence."
     yield _Gauge("num_requests_running", text, state.running_requests, (), _THEIRS)
     yield _Gauge("num_requests_waiting", "Requests that wait.", state.waiting_requests, (), _THEIRS)
     for name, text, field, prefixes in _COUNTERS:
         yield _Counter(name, text, getattr(state, field), (), prefixes)
-    text = "Prompt tokens that were cached, but for the groups of one kind."
+    text = "Prompt tokens that only cache groups of this kind no longer had."
     yield _Counter("prefix_cache_lost", text, _by(state.prefix_lost), ("group",))
     yield _Counter("lora_requests", "Requests by adapter.", _by(state.lora_requests), ("lora",))
     yield _Counter("cuda_graph_steps", "Steps by how they were launched.", _by(state.graph_steps), ("mode",))
     text = "Tokens of the experts of each rank, a token once for each of its experts."
     yield _Counter("expert_tokens", text, _by(state.expert_tokens), ("rank",))
-    text = "How evenly the ranks' experts are busy; 1 where no rank waits for another."
+    text = "Balance of the ranks' experts; 1 if no rank waits for another."
     yield _Gauge("expert_balance", text, state.expert_balance)
 
 

@@ -57,7 +57,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "saved head": (lambda _, t: rename(t, "base_model.model.lm_head.weight"), "no factor"),
     "adapted head": (
         lambda _, t: rename(t, "base_model.model.lm_head.lora_A.weight"),
-        "no linear layer here",
+        "not a linear layer",
     ),
     "layer": (
         lambda _, t: rename(t, FIRST.replace("layers.0", "layers.9")),

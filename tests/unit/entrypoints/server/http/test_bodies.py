@@ -91,7 +91,7 @@ def test_a_good_body_is_read() -> None:
 
 def test_what_is_no_text_is_said() -> None:
     problem = problem_of(b'{"model": "m", "fancy": "\xff"}')
-    assert problem.message == "fancy: is no text: half a surrogate pair, or bytes that are not UTF-8"
+    assert problem.message == "fancy: is not text: half a surrogate pair, or bytes that are not UTF-8"
     whole = decode_body('{"model": "\\ud83d\\ude00 \N{GRINNING FACE}"}'.encode(), Body, BoundSettings())
     assert whole.model == "\N{GRINNING FACE} \N{GRINNING FACE}"
 

@@ -104,7 +104,7 @@ def read_prompt(body: wire.CountTokens, service: TextService) -> Conversation:
     """The conversation to render; turns of one role that follow each other are one, and the system prompt comes first."""
     messages = _read_messages(body)
     if not messages:
-        raise BadValueError("messages", "must hold at least one message that says something")
+        raise BadValueError("messages", "must hold at least one message with content")
     continues = messages[-1]["role"] == "assistant"
     if continues:
         _check_continued(body, messages[-1]["content"])
@@ -150,9 +150,7 @@ def _check_continued(body: wire.CountTokens, content: str | list[dict[str, str]]
     if last != last.rstrip():
         raise BadValueError("messages", "end with an assistant's turn, which cannot end with white space")
     if body.thinking is not None and body.thinking.type != "disabled":
-        raise BadValueError(
-            "thinking.type", "can only be disabled where messages end with an assistant's turn"
-        )
+        raise BadValueError("thinking.type", "can only be disabled if messages end with an assistant's turn")
 
 
 def _options(body: wire.CountTokens, service: TextService) -> Mapping[str, Any]:

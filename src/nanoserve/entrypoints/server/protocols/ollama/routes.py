@@ -188,10 +188,10 @@ async def generate_order(body: wire.GenerateBody, context: RequestContext) -> Or
     """The order of a body of `/api/generate`; raises `BadValueError`."""
     if body.raw:
         if body.think is not None:
-            raise BadValueError("think", "does not go with `raw`, which sends the prompt as it is")
+            raise BadValueError("think", "cannot be combined with `raw`, which sends the prompt as it is")
         for name in ("system", "context"):
             if getattr(body, name):
-                raise BadValueError(name, "does not go with `raw`, which sends the prompt as it is")
+                raise BadValueError(name, "cannot be combined with `raw`, which sends the prompt as it is")
         return _order(body, body.prompt, context)
     messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []
     options = _thinking(body.think, context.service)

@@ -68,9 +68,9 @@ def read_conversation(body: wire.ChatBody | wire.TokenizeBody, service: TextServ
         options |= fields.switch_options(service, "enable_thinking", on=body.enable_thinking)
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
-        raise BadValueError("add_generation_prompt", "is false where `continue_final_message` is true")
+        raise BadValueError("add_generation_prompt", "must be false if `continue_final_message` is true")
     if continues and body.enable_thinking:
-        raise BadValueError("enable_thinking", "does not go with `continue_final_message`")
+        raise BadValueError("enable_thinking", "cannot be combined with `continue_final_message`")
     return Conversation(
         [_known_message(each, f"messages[{place}]") for place, each in enumerate(body.messages or [])],
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
