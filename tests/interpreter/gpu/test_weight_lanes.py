@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import fill_randomly
 from nanoserve.adapters.pytorch.weights import staging
-from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.adapters.pytorch.weights.staging import cuda_lanes
 
 pytestmark = pytest.mark.gpu
@@ -30,7 +30,7 @@ def test_everything_arrives_converted(
     destinations = {name: torch.full(shape, torch.nan, dtype=wanted).cuda() for name, shape in SHAPES.items()}
     fused = torch.full((1000, 2, 4099), torch.nan, dtype=wanted).cuda()
     destinations["big"] = fused[:, 1]
-    load_checkpoint(str(tmp_path), destinations, tied_head=False)
+    load_checkpoint(str(tmp_path), Destinations(destinations))
     for name, destination in destinations.items():
         assert torch.equal(destination.cpu(), expected[name].to(wanted)), name
     assert bool(fused[:, 0].isnan().all())

@@ -19,9 +19,15 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
 from nanoserve.adapters.pytorch.devices import CPU
-from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, fill_whole, finish_like
+from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, destinations, finish_like
 from nanoserve.adapters.pytorch.sleeping import Memory, held_tensors, tensors_of
-from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files, has_own_head, is_packed, overlay
+from nanoserve.adapters.pytorch.weights.checkpoint import (
+    checkpoint_files,
+    has_own_head,
+    is_packed,
+    load_checkpoint,
+    overlay,
+)
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.adapters.pytorch.weights.keeping import forms_of, scale_targets
@@ -272,7 +278,9 @@ class ModelWeights:
                 f"{folder}: is stored quantized: send all of it, as one folder, in one request"
             )
         with torch.inference_mode():
-            fill_whole(folder, blank.model, packing=blank.model.spec.packing, lanes=lanes_from(CPU))
+            load_checkpoint(
+                folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes_from(CPU)
+            )
         self._note(blank, blank.model.checkpoint_tensors().keys())
 
     def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> None:
@@ -293,23 +301,12 @@ class ModelWeights:
         model, device = blank.model, tensors[0].data.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # lanes have streams of their own
-        targets = scale_targets(model)
-        if targets and blank.made is None:
+        if blank.made is None and scale_targets(model):
             raise ModelLoadError(
                 "this model keeps its weights as its checkpoint stores them: send a folder of the same form, or start from plain floats"
             )
         with torch.inference_mode():
-            read = overlay(
-                tensors,
-                model.checkpoint_tensors(),
-                tied_head=model.spec.tied_embeddings,
-                stacks=model.stacks(),
-                unused=model.unused,
-                scale_targets=targets,
-                lanes=lanes_from(device),
-                made=blank.made,
-                slices=model.slices,
-            )
+            read = overlay(tensors, destinations(model, blank.made), lanes_from(device))
         self._note(blank, read)
 
     def _note(self, blank: _Blank, read: Iterable[str]) -> None:

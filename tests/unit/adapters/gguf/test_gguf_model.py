@@ -21,7 +21,7 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.adapters.pytorch.weights import gguf_file
-from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Llama3RopeScaling
 from tests.unit.adapters.gguf.gguf_files import TOKENIZER, write_gguf
@@ -110,7 +110,7 @@ def test_every_kind_of_storage_is_dequantized(
     assert stored.tensor_type.name == kind
     folder = present_folder(str(file))
     destinations = {name: torch.zeros(value.shape) for name, value in wide.reference.state_dict().items()}
-    load_checkpoint(folder, destinations, tied_head=False)
+    load_checkpoint(folder, Destinations(destinations))
     found = destinations["model.layers.0.mlp.down_proj.weight"]
     torch.testing.assert_close(found, values(stored.data, stored.tensor_type), rtol=1e-5, atol=1e-6)
     if kind not in NOT_QUANTIZED_BY_TESTS:
@@ -150,8 +150,8 @@ def test_weights_come_in_the_dtype_of_the_model(tmp_path: Path, wide: TinyModel)
         {name: torch.empty(shape, dtype=dtype) for name, shape in shapes.items()}
         for dtype in (torch.bfloat16, torch.float32)
     )
-    load_checkpoint(folder, low, tied_head=False)
-    load_checkpoint(folder, full, tied_head=False)
+    load_checkpoint(folder, Destinations(low))
+    load_checkpoint(folder, Destinations(full))
     assert all(torch.equal(low[name], full[name].bfloat16()) for name in shapes)
 
 
@@ -203,5 +203,5 @@ def test_all_tensors_are_checked_before_one_is_read(tmp_path: Path) -> None:
     destinations = {name: torch.zeros(value.shape) for name, value in tiny.reference.state_dict().items()}
     destinations["model.norm.weight"] = torch.zeros(7)
     with pytest.raises(ModelLoadError, match=r"model\.norm\.weight' has shape \[48\].*asks for \[7\]"):
-        load_checkpoint(folder, destinations, tied_head=False)
+        load_checkpoint(folder, Destinations(destinations))
     assert not any(tensor.any() for tensor in destinations.values())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
-from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.packed_layouts import LAYOUTS, Layout
 from tests.unit.adapters.pytorch.test_kept_weights import assert_same
@@ -70,7 +70,7 @@ def test_a_matrix_is_what_its_numbers_stand_for(tmp_path: Path, layout: Layout, 
     tensors = {f"a.{name}": tensor.contiguous() for name, tensor in parts.items()}
     save_file(tensors | {"b.weight": weight}, tmp_path / "model.safetensors")
     filled = {name: torch.full(weight.shape, torch.nan, dtype=dtype) for name in ("a.weight", "b.weight")}
-    load_checkpoint(str(tmp_path), filled, tied_head=False, packing=layout.packing)
+    load_checkpoint(str(tmp_path), Destinations(filled), packing=layout.packing)
     assert torch.equal(filled["a.weight"], exact.to(dtype))
     assert torch.equal(filled["b.weight"], weight.to(dtype))
 
@@ -207,7 +207,7 @@ def test_a_broken_matrix_is_named(tmp_path: Path, layout: str, change: Any, name
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=named):
         load_checkpoint(
-            str(tmp_path), {"a.weight": torch.empty(16, 64)}, tied_head=False, packing=LAYOUTS[layout].packing
+            str(tmp_path), Destinations({"a.weight": torch.empty(16, 64)}), packing=LAYOUTS[layout].packing
         )
 
 
@@ -220,5 +220,5 @@ def test_a_matrix_of_another_shape_is_named(tmp_path: Path) -> None:
         ModelLoadError, match=r"'a.qweight' stands for a weight of \[16, 64\], but the config"
     ):
         load_checkpoint(
-            str(tmp_path), {"a.weight": torch.empty(64, 16)}, tied_head=False, packing=LAYOUTS["awq"].packing
+            str(tmp_path), Destinations({"a.weight": torch.empty(64, 16)}), packing=LAYOUTS["awq"].packing
         )

@@ -12,7 +12,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.kernels.forms import FP8
 from nanoserve.ports.errors import ModelLoadError
 from tests.unit.adapters.pytorch.tiny_models import PagedRun, make_prompt, make_tiny_model
@@ -51,7 +51,7 @@ def test_a_weight_is_multiplied_with_its_scales_even_at_cut_edges(
     tensors = {"a.weight": stored, f"a.weight{suffix}": scale, "a.input_scale": torch.ones(1)}
     save_file(tensors | {"b.weight": weight}, tmp_path / "model.safetensors")
     filled = {"a.weight": torch.empty(shape, dtype=dtype), "b.weight": torch.empty(shape, dtype=dtype)}
-    load_checkpoint(str(tmp_path), filled, tied_head=False)
+    load_checkpoint(str(tmp_path), Destinations(filled))
     assert torch.equal(filled["a.weight"], exact.to(dtype))
     assert torch.equal(filled["b.weight"], weight.to(dtype))
 
@@ -75,7 +75,7 @@ def test_8_bit_floats_as_compressed_tensors_writes_them(tmp_path: Path, strategy
         {f"a.{name}": tensor.contiguous() for name, tensor in written.items()}, tmp_path / "model.safetensors"
     )
     filled = torch.empty(weight.shape)
-    load_checkpoint(str(tmp_path), {"a.weight": filled}, tied_head=False)
+    load_checkpoint(str(tmp_path), Destinations({"a.weight": filled}))
     assert (filled - weight).abs().max() < 0.2
     assert torch.equal(filled, exact.float())
 
@@ -136,7 +136,7 @@ def test_scales_that_are_missing_or_do_not_fit_are_named_before_anything_is_read
     save_file(tensors, tmp_path / "model.safetensors")
     destination = torch.full((130, 3), torch.nan)
     with pytest.raises(ModelLoadError, match=named):
-        load_checkpoint(str(tmp_path), {"a.weight": destination}, tied_head=False)
+        load_checkpoint(str(tmp_path), Destinations({"a.weight": destination}))
     assert destination.isnan().all()
 
 
@@ -147,4 +147,4 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path, suffix: str, bad: 
     scale[-1] = bad
     save_file({"a.weight": STORED, f"a.weight{suffix}": scale}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=f"'a.weight{suffix}' has scales that are not finite"):
-        load_checkpoint(str(tmp_path), {"a.weight": torch.empty(130, 3)}, tied_head=False)
+        load_checkpoint(str(tmp_path), Destinations({"a.weight": torch.empty(130, 3)}))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.models import NOISE_LENGTH, fill_randomly
 from nanoserve.adapters.pytorch.weights import staging
-from nanoserve.adapters.pytorch.weights.checkpoint import load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.ports.errors import ModelLoadError
 from tests.patience import PATIENCE
@@ -81,7 +81,7 @@ def test_everything_arrives_converted(
 ) -> None:
     expected, destinations = save(tmp_path, stored), poisoned(wanted)
     lanes = [HostLane() for _ in range(num_lanes)]
-    load_checkpoint(str(tmp_path), destinations, tied_head=False, lanes=lanes)
+    load_checkpoint(str(tmp_path), Destinations(destinations), lanes=lanes)
     for name, destination in destinations.items():
         assert torch.equal(destination, expected[name].to(wanted)), name
     assert [lane.num_drained for lane in lanes] == [1] * num_lanes
@@ -104,7 +104,7 @@ def test_a_destination_need_not_be_contiguous(tmp_path: Path) -> None:
     fused = torch.full((37, 2, 50), torch.nan)
     destinations["big"] = fused[:, 1]
     destinations["cube"] = torch.full((7, 5, 3), torch.nan).permute(2, 1, 0)
-    load_checkpoint(str(tmp_path), destinations, tied_head=False, lanes=[HostLane(), HostLane()])
+    load_checkpoint(str(tmp_path), Destinations(destinations), lanes=[HostLane(), HostLane()])
     assert torch.equal(fused[:, 1], expected["big"])
     assert torch.equal(destinations["cube"], expected["cube"])
     assert bool(fused[:, 0].isnan().all())
@@ -118,7 +118,7 @@ def test_a_fault_in_one_thread_stops_the_others_and_is_raised(
     save(tmp_path)
     lanes = [BrokenLane(at, fail), *(SlowLane() for _ in range(num_lanes - 1))]
     with pytest.raises(RuntimeError, match="the device is lost"):
-        load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=lanes)
+        load_checkpoint(str(tmp_path), Destinations(poisoned()), lanes=lanes)
     assert [lane.num_drained for lane in lanes] == [1] * num_lanes
     assert lanes[0].num_sent == at
     assert sum(lane.num_sent for lane in lanes) < 30
@@ -145,7 +145,7 @@ def test_the_first_fault_is_the_one_raised(tmp_path: Path, monkeypatch: pytest.M
     ):
         failed.clear()
         with pytest.raises(RuntimeError, match="the device is lost"):
-            load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=lanes)
+            load_checkpoint(str(tmp_path), Destinations(poisoned()), lanes=lanes)
 
 
 def test_an_error_while_a_lane_drains_is_raised(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_error_while_a_lane_drains_is_raised(tmp_path: Path) -> None:
             fail()
 
     with pytest.raises(RuntimeError, match="the device is lost"):
-        load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=[Endless()])
+        load_checkpoint(str(tmp_path), Destinations(poisoned()), lanes=[Endless()])
 
 
 def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
@@ -193,7 +193,7 @@ def test_an_interrupt_waits_for_the_pieces_under_way_and_no_others(
 
     lanes = [BrokenLane(0, interrupt), HeldLane()]
     with pytest.raises(KeyboardInterrupt):
-        load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=lanes)
+        load_checkpoint(str(tmp_path), Destinations(poisoned()), lanes=lanes)
     assert sum(lane.num_sent for lane in lanes) < 4
     assert no_worker_is_left()
 
@@ -212,7 +212,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path: Path, break_fil
         "git lfs pull" if break_file == "pointer" else r"model\.safetensors: not a readable safetensors file"
     )
     with pytest.raises(ModelLoadError, match=message):
-        load_checkpoint(str(tmp_path), poisoned(), tied_head=False, lanes=[BrokenLane(0, acts[break_file])])
+        load_checkpoint(str(tmp_path), Destinations(poisoned()), lanes=[BrokenLane(0, acts[break_file])])
 
 
 def test_all_tensors_are_checked_before_any_is_read(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_all_tensors_are_checked_before_any_is_read(tmp_path: Path) -> None:
     destinations = poisoned() | {"another": torch.zeros(3)}
     lane = HostLane()
     with pytest.raises(ModelLoadError, match=r"lacks 1 .*another"):
-        load_checkpoint(str(tmp_path), destinations, tied_head=False, lanes=[lane])
+        load_checkpoint(str(tmp_path), Destinations(destinations), lanes=[lane])
     assert lane.num_sent == 0
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import time
 from collections.abc import Callable, Collection
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import attrs
-import structlog
 
 from nanoserve.adapters.engine_process.client.ledger import Ledger, Totals
-from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests, reported_error
+from nanoserve.adapters.engine_process.client.orders import Orders
+from nanoserve.adapters.engine_process.client.requests import PendingReply, Requests
 from nanoserve.ports import engine_link, errors
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.driving import EngineStatus, WatchListener
 from nanoserve.ports.engine_facts import EngineFacts, EngineState
 from nanoserve.ports.request import Request
-from nanoserve.ports.steering import PARTS, PauseMode, Steering, WeightsFacts
+from nanoserve.ports.steering import Steering
 
 _AWAY: Final = (EngineStatus.RESTARTING, EngineStatus.FAILED, EngineStatus.STOPPED)
 TRANSITIONS: Final = {
@@ -71,6 +70,7 @@ class KeptEngine(Generic[KeeperT]):
         self.ledger = Ledger(counts or Counts())
         self.totals = Totals()
         self.requests = Requests(self.ledger)
+        self.orders = Orders(self.requests)
         self.on_move: Callable[[], None] = lambda: None
         self._status = EngineStatus.STARTING
         self._stall_timeout = stall_timeout
@@ -78,19 +78,6 @@ class KeptEngine(Generic[KeeperT]):
         self._why_closed: Exception = errors.EngineDiedError("the server has stopped")
         self._watched: tuple[engine_link.Watch, WatchListener] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._folders: dict[str, str] = {}
-        self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[None]] = {}
-        self._pause: engine_link.Pause | None = None
-        self._steering = Steering()
-        self._weights = WeightsFacts()
-        self._read: list[engine_link.ReadWeights] = []
-        self._updates: list[list[engine_link.ReadWeights]] = []
-        self._sleep: engine_link.Sleep | None = None
-        self._restoring: set[int] = set()
-        self._restored: set[int] = set()
-        self._ordered: dict[int, engine_link.Order] = {}
-        self._lost = ""
 
     @property
     def status(self) -> EngineStatus:
@@ -110,9 +97,8 @@ class KeptEngine(Generic[KeeperT]):
 
     @property
     def steering(self) -> Steering:
-        """Where the engine stood when it last obeyed an order; a pause counts from the moment at which it is asked for."""
-        lost = self._lost or self._steering.lost
-        return attrs.evolve(self._steering, paused=self._pause is not None or bool(lost), lost=lost)
+        """See `Orders`."""
+        return self.orders.steering
 
     @property
     def is_idle(self) -> bool:
@@ -148,14 +134,14 @@ class KeptEngine(Generic[KeeperT]):
 
     async def load_lora(self, name: str, folder: str) -> None:
         """Read an adapter, which has its name on return. Raises `BadValueError` or `EngineLoadingError`."""
-        await self._ask(engine_link.LoadLora(next(self._numbers), name, folder))
-        self._folders[name] = folder
+        self._check_ready()
+        await self.orders.load_lora(name, folder)
         self._show_loras({name}, ())
 
     async def unload_lora(self, name: str) -> None:
         """Let requests no longer name an adapter. Raises `UnknownModelError` or `EngineLoadingError`."""
-        await self._ask(engine_link.UnloadLora(next(self._numbers), name))
-        self._folders.pop(name, None)
+        self._check_ready()
+        await self.orders.unload_lora(name)
         self._show_loras((), {name})
 
     def _show_loras(self, more: Collection[str], fewer: Collection[str]) -> None:
@@ -168,75 +154,7 @@ class KeptEngine(Generic[KeeperT]):
     async def steer(self, order: engine_link.Order) -> Steering:
         """Have the engine carry out an order. One that dies comes back paused if it was, and with the weights that it had."""
         self._check_ready()
-        match order:
-            case engine_link.Pause():
-                self._pause = order
-            case engine_link.Resume() if self.steering.lost or self._steering.asleep:
-                raise errors.ConflictError(self.steering.lost or "the engine is asleep: wake it up first")
-            case engine_link.Resume():
-                self._pause = None
-        numbered = attrs.evolve(order, number=next(self._numbers))
-        self._ordered[numbered.number] = order
-        await self._ask(numbered)
-        return self.steering
-
-    def _note_obeyed(self, order: engine_link.Order | None) -> None:
-        """Noted when it is done, though nobody may wait for that any more."""
-        match order:
-            case engine_link.ReadWeights():
-                self._read = [*(() if order.anew else self._read), order]
-            case engine_link.WriteWeights():
-                self._note_written()
-            case engine_link.Sleep():
-                self._sleep = order
-            case engine_link.WakeUp() if not self._steering.asleep:
-                self._sleep = None
-
-    def _note_written(self) -> None:
-        self._weights = self._steering.weights
-        self._updates = [*(self._updates if self._read[0].partial else ()), self._read]
-        if self._lost and not self._read[0].partial:
-            self._lost = ""
-            self._go_on()
-
-    def _restore(self) -> None:
-        """Have a new engine read the weights again that the one before had; until it has, it is paused."""
-        self._lost = ""
-        if self._updates or self._sleep or self._pause is not None:
-            self.requests.send(engine_link.Pause(PauseMode.KEEP))
-        orders: list[engine_link.Order] = []
-        for update in self._updates:
-            as_before = self._weights if update is self._updates[-1] else None
-            orders += [*update, engine_link.WriteWeights(as_before=as_before)]
-        if self._sleep is not None:
-            awake = [each for each in PARTS if each not in self._steering.asleep]
-            orders += [self._sleep, *([engine_link.WakeUp(tuple(awake))] if awake else ())]
-        numbered = [attrs.evolve(each, number=next(self._numbers)) for each in orders]
-        self._restored = {each.number for each in numbered}
-        self._restoring = set(self._restored)
-        for each in numbered:
-            self.requests.send(each)
-
-    def _note_restored(self, report: engine_link.Obeyed) -> None:
-        if report.error and not self._lost:
-            name = self._weights.label
-            self._lost = f"the engine died, and its weights {name!r} cannot be read again: {report.message}; update all"
-            structlog.get_logger().error("the engine stays paused", reason=self._lost)
-        if not self._restoring and not self._lost:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self._pause is None:
-            self.requests.send(engine_link.Resume())
-
-    async def _ask(self, command: engine_link.LoadLora | engine_link.UnloadLora | engine_link.Order) -> None:
-        self._check_ready()
-        answer = self._asked[command.number] = asyncio.get_running_loop().create_future()
-        try:
-            self.requests.send(command)
-            await answer
-        finally:
-            del self._asked[command.number]
+        return await self.orders.steer(order)
 
     def _check_ready(self) -> None:
         if self._status is not EngineStatus.READY:
@@ -262,12 +180,12 @@ class KeptEngine(Generic[KeeperT]):
                 if state is not None:
                     self.totals.take(state)
             case engine_link.Ready(facts):
-                names = dict.fromkeys([*facts.loras, *self._folders])
+                names = dict.fromkeys([*facts.loras, *self.orders.folders])
                 self.facts = attrs.evolve(facts, loras=tuple(names))
             case engine_link.Refused():
                 self.requests.refuse(report)
             case engine_link.Obeyed():
-                self._answer(report)
+                self.orders.take(report)
             case engine_link.Logged():
                 self._tell(report)
             case _:
@@ -276,9 +194,7 @@ class KeptEngine(Generic[KeeperT]):
     def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
         """An engine is ready and takes commands: what waits for one is its work now."""
         self.requests.engine = send
-        self._restore()
-        for name, folder in self._folders.items():
-            self.requests.send(engine_link.LoadLora(next(self._numbers), name, folder, at_once=True))
+        self.orders.restore()
         self.move(EngineStatus.READY)
         self.requests.hand_over_waiting()
 
@@ -289,12 +205,7 @@ class KeptEngine(Generic[KeeperT]):
         )
         self._status = status
         if status is not EngineStatus.READY:
-            self._ordered.clear()
-            for answer in self._asked.values():
-                if not answer.done():
-                    answer.set_exception(
-                        errors.EngineDiedError("the engine ended before it had done this; ask for it again")
-                    )
+            self.orders.lose_engine()
         self._tell(status)
         self._settled.set()
         self._resume_watch()
@@ -315,25 +226,6 @@ class KeptEngine(Generic[KeeperT]):
             self.close(
                 EngineStatus.STOPPED, errors.DrainingError("the server is stopping", retry_after=5), why=why
             )
-
-    def _answer(self, report: engine_link.Obeyed) -> None:
-        self._restoring.discard(report.number)
-        if not self._restoring:  # until then the new engine is not yet what the one before was
-            self._steering = report.steering or self._steering
-        if report.number in self._restored:
-            self._note_restored(report)
-            return
-        order = self._ordered.pop(report.number, None)
-        if not report.error:
-            self._note_obeyed(order)
-        answer = self._asked.get(report.number)
-        if answer is None or answer.done():  # of what a new engine has to do again
-            if report.error:
-                structlog.get_logger().error("a new engine could not do this again", reason=report.message)
-        elif report.error:
-            answer.set_exception(reported_error(report.error, report.message))
-        else:
-            answer.set_result(None)
 
     def _resume_watch(self) -> None:
         """Have a ready engine keep the step log that is asked for."""

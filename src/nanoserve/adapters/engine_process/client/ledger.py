@@ -20,22 +20,9 @@ _REASONS: Final = (*(reason.value for reason in FinishReason), REFUSED)
 LEDGER_NAMES: Final = (ACCEPTED, RUNNING, *_REASONS)
 """The names of the counts of a ledger."""
 _COUNTERS: Final = (
-    "steps",
-    "preemptions",
-    "prompt_tokens",
-    "generated_tokens",
-    "drafted_rows",
-    "draft_tokens",
-    "accepted_tokens",
-    "prefix_queries",
-    "prefix_hits",
-    "grammar_compiles",
-    "grammar_compile_seconds",
-    "mask_seconds",
-    "late_masks",
-    "late_compiles",
-    "busiest_expert_tokens",
-    "device_wait_seconds",
+    *("steps", "preemptions", "prompt_tokens", "generated_tokens", "drafted_rows", "draft_tokens"),
+    *("accepted_tokens", "prefix_queries", "prefix_hits", "grammar_compiles", "grammar_compile_seconds"),
+    *("mask_seconds", "late_masks", "late_compiles", "busiest_expert_tokens", "device_wait_seconds"),
 )
 _BY_LABEL: Final = ("graph_steps", "prefix_lost", "lora_requests", "expert_tokens")
 _OF_TIERS: Final = ("stored", "loaded", "evicted", "refused")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import torch
@@ -33,7 +33,7 @@ from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import EXPERTS, SETTING, Slices
-from nanoserve.adapters.pytorch.weights.checkpoint import has_own_head, load_checkpoint
+from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, has_own_head, load_checkpoint
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.keeping import (
     all_forms,
@@ -163,22 +163,21 @@ def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | No
 
 
 def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, *, read: bool) -> None:
-    fill_whole(folder, model, packing=spec.packing, made=made, read=read)
+    load_checkpoint(folder, destinations(model, made), packing=spec.packing, read=read)
     for within in dict.fromkeys(each.folder for each in spec.pooled_layers if each.folder):
-        load_checkpoint(f"{folder}/{within}", model.pooled_tensors(within), tied_head=False, read=read)
+        load_checkpoint(f"{folder}/{within}", Destinations(model.pooled_tensors(within)), read=read)
 
 
-def fill_whole(folder: str, model: DecoderModel, **how: Any) -> None:
-    """Fill a model with the checkpoint of a folder, or its rank's part of it; `how` as in `load_checkpoint`."""
-    load_checkpoint(
-        folder,
+def destinations(model: DecoderModel, made: Form | None = None) -> Destinations:
+    """The tensors of a model, or of a rank's part of one, that a checkpoint fills; plain ones are put into the form `made`."""
+    return Destinations(
         model.checkpoint_tensors(),
         tied_head=model.spec.tied_embeddings,
         stacks=model.stacks(),
         unused=model.unused,
         scale_targets=scale_targets(model),
         slices=model.slices,
-        **how,
+        made=made,
     )
 
 

@@ -37,139 +37,124 @@ DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 Stacks = Mapping[str, tuple[Tensor, Sequence[str]]]
 """Tensors that a checkpoint may hold instead of several: each one's destination, and the names of those."""
-Made = tuple[Form | None, Mapping[str, Tensor]]
-"""A form that plain tensors are put into, if any, and where their scales go."""
+
+
+@attrs.frozen(eq=False)
+class Destinations:
+    """Where the tensors of a checkpoint go.
+
+    Attributes:
+        tensors: by the names that a checkpoint has for them; each is converted to the dtype that it has here.
+        tied_head: whether the embedding is the head, so that a checkpoint's own copy of it is left out.
+        stacks: what a checkpoint may hold in place of several.
+        unused: beginnings of names that are left out.
+        scale_targets: by name, where the scales go of tensors that stay as they are stored (`weights/keeping.py`).
+        slices: a rank's parts of tensors, of which plain numbers alone are read; None where it has the whole model.
+        made: a form that plain tensors with a scale target are put into, one at a time, so that no two are there in both.
+    """
+
+    tensors: Mapping[str, Tensor]
+    tied_head: bool = False
+    stacks: Stacks = MappingProxyType({})
+    unused: tuple[str, ...] = ()
+    scale_targets: Mapping[str, Tensor] = MappingProxyType({})
+    slices: Slices | None = None
+    made: Form | None = None
+
+    def own(self) -> Mapping[str, Tensor]:
+        """The tensors by name, with those that are a stack."""
+        return {**self.tensors, **{name: tensor for name, (tensor, _) in self.stacks.items()}}
+
+    def parts(self, forms: Mapping[str, Form | None] = MappingProxyType({})) -> Slices:
+        """The parts of a checkpoint's tensors; of those that are packed at load the shapes. `forms` are those of tensors that are repacked."""
+        if self.slices is not None:
+            return self.slices
+        wholes = dict(self.tensors)
+        for name in self.scale_targets:
+            if (form := forms.get(name, self.made)) is not None:
+                width = form.width(wholes[name].shape[1])
+                wholes[name] = torch.empty(len(wholes[name]), width, device="meta")
+        return Slices(0, 1, wholes, self.stacks, {})
+
+    def ignored(self, *, alone: bool = False) -> tuple[str, ...]:
+        """The ends of names that are left out; a tied head that is `alone`, without an embedding, is not."""
+        return (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if self.tied_head and not alone else ()))
+
+    def here(self, found: Iterable[StoredTensor], embedding: str = "") -> list[StoredTensor]:
+        """The tensors that have a place here, or ought to, by their names here."""
+        parts = self.parts()
+        known = self.tensors.keys() | self.stacks.keys() | parts.others
+        named = (_named_here(each, known, embedding) for each in found)
+        return [
+            each
+            for each in named
+            if not parts.is_elsewhere(each.name)
+            and (each.name in known or not each.name.startswith(self.unused))
+        ]
 
 
 def load_checkpoint(
     folder: str,
-    destinations: Mapping[str, Tensor],
+    into: Destinations,
     *,
-    tied_head: bool,
-    stacks: Stacks = MappingProxyType({}),
-    unused: tuple[str, ...] = (),
-    scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
     lanes: Sequence[Lane] | None = None,
-    slices: Slices | None = None,
     packing: Packing | None = None,
-    made: Form | None = None,
     read: bool = True,
 ) -> None:
-    """Fill every destination with the tensor of its name, or with its part of a stack, converted to its dtype.
-
-    A tensor with a scale target stays as stored, and its scales go there (`weights/keeping.py`).
+    """Fill every destination with the tensor of its name, or with its part of a stack.
 
     All tensors are checked before any is read. Those on the host are copied once from the mapped file, so memory peaks near the size of the
     model; those on a GPU are read by several threads through pinned buffers; `lanes` sets other ways to go there. Those of a GGUF file are
     dequantized on the host, piece by piece, and 8-bit floats, MXFP4 and integers where they are when they have arrived
-    (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`, `weights/floats.py`). Ignored is what has a name that begins as one of `unused`, and the checkpoint's own copy of a tied head, unless the
-    embedding is missing: then it is that, too, as in transformers. With `slices`, this rank has its part of each tensor; of plain numbers only that is read.
-    With `made`, plain tensors that have a scale target are put into that form one at a time, so that no two are there in both.
-    Without `read` nothing is: names and shapes are checked against destinations that need no memory.
+    (`weights/scales.py`, `weights/mxfp4.py`, `weights/integers.py`, `weights/floats.py`). A tied head is read where the embedding is missing:
+    then it is that, too, as in transformers. Without `read` names and shapes are checked against destinations that need no memory.
 
     Raises:
         ModelLoadError: a file is missing or corrupt; a tensor is missing, left over, of another shape or no float.
     """
-    is_alone = tied_head and _outer(folder).keys() == {HEAD}
-    embedding = next(each for each in destinations if each.endswith(EMBEDDING)) if is_alone else ""
-    ignored = (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head and not is_alone else ()))
+    is_alone = into.tied_head and _outer(folder).keys() == {HEAD}
+    embedding = next(each for each in into.tensors if each.endswith(EMBEDDING)) if is_alone else ""
+    ignored, own = into.ignored(alone=is_alone), into.own()
     of_file = list(packed_tensors(Path(folder), ignored)) if is_gguf(Path(folder)) else []
-    forms = {each.name: each.form for each in of_file}
-    slices = slices or Slices(0, 1, _plainly(destinations, (made, scale_targets), forms), stacks, {})
-    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
+    slices = into.parts({each.name: each.form for each in of_file})
     if of_file:
-        _load_gguf(of_file, own, scale_targets, slices, read=read)
+        _load_gguf(of_file, own, into.scale_targets, slices, read=read)
         return
-    scales, known = Scales(), destinations.keys() | stacks.keys() | slices.others
-    tensors = [
-        _named_here(stored, known, embedding)
-        for file in checkpoint_files(Path(folder))
-        for stored in stored_tensors(file, ignored)
-    ]
-    tensors = [
-        each
-        for each in tensors
-        if not slices.is_elsewhere(each.name) and (each.name in known or not each.name.startswith(unused))
-    ]
+    files = checkpoint_files(Path(folder))
+    tensors = into.here((each for file in files for each in stored_tensors(file, ignored)), embedding)
+    scales = Scales()
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
     weights = [stored for stored in others if not scales.take(stored)]
-    elsewhere = [name for each in packed_forms for name in each.names]
-    plain = list(_matches(folder, weights, slices, elsewhere))
+    plain = list(_matches(folder, weights, slices, [name for each in packed_forms for name in each.names]))
     for each in packed_forms:
         each.check(slices.wholes)
     for stored in plain:
         scales.want(stored, own[stored.name])
     scales.check()
-    if not read:
-        return
-    lanes = _lanes_to(destinations) if lanes is None else lanes
-    _fill_or_make(plain, own, slices, lanes, (made, scale_targets))
-    scales.apply(scale_targets, slices)
-    for each in packed_forms:
-        each.apply(destinations, scale_targets, slices)
+    if read:
+        _fill_or_make(plain, into, _lanes_to(into.tensors) if lanes is None else lanes)
+        scales.apply(into.scale_targets, slices)
+        for each in packed_forms:
+            each.apply(into.tensors, into.scale_targets, slices)
 
 
-def overlay(
-    tensors: Iterable[StoredTensor],
-    destinations: Mapping[str, Tensor],
-    *,
-    tied_head: bool,
-    stacks: Stacks,
-    unused: tuple[str, ...] = (),
-    scale_targets: Mapping[str, Tensor] = MappingProxyType({}),
-    lanes: Sequence[Lane] = (),
-    made: Form | None = None,
-    slices: Slices | None = None,
-) -> set[str]:
+def overlay(tensors: Iterable[StoredTensor], into: Destinations, lanes: Sequence[Lane] = ()) -> set[str]:
     """Fill the destinations of some plain tensors; returns their names. Otherwise as `load_checkpoint`, and checked before any is read."""
-    slices = slices or Slices(0, 1, _plainly(destinations, (made, scale_targets)), stacks, {})
-    known, ignored = (
-        destinations.keys() | stacks.keys() | slices.others,
-        (*BUFFERS, *ACTIVATION_SCALES, *((HEAD,) if tied_head else ())),
-    )
-    wanted = (
-        each
-        for each in tensors
-        if not each.name.endswith(ignored)
-        and not each.name.startswith(unused)
-        and not slices.is_elsewhere(each.name)
-    )
-    plain = list(_matches("", (_named_here(each, known, "") for each in wanted), slices, known))
+    found = into.here(each for each in tensors if not each.name.endswith(into.ignored()))
+    plain = list(_matches("", found, into.parts(), into.parts().wholes))
     for stored in plain:
         if stored.dtype is EIGHT_BITS:
             message = f"{stored.file}: tensor {stored.name!r} is stored quantized: store it as floats"
             raise ModelLoadError(message)
-    own = {**destinations, **{name: tensor for name, (tensor, _) in stacks.items()}}
-    _fill_or_make(plain, own, slices, lanes, (made, scale_targets))
-    return {name for stored in plain for name in stacks.get(stored.name, (None, (stored.name,)))[1]}
+    _fill_or_make(plain, into, lanes)
+    return {name for stored in plain for name in into.stacks.get(stored.name, (None, (stored.name,)))[1]}
 
 
-def _plainly(
-    destinations: Mapping[str, Tensor], made: Made, forms: Mapping[str, Form | None] = MappingProxyType({})
-) -> Mapping[str, Tensor]:
-    """The destinations in a checkpoint's form: tensors that are packed at load have shapes and no memory.
-
-    `forms` are those of tensors that are repacked.
-    """
-    targets = made[1]
-    shapes = {
-        name: (len(destinations[name]), form.width(destinations[name].shape[1]))
-        for name in targets
-        if (form := forms.get(name, made[0])) is not None
-    }
-    return {**destinations, **{name: torch.empty(each, device="meta") for name, each in shapes.items()}}
-
-
-def _fill_or_make(
-    plain: Sequence[StoredTensor],
-    own: Mapping[str, Tensor],
-    slices: Slices,
-    lanes: Sequence[Lane],
-    made: Made,
-) -> None:
+def _fill_or_make(plain: Sequence[StoredTensor], into: Destinations, lanes: Sequence[Lane]) -> None:
     """Copy plain tensors, or a rank's parts of them, and put those that have a target for scales into the form."""
-    form, targets = made if made[0] is not None else (None, {})
+    own, slices, form = into.own(), into.parts(), into.made
+    targets = {} if form is None else into.scale_targets
     copied = [stored for stored in plain if stored.name not in targets]
     if slices.size == 1:
         _fill([(stored, own[stored.name]) for stored in copied], lanes)
