@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -104,14 +105,12 @@ def _dense(config: Config, **features: Any) -> DenseSpec:
     return DenseSpec(size=config["intermediate_size"], **features)
 
 
-def _alike(config: Config, layer: LayerSpec) -> tuple[LayerSpec, ...]:
-    return tuple(layer for _ in range(config["num_hidden_layers"]))
+def _alike(config: Config, mixer: Mixer, feed: Feed) -> tuple[LayerSpec, ...]:
+    return tuple(LayerSpec(mixer, feed) for _ in range(config["num_hidden_layers"]))
 
 
 def _llama(config: Config) -> tuple[LayerSpec, ...]:
-    return _alike(
-        config, LayerSpec(read_attention(config, biased=True), _dense(config, bias=config["mlp_bias"]))
-    )
+    return _alike(config, read_attention(config, biased=True), _dense(config, bias=config["mlp_bias"]))
 
 
 def _qwen2(config: Config) -> tuple[LayerSpec, ...]:
@@ -150,14 +149,14 @@ def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
 
 def _mixtral(config: Config) -> tuple[LayerSpec, ...]:
     experts = _experts(config, config["intermediate_size"], RouterSpec(), names="w")
-    return _alike(config, LayerSpec(read_attention(config, window=config["sliding_window"]), experts))
+    return _alike(config, read_attention(config, window=config["sliding_window"]), experts)
 
 
 def _olmoe(config: Config) -> tuple[LayerSpec, ...]:
     clip = None if config.get("clip_qkv") is None else positive(config, "clip_qkv")
     mixer = read_attention(config, biased=True, qk_norm="vector", clip=clip)
     router = RouterSpec(normalized=config["norm_topk_prob"])
-    return _alike(config, LayerSpec(mixer, _experts(config, config["intermediate_size"], router)))
+    return _alike(config, mixer, _experts(config, config["intermediate_size"], router))
 
 
 def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
@@ -166,7 +165,7 @@ def _minimax_m2(config: Config) -> tuple[LayerSpec, ...]:
         config = {"partial_rotary_factor": turned / config["head_dim"], **config}
     router = RouterSpec(score="sigmoid", correction=True)
     experts = _experts(config, config["intermediate_size"], router, names="w")
-    return _alike(config, LayerSpec(read_attention(config, partial_rope=True, qk_norm="vector"), experts))
+    return _alike(config, read_attention(config, partial_rope=True, qk_norm="vector"), experts)
 
 
 def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> ExpertsSpec:
@@ -184,7 +183,7 @@ def _mistral(config: Config) -> tuple[LayerSpec, ...]:
             "layer_types in a mistral config (Ministral's alternating windows) is not supported"
         )
     mixer = read_attention(config, window=config["sliding_window"])
-    return _alike(config, LayerSpec(mixer, _dense(config)))
+    return _alike(config, mixer, _dense(config))
 
 
 def _qwen3_next(config: Config) -> tuple[LayerSpec, ...]:
@@ -229,7 +228,7 @@ def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
 
 def _olmo2(config: Config) -> tuple[LayerSpec, ...]:
     mixer = read_attention(config, biased=True, qk_norm="vector")
-    return _alike(config, LayerSpec(mixer, _dense(config)))
+    return _alike(config, mixer, _dense(config))
 
 
 def _phi3(config: Config) -> tuple[LayerSpec, ...]:
@@ -238,18 +237,18 @@ def _phi3(config: Config) -> tuple[LayerSpec, ...]:
     if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in {"su", "yarn"}:
         config = {**config, "rope_scaling": {**rope, "rope_type": "longrope"}}
     mixer = read_attention(config, partial_rope=True, window=config["sliding_window"])
-    return _alike(config, LayerSpec(mixer, _dense(config)))
+    return _alike(config, mixer, _dense(config))
 
 
 def _granite(config: Config) -> tuple[LayerSpec, ...]:
     """Llama's, with scores scaled by a number of the config."""
-    return _alike(config, LayerSpec(_scaled_attention(config), _dense(config, bias=config["mlp_bias"])))
+    return _alike(config, _scaled_attention(config), _dense(config, bias=config["mlp_bias"]))
 
 
 def _granite_moe(config: Config) -> tuple[LayerSpec, ...]:
     router = RouterSpec(score="softmax_of_chosen")
     experts = _experts(config, config["intermediate_size"], router, names="stacked")
-    return _alike(config, LayerSpec(_scaled_attention(config), experts))
+    return _alike(config, _scaled_attention(config), experts)
 
 
 def _scaled_attention(config: Config) -> AttentionSpec:
@@ -288,11 +287,10 @@ def _exact_norms(config: Config) -> dict[str, Any]:
     return {"norm": NormSpec(eps=config["rms_norm_eps"], form="exact")}
 
 
+_Encoder = functools.partial(Architecture, is_encoder=True)
 ARCHITECTURES = (
     Architecture(
-        "DeepseekV2ForCausalLM",
-        "deepseek_v2",
-        deepseek.deepseek_v2_layers,
+        *("DeepseekV2ForCausalLM", "deepseek_v2", deepseek.deepseek_v2_layers),
         published={"num_experts_per_tok": 6},
     ),
     Architecture(
@@ -326,16 +324,8 @@ ARCHITECTURES = (
     ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
     Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _zero_centered),
-    Architecture("BertModel", "bert", encoders.bert_layers, encoders.bert_features, is_encoder=True),
-    Architecture("RobertaModel", "roberta", encoders.bert_layers, encoders.roberta_features, is_encoder=True),
-    Architecture(
-        "XLMRobertaModel", "xlm-roberta", encoders.bert_layers, encoders.roberta_features, is_encoder=True
-    ),
-    Architecture(
-        "ModernBertModel",
-        "modernbert",
-        encoders.modernbert_layers,
-        encoders.modernbert_features,
-        is_encoder=True,
-    ),
+    _Encoder("BertModel", "bert", encoders.bert_layers, encoders.bert_features),
+    _Encoder("RobertaModel", "roberta", encoders.bert_layers, encoders.roberta_features),
+    _Encoder("XLMRobertaModel", "xlm-roberta", encoders.bert_layers, encoders.roberta_features),
+    _Encoder("ModernBertModel", "modernbert", encoders.modernbert_layers, encoders.modernbert_features),
 )

@@ -37,13 +37,8 @@ ALIASES: Final = (
 """A key, the key of the defaults that it goes before, as `attribute_map` of transformers' classes has it, and the families."""
 POSITIVE: Final = frozenset(
     {
-        *(
-            "hidden_size",
-            "num_hidden_layers",
-            "intermediate_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-        ),
+        *("hidden_size", "num_hidden_layers", "intermediate_size"),
+        *("num_attention_heads", "num_key_value_heads"),
         *("vocab_size", "max_position_embeddings", "rms_norm_eps", "layer_norm_eps", "norm_eps"),
         *("type_vocab_size", "local_attention"),
         *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),

@@ -231,16 +231,8 @@ class _Building:
         work = VISIT + patterns * PATTERN + sum(each.work for each in parts)
         if kind == "object":
             work += len(named) ** 2 * VISIT if is_bounded else len(named) ** 2 // NAME_PAIRS
-        return _Value(
-            kind,
-            1 + sum(each.size for each in parts),
-            work,
-            patterns,
-            expressions,
-            named,
-            other,
-            is_bounded=is_bounded,
-        )
+        size = 1 + sum(each.size for each in parts)
+        return _Value(kind, size, work, patterns, expressions, named, other, is_bounded=is_bounded)
 
     def _choice(self, options: Sequence[_Value], *, is_exclusive: bool = False) -> _Value:
         """One of several; `_NOTHING` is none of them."""

@@ -17,15 +17,8 @@ from typing import Any
 import psutil
 
 PACKAGES = (
-    "nanoserve",
-    "torch",
-    "triton",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "gguf",
-    "huggingface-hub",
-    "numpy",
+    *("nanoserve", "torch", "triton", "transformers", "tokenizers", "safetensors"),
+    *("gguf", "huggingface-hub", "numpy"),
 )
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "asimd", "bf16", "sve")
 GPU_FIELDS = ("name", "memory.total", "memory.used", "driver_version", "compute_cap")

@@ -239,12 +239,8 @@ class Supervisor:
         if self._engine.status is EngineStatus.STARTING:
             self._start_limit = self._start_timeout or _RESTART_FACTOR * seconds + _RESTART_GRACE
         else:
-            _log.warning(
-                "the engine is back",
-                seconds=round(seconds, 3),
-                restarts=self._restarts.total,
-                was_spare=life.was_spare,
-            )
+            facts = {"restarts": self._restarts.total, "was_spare": life.was_spare}
+            _log.warning("the engine is back", seconds=round(seconds, 3), **facts)
         self._process = life.process
         life.process.on_foreign = self.on_foreign
         self._engine.welcome(life.process.send)
@@ -278,12 +274,6 @@ class Supervisor:
             return None
         self._engine.move(EngineStatus.RESTARTING)
         requeued, lost = self._engine.requests.lose_engine()
-        _log.error(
-            "the engine has ended",
-            ending=ending,
-            reason=reason,
-            restart_in=delay,
-            requeued=requeued,
-            lost=lost,
-        )
+        facts = {"ending": ending, "reason": reason, "restart_in": delay, "requeued": requeued, "lost": lost}
+        _log.error("the engine has ended", **facts)
         return delay
