@@ -347,8 +347,8 @@ def _multiply(
     if form_of(weight) is not PLAIN:
         pairs = x.dtype is torch.bfloat16 and supports_pdl(x.device)
         arguments = step_arguments(weight)
-        if x_scales is not None and isinstance(weight, StoredWeight):
-            arguments["weight_ptr"] = weight.numbers
+        if x_scales is not None:
+            arguments["weight_ptr"] = arguments["weight_ptr"].view(x.dtype)
         stored_listed_kernel[grid](x_ptr=x, x_scale_ptr=x_scales, **arguments, **common, PAIRS=pairs)
         return
     assert isinstance(weight, Tensor)
