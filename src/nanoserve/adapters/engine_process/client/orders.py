@@ -1,4 +1,4 @@
-"""What an engine was ordered to do, in numbered commands that it answers; the engine that follows it does again what lasts."""
+"""Orders to an engine: numbered commands that it answers, and what the engine that follows it does again."""
 
 from __future__ import annotations
 
