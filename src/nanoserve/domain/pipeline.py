@@ -1,8 +1,8 @@
-"""The loop: plans steps, keeps up to `depth` of them in flight, and brings them home in order.
+"""The loop: plans steps, keeps up to `depth` of them in flight, and commits them in order.
 
-This loop is all there is. With depth 1 it works in lock-step; with depth 2 the next step is planned and queued while
-the device still computes, because planning needs to know only that a token exists, not which. Steps whose rows follow a grammar are
-drawn later than others (`late_draws.py`), and steps may fail (`failures.py`). Next: the runner of a GPU, `adapters/pytorch/cuda/runner.py`.
+With depth 1 it works in lock-step; with depth 2 the next step is planned and queued while the device still computes, because
+planning needs to know only that a token exists, not which. Steps whose rows follow a grammar are drawn later than others
+(`late_draws.py`), and steps may fail (`failures.py`). Next: the runner of a GPU, `adapters/pytorch/cuda/runner.py`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Pipeline(Generic[TicketT]):
         self._late_draws = LateDraws(scheduler)
 
     def __len__(self) -> int:
-        """How many steps are in flight."""
+        """The number of steps in flight."""
         return len(self._in_flight)
 
     def advance(self, events: list[EngineEvent], *, fills: bool = True) -> None:
-        """Fill the pipeline, unless it is only to be emptied, bring home the oldest step, and append its events.
+        """Fill the pipeline, unless it is only to be emptied, commit the oldest step, and append its events.
 
         A step that fails ends the sequences at fault with an error; all others are computed again. Where no sequence is known to
         be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner cannot compute any more.

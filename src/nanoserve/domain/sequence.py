@@ -1,4 +1,4 @@
-"""One token stream and where it stands: the state machine of a sequence, and the values it carries.
+"""One token stream: the state machine of a sequence, and its values.
 
 A request for n answers becomes n sequences. Each has its own tokens, block tables and phase; they share prompt blocks.
 """
@@ -16,7 +16,7 @@ from nanoserve.ports.step import RowSampling, TokenLogprobs
 
 
 class Phase(enum.Enum):
-    """Where a sequence stands."""
+    """The phases of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -119,7 +119,7 @@ class Sequence:
 
     @property
     def is_deferred(self) -> bool:
-        """True if it fills what others leave: it comes behind all that are not, and makes way for them."""
+        """True if it can wait: it comes after all others, and gives way to them."""
         return self.order[0]
 
     @property
@@ -139,7 +139,7 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     def stop_reason(self, token_id: int) -> FinishReason | None:
-        """Why it ends with `token_id`, its newest token, or None if it goes on.
+        """Why it ends with `token_id`, its newest token, or None if it continues.
 
         A stop id on the last budgeted token is a stop, not a length. Stop strings are the text stream's to find.
         """

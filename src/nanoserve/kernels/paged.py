@@ -1,4 +1,4 @@
-"""The common part of attention kernels: the paged cache of one layer, how heads are transformed, and what attending to a row means."""
+"""The common part of attention kernels: the paged cache of one layer, the transformation of heads, and the definition of attention to a row."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def attend(
     sinks: Tensor | None = None,
     end: int | None = None,
 ) -> Tensor:
-    """The definition, in float32: one query [num_heads, head_dim] at a row's position over all that it sees there.
+    """The definition, in float32: one query [num_heads, head_dim] at a row's position over all positions that it reads.
 
     Args:
         query: rotated.
@@ -100,7 +100,7 @@ def attend(
 
 
 def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    """Turn each pair of elements of heads [..., heads, head_dim] by its angle; `rotation` is [..., head_dim]."""
+    """Rotate each pair of elements of heads [..., heads, head_dim] by its angle; `rotation` is [..., head_dim]."""
     cos, sin = rotation[..., None, :].chunk(2, dim=-1)
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

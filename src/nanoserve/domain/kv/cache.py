@@ -1,4 +1,4 @@
-"""The KV cache of all cache groups together: room for sequences, shared prefixes, and what changed in their tables.
+"""The KV cache of all cache groups together: room for sequences, shared prefixes, and changes of tables.
 
 Theory of operation. A sequence holds *pages* of every cache group: blocks of `block_size` tokens where the layers look
 back at tokens, or one live state where they are recurrent. Each group has a pool of its own (`BlockAllocator`) and a law
@@ -7,10 +7,10 @@ back at tokens, or one live state where they are recurrent. Each group has a poo
 The groups move in step: a sequence has room in all of them or in none, and a prefix is reused only at a length at
 which every group still holds what the next token would read. `match` is therefore an intersection of sets of lengths.
 
-A page gets a *name*, the chained hash of all tokens up to its end. A block that a chunk fills is named when the chunk is
-planned, so that whoever comes next need not compute it again (`names.py`); one that fills while decoding, when its step is committed
-(`share`). A named block is never written again, so any number of tables may hold it. A state is overwritten by every step, so what is
-named is a copy of it, a snapshot, once it is there; a sequence that reuses one gets a copy, too (`states.py`).
+A page gets a *name*, the chained hash of all tokens up to its end. A block that a chunk fills is named when the chunk is planned,
+so that the next sequence does not compute it again (`names.py`); one that fills while decoding, when its step is committed
+(`share`). A named block is never written again, so any number of tables may hold it. A state is overwritten by every step, so
+what is named is a copy of it, a snapshot, once it is there; a sequence that reuses one gets a copy, too (`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
 the device runs steps in order, so the next holder of a page writes it later.
@@ -95,7 +95,7 @@ class KVCache:
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.allocators, strict=True))
 
     def match(self, sequence: Sequence) -> int:
-        """How many leading blocks can be reused; never all of the tokens, since one must be computed."""
+        """The number of leading blocks that can be reused; never all tokens, since one must be computed."""
         sequence.junction, sequence.lost_tokens = 0, {}
         if sequence.hash_root is None or sequence.computes_all:
             return 0
@@ -203,7 +203,7 @@ class KVCache:
         )
 
     def take_exchanged(self) -> list[TableUpdate]:
-        """Give out and forget `exchanged`."""
+        """Return and clear `exchanged`."""
         exchanged, self.exchanged = self.exchanged, {}
         return [update for updates in exchanged.values() for update in updates]
 
@@ -244,7 +244,7 @@ class KVCache:
             self.exchanged.setdefault(updates[0].row, []).extend(updates)
 
     def release(self, sequence: Sequence) -> None:
-        """Give all blocks and states back, the tail of a table first, so that a prefix outlives what follows it."""
+        """Release all blocks and states, the tail of a table first, so that a prefix outlives its continuation."""
         for table, pool in zip(sequence.block_tables, self.allocators, strict=True):
             for block in reversed(table):
                 if block != SINK_BLOCK:

@@ -1,4 +1,4 @@
-"""The laws of cache groups: what a kind of group still reads, what can be reused, and how many pages that takes.
+"""The laws of cache groups: the pages that a kind of group reads and reuses, and their number.
 
 A *page* is what a pool hands out: a block of `block_size` tokens, or the state of a recurrent group. `KVCache` asks
 these questions and knows no kind; a new kind is a value in `ports/model_spec.py` and a law here, or in `kinds.py`. Lengths that can be
@@ -58,7 +58,7 @@ class Law:
         return -(-num_tokens // self.block_size)
 
     def pool_need(self, max_model_len: int, max_chunk: int, *, alone: bool) -> PoolNeed:  # noqa: ARG002 - always
-        """How large a pool should be; `alone`: no group beside it could make more of the memory.
+        """The size of a pool; `alone`: no other group could use the memory better.
 
         Here as large as there is memory for: every block more holds more text.
         """

@@ -1,4 +1,4 @@
-"""Who computes what in the next step, and what became of the last one.
+"""Plans the next step, and commits the last one.
 
 There is one rule: a sequence has tokens, some of them are computed, and a step computes some of the rest. A long prompt, a
 prefix hit, a resumption after preemption and a decode are that rule with different numbers.
@@ -15,10 +15,10 @@ Most steps are the one before, one token further: nothing waits or prefills, not
 row needs a block or is through. Then the table `is_settled`, and the scheduler looks at nothing else.
 
 Planning needs only that a token exists: its position follows from the step's number, its block is allocated before its value is
-known, and the device itself feeds the value into the next step. What does need values waits for `commit`: stop ids, the names
-of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
+known, and the device itself feeds the value into the next step. Everything that needs values waits for `commit`: stop ids, the
+names of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
 
-Nothing of a plan is taken back once it is handed out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out, or one
+Nothing of a plan changes once it is given out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out, or one
 that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has, is withdrawn from the draft,
 and waits for its old place in the queue: it has no chunk in the draft yet, whose blocks another one could have found.
 
@@ -120,7 +120,7 @@ class Scheduler:
         return self._dispatch(draft, now)
 
     def _let_arrived_go(self) -> None:
-        """Sequences wait no more for what has come since: a grammar, a mask, or blocks from another tier."""
+        """Release sequences whose grammar, mask or blocks from another tier are there."""
         for sequence, error in self.constraints.arrivals():
             if error is None:
                 self.table.let_go(sequence)
@@ -141,7 +141,7 @@ class Scheduler:
         return plan
 
     def _grow_decoding(self, draft: Draft) -> None:
-        """Give rows that decode the blocks that they come to; where there is none, the youngest give theirs back."""
+        """Give decoding rows the blocks that they reach; if none is free, preempt the youngest."""
         decoding = self.table.decoding
         for sequence in decoding.needing_blocks(draft.width):
             while sequence in decoding:
@@ -218,12 +218,12 @@ class Scheduler:
         return left
 
     def _will_find_more(self, sequence: Sequence, start: int, draft: Draft) -> bool:
-        """True if a state is on its way from which the sequence could go on further than from `start`."""
+        """True if a state is being made from which the sequence could continue further than from `start`."""
         copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
         return self.cache.states.is_expected(sequence, start, self.table.prefilling, copies)
 
     def _dispatch(self, draft: Draft, now: float) -> StepPlan:
-        """Seal the draft, and move those that decode from now on, or no more."""
+        """Seal the draft, and move sequences that begin or end decoding."""
         table, members, tiers = self.table, self.table.decoding, self.cache.tiers
         table.step = draft.step
         decoding = members.snapshot()
@@ -252,7 +252,7 @@ class Scheduler:
         return plan
 
     def commit(self, result: StepResult) -> list[Progress]:
-        """Bring home the oldest step in flight. Returns what each living sequence gained; of a wide step, its first token.
+        """Commit the oldest step in flight. Returns what each living sequence gained; of a wide step, its first token.
 
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
@@ -282,7 +282,7 @@ class Scheduler:
             self._chunk_budget.observe(num_prefill=num_prefill, num_decoding=num_decoding, seconds=seconds)
 
     def _note_written(self, flight: InFlightStep, result: StepResult, now: float) -> None:
-        """Let be found from now on what a step has computed and copied."""
+        """Name the blocks and states that a step has computed and copied."""
         step, cache, missed = flight.plan.step, self.cache, self.constraints.missed
         if cache.tiers is not None:
             cache.tiers.settle(step, result.copied)
@@ -302,11 +302,11 @@ class Scheduler:
             cache.states.settle(flight.copies)
 
     def commit_more(self) -> list[Progress]:
-        """Return what living sequences gained by the next token of the step that was committed last; empty when all of it is home."""
+        """Return what living sequences gained by the next token of the step that was committed last; empty when all of it is appended."""
         return self._gain(*self._speculation.land_more()) if self._speculation else []
 
     def _gain(self, progress: list[Progress], stopped: list[Stopped]) -> list[Progress]:
-        """Count what sequences have gained, and end those that have stopped."""
+        """Count the sequences' gains, and end those that have stopped."""
         self.counters.generated_tokens += len(progress)
         for sequence, token, reason in stopped:
             if reason is FinishReason.STOP and token in sequence.request.sampling.stop_token_ids:

@@ -1,4 +1,4 @@
-"""Where every living sequence stands: in line, held back, or on a row, where it prefills or decodes; and how it moves, to its end."""
+"""The place of every living sequence (queued, held back, or on a row, where it prefills or decodes), and its moves until it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanoserve.ports.request import DEFERRED_CLASS, FinishReason
 
 
 class SequenceTable:
-    """The sequences of one scheduler, in their places. Who moves, and when, is the scheduler's to decide; a move keeps all books.
+    """The sequences of one scheduler, in their places. The scheduler decides the moves; a move keeps all counts.
 
     Attributes:
         requests: the sequences of each request of which one at least has not ended.
@@ -63,7 +63,7 @@ class SequenceTable:
         return self.rows.has_deferred or self.waiting.length(DEFERRED_CLASS) > 0
 
     def add(self, sequences: list[Sequence], *, may_start: bool) -> None:
-        """A request's sequences stand in line if they `may_start`."""
+        """Queue a request's sequences if they `may_start`, else hold them back."""
         if sequences[0].lora:
             self.loras.accept(sequences)
         self.requests[sequences[0].request.request_id] = sequences
@@ -77,12 +77,12 @@ class SequenceTable:
         self.is_settled = False
 
     def hold(self, sequence: Sequence) -> None:
-        """The sequence waits, and stands in no line until what it waits for is there."""
+        """The sequence waits, and is in no queue until a worker or a copy is done."""
         self._held.add(sequence)
         self.waiting.hold_back(sequence)
 
     def let_go(self, sequence: Sequence) -> None:
-        """Let a sequence stand in line again, or decode, since what it waited for is there; it may have ended."""
+        """Queue a sequence again, or let it decode, because its wait is over; it may have ended."""
         if sequence in self._held:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
@@ -97,7 +97,7 @@ class SequenceTable:
         return None if self.rows.running or self.constraints.awaits(first) else first
 
     def may_sit(self, sequence: Sequence, step: int, committed: int) -> bool:
-        """True if nothing but room keeps a waiting sequence from a row in a step; `committed` is the newest one that is home.
+        """True if only room keeps a waiting sequence from a row; `committed` is the newest committed step.
 
         A preempted sequence stays out while a step of its former row is in flight: that step's token is appended when it is
         committed, and a row admitted now would lack it.
@@ -107,7 +107,7 @@ class SequenceTable:
         return not sequence.lora or self.loras.find(sequence, step, committed)
 
     def seat(self, sequence: Sequence, now: float) -> int:
-        """Give a sequence a row, on which it prefills what it has not found in the cache."""
+        """Give a sequence a row, on which it prefills the tokens that it has not found in the cache."""
         resumed = sequence.phase is Phase.PREEMPTED
         sequence.move(Trigger.RESUME if resumed else Trigger.ADMIT)
         sequence.fetches = 0
@@ -124,7 +124,7 @@ class SequenceTable:
         return row
 
     def preempt(self, sequence: Sequence, draft: Draft | None = None) -> None:
-        """Send a running sequence back to wait at its old place; what is in `draft` for its row is taken out of it."""
+        """Send a running sequence back to wait at its old place, and remove its row's work from `draft`."""
         if draft is not None:
             self._cache.states.cancel(draft.withdraw(sequence))
         self._vacate(sequence)

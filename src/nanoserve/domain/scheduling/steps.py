@@ -1,10 +1,10 @@
-"""A step on its way, and the rows in steady decode, kept so that a step costs what changed and not what runs.
+"""A step in flight, and the rows in steady decode, kept so that a step costs its changes and not its rows.
 
 `reach` counts the tokens that planned steps compute of a row that decodes in all of them: one for each step. A row's newest planned
 position is reach - offset, with an offset that is fixed when it joins. So its dates are known in advance: it needs a block at every reach
 at which that position is a multiple of the block size, and it leaves after the step that computes its last token but one.
 
-Where steps may have drafts, they compute several tokens of a row, and dates are less sure: `wide_steps.py`.
+Steps with drafts compute several tokens of a row, and dates are less certain: `wide_steps.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DecodingRows:
 
 
 class DecodeSet:
-    """Decoding sequences, by the residue of `reach` at which they need a block, and by the reach at which they are through.
+    """Decoding sequences, by the residue of `reach` at which they need a block, and by the reach at which they are done.
 
     Attributes:
         reach: tokens per row of the steps planned so far.
@@ -96,7 +96,7 @@ class DecodeSet:
         self._move(sequence, self._offset(sequence) + 1)
 
     def num_planned(self, sequence: Sequence) -> int:
-        """How many tokens of a running sequence are computed once all planned steps are done."""
+        """The number of tokens of a running sequence that are computed once all planned steps are done."""
         if sequence.decode_offset is None:
             return sequence.num_scheduled_tokens
         return max(sequence.num_scheduled_tokens, self.reach - self._offset(sequence) + 1)
@@ -115,7 +115,7 @@ class DecodeSet:
         return newest, newest + 1
 
     def ends(self, _width: int) -> tuple[list[Sequence], list[Sequence]]:
-        """The members that the newest step may bring to their end, and those of them that it does for certain."""
+        """The members that the newest step may end, and those that it certainly ends."""
         due = list(self._by_last.get(self.reach, ()))
         return due, due
 
@@ -155,9 +155,9 @@ class DecodeSet:
 class InFlightStep:
     """A planned step that is not committed yet, with the sequences its rows stood for when it was planned.
 
-    `filling` are those decoding sequences whose token in this step is the last of a block, and `through` those whose last one
-    it yields. They are noted now, because when the step is committed the decode set stands several steps further, and its
-    members may have left it. They are known while `is_exact`.
+    `filling` are those decoding sequences whose token in this step is the last of a block, and `through` those whose last one it
+    yields. They are noted now, because when the step is committed the decode set is several steps further, and its members may
+    have left it. They are known while `is_exact`.
     """
 
     plan: StepPlan
@@ -186,7 +186,7 @@ class InFlightStep:
     def land(
         self, result: StepResult, missed: Container[Sequence], cut_short_at: int
     ) -> tuple[list[Progress], list[Stopped]]:
-        """Append the tokens to their sequences: what each gained, and which of them end with what they gained.
+        """Append the tokens to their sequences; returns the gains, and the sequences that end with them.
 
         Where a row may have ended since the step was planned, as one has `cut_short_at` it or later, or has `missed` its draw, each
         is looked at: what was computed for it is dropped.
@@ -214,7 +214,7 @@ class InFlightStep:
 
 
 def stopped_by(sequences: Iterable[Sequence]) -> list[Stopped]:
-    """Those that end with the newest of their tokens."""
+    """The sequences that end with their newest token."""
     newest = [(each, each.token_ids[-1]) for each in sequences]
     return [
         (each, token, reason) for each, token in newest if (reason := each.stop_reason(token)) is not None

@@ -25,7 +25,7 @@ from nanoserve.ports.grammar import Masks
 from nanoserve.ports.step import StepPlan
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
-"""Sizes of batch whose graphs are captured before the engine is ready; the others when they first occur."""
+"""Sizes of batch whose graphs are captured before the engine is ready; others are captured when they first occur."""
 TYPICAL_LENGTH = 512
 """Tokens of the rows whose graphs are captured before serving."""
 LENGTH_STEP = 64
@@ -124,7 +124,7 @@ class Decoding:
     def draw_masked(
         self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, *, masks: Masks, missing: set[int]
     ) -> CudaTicket:
-        """Draw what a plan's forward pass has left: by a graph, if it is for all rows and as wide as was planned."""
+        """Draw from the logits of a plan's forward pass: by a graph, if it is for all rows and as wide as was planned."""
         rows, width = ticket.drawn_rows, max(ticket.width, 1)
         if missing or plan.width > width:
             return self.special.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)

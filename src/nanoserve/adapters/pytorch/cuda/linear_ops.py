@@ -1,4 +1,4 @@
-"""How a step multiplies by weights on a GPU: `LinearOps` has the residual stream, and four collaborators.
+"""Products of a step with weights on a GPU: `LinearOps` has the residual stream, and four collaborators.
 
 The *policy* says what is fused around a product; the number of rows decides (`docs/performance.md` has the crossovers):
 
@@ -53,7 +53,8 @@ LEAST_SPLIT_ROWS: Final = 17
 class LinearOps:
     """Fulfils `layers.part.LinearOps` over the residual stream `stream`, [T, hidden], of one step.
 
-    Between a `project_out` and the next norm the stream lacks what is `pending`. Gated products of many tokens are written by the `project_out` that reads them.
+    Between a `project_out` and the next norm, the `pending` parts are not in the stream yet. Gated products of many tokens are
+    written by the `project_out` that reads them.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class Row:
             ops.pending = Pending(out[None], norm=norm)
 
     def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
-        """Add what its experts make of each token's norm(stream)."""
+        """Add the outputs of each token's experts for norm(stream)."""
         space = ops.space.mixing
         logits, chosen = space.views(1, mixture)
         ops.multiply(norm, mixture.router, logits[0])
@@ -232,7 +233,7 @@ class Row:
 
 
 class Skinny:
-    """A few tokens: whatever is added to the stream is left as partial sums."""
+    """A few tokens: additions to the stream are left as partial sums."""
 
     norms = False
 

@@ -1,4 +1,4 @@
-"""The runner on a GPU: a steady decode step is one graph replay, and its tokens come home while the next one runs.
+"""The runner on a GPU: a steady decode step is one graph replay, and its tokens reach the host while the next one runs.
 
 How a step becomes tokens:
 
@@ -11,8 +11,8 @@ How a step becomes tokens:
 3. The draw appends each token to its row on the device, so the next step can be queued before the host knows it, and writes it
    to host memory as well (`drawing.py`).
 
-Nothing waits for the device but `collect`, and whatever waits for it in `submit` would make every row wait. So the host keeps what it
-must know without asking: how long each row is (`batches.py`), and how many draws were queued.
+Only `collect` waits for the device, because a wait in `submit` would make every row wait. So the host keeps the facts that it
+needs: each row's length (`batches.py`), and the number of queued draws.
 
 A step that fails half-way leaves the two sides of that book-keeping in doubt: the next `submit` recovers (`recovery.py`).
 `building.py` makes the collaborators.
@@ -94,7 +94,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Launch every kernel that serving can meet, without effect on any row."""
+        """Launch every kernel that serving can use, without effect on any row."""
         self._row_updates.copy(
             [BlockCopy(group, SINK_BLOCK, SINK_BLOCK) for group in range(len(self.kv.pools))]
         )
@@ -112,7 +112,7 @@ class CudaRunner:
             self.step_seconds = self._rehearsal.step_seconds()
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
-        """All that serving meets is ready: whatever is compiled from now on comes late."""
+        """All kernels that serving uses are ready; later compiles count as late."""
         self.start_phases = phases
         self._compiles.start()
 

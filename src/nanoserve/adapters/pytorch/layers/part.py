@@ -1,6 +1,6 @@
 """The parts of a decoder layer, each of which reads the residual stream and adds to it.
 
-A part says *what* is computed, once, for every device. *How* is the business of two plugs: `LinearOps` computes products
+A part says *what* is computed, once, for every device. Two interfaces say *how*: `LinearOps` computes products
 with weights, fused with the norm before or the addition after where a device can; the step computes what mixes tokens, such
 as attention over a cache.
 """
@@ -22,7 +22,7 @@ from nanoserve.ports.model_spec import ModelSpec
 
 
 class LinearOps(Protocol):
-    """How one step computes its products; holds the residual stream of the step's T tokens, [T, hidden].
+    """The products of one step; holds the residual stream of the step's T tokens, [T, hidden].
 
     What `project_in` and `project_in_gated` return may be overwritten by the next call.
     """
@@ -57,12 +57,12 @@ class LowRank(Protocol):
 
 
 class Step(Protocol):
-    """How one step lets its T tokens read one another."""
+    """The mixing of one step's T tokens."""
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
         """The mix of a mixer's projections of all tokens: [T, in_features of its output]; `part` is the mixer.
 
-        Writes what its layer keeps of the tokens on the way.
+        Also writes the layer's cache of the tokens.
         """
 
 
@@ -121,7 +121,7 @@ class Part(Stored):
         return tensors
 
     def run(self, ops: LinearOps, step: Step, /) -> None:
-        """Add to the stream what this part makes of it."""
+        """Add this part's output to the stream."""
         raise NotImplementedError
 
     def products(self) -> tuple[Product, ...]:

@@ -1,4 +1,4 @@
-"""How a step on a GPU lets its tokens read one another: the mixers that it calls, and what they are told."""
+"""The mixing of a step's tokens on a GPU: the mixers that it calls, and their arguments."""
 
 from __future__ import annotations
 
