@@ -2,6 +2,6 @@
 
 from nanoserve.adapters.pytorch.linear.fixed_rows import FixedRowsLinear
 from nanoserve.adapters.pytorch.linear.packing import QUANTIZATIONS, pack_linears, replace_linears
-from nanoserve.adapters.pytorch.linear.plain import Linear
+from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 
-__all__ = ["QUANTIZATIONS", "FixedRowsLinear", "Linear", "pack_linears", "replace_linears"]
+__all__ = ["QUANTIZATIONS", "FixedRowsLinear", "Linear", "PackedLinear", "pack_linears", "replace_linears"]

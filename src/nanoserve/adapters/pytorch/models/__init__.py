@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.devices import Take, empty_tensors, host_pages
-from nanoserve.adapters.pytorch.linear import pack_linears
+from nanoserve.adapters.pytorch.linear import PackedLinear, pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
@@ -156,7 +156,7 @@ def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | No
     with torch.inference_mode():
         blank.arrange()
         note_blocks(blank)
-    if model.embedding.weight.device.type == "cpu":
+    if any(isinstance(each, PackedLinear) for each in model.modules()):
         pack_linears(blank, quantization)
     if model.is_invariant:
         blank.make_invariant()
