@@ -26,13 +26,6 @@ def rope_and_cache(
     return query, key, value.float()
 
 
-def read_cache(pool: Tensor, token_rows: Tensor, positions: Tensor, block_tables: Tensor) -> Tensor:
-    """The content of a pool [blocks, num_kv_heads, block_size, head_dim] for each token, [T, num_kv_heads, head_dim]."""
-    block_size = pool.shape[2]
-    blocks = block_tables[token_rows.long(), positions.long() // block_size].long()
-    return pool[blocks, :, positions.long() % block_size]
-
-
 def _norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is None:
         return x.float()

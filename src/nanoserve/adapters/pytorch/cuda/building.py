@@ -136,13 +136,11 @@ def build_runner(
         ModelLoadError: a kernel computes something else than its reference on this GPU.
         StepFailedError: another rank was missed.
     """
-    watch = _Watch()
-    device = next(model.parameters()).device
+    watch, device = _Watch(), next(model.parameters()).device
     on_gpu = device.type == "cuda"
     with compiling_ahead(os.cpu_count() or 1) if on_gpu else contextlib.nullcontext():
-        site = _Site(
-            model, sizes, deterministic=deterministic, enforce_eager=enforce_eager, partners=partners
-        )
+        how: dict[str, Any] = {"deterministic": deterministic, "enforce_eager": enforce_eager}
+        site = _Site(model, sizes, **how, partners=partners)
         budget = site.plan_pools(pools, beside=beside, spare=spare)
         watch.lap("memory profile")
         if site.exchange is not None and partners is not None:
@@ -155,15 +153,7 @@ def build_runner(
         runner = site.assemble(budget, graphs, drafter, take)
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
-            bench = Bench(
-                model=model,
-                block_size=sizes.block_size,
-                deterministic=deterministic,
-                pdl=site.pdl,
-                ranks=1 if partners is None else partners.ranks.size,
-                lora_rank=0 if site.loras is None else site.loras.rank,
-                max_width=sizes.max_width,
-            )
+            bench = site.bench()
             runner.rehearse()
             rehearse_checks(bench)
     if on_gpu:
@@ -250,6 +240,18 @@ class _Site:
             vocab_size=self._spec.vocab_size,
             dtype=self._dtype,
             device=self._device,
+        )
+
+    def bench(self) -> Bench:
+        """The model as its kernels are checked."""
+        return Bench(
+            model=self._model,
+            block_size=self._sizes.block_size,
+            deterministic=self._deterministic,
+            pdl=self.pdl,
+            ranks=1 if self._partners is None else self._partners.ranks.size,
+            lora_rank=0 if self.loras is None else self.loras.rank,
+            max_width=self._sizes.max_width,
         )
 
     def token_counts(self) -> list[int]:
