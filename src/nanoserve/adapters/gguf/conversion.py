@@ -1,4 +1,4 @@
-"""Says what a GGUF header says in the files of a Hugging Face folder, and where each tensor of a checkpoint lies."""
+"""Converts a GGUF header to the files of a Hugging Face folder, and finds each tensor of a checkpoint."""
 
 from __future__ import annotations
 

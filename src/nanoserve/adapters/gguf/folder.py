@@ -1,4 +1,4 @@
-"""A folder in the user's cache that stands for a GGUF file: Hugging Face's small files, and a link to the weights.
+"""A folder in the user's cache for a GGUF file: Hugging Face's small files, and a link to the weights.
 
 It is written when a file is seen for the first time. What reads model folders then reads it like any other, and a
 second start does not parse the vocabulary again. `adapters/pytorch/weights/gguf_file.py` reads the weights.

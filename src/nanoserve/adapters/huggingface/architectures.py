@@ -1,4 +1,4 @@
-"""The architectures nanoserve runs, and what sets each apart, as transformers' model code has it."""
+"""The architectures that nanoserve runs, and their differences, as in transformers' model code."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def _part(part: Any, where: str) -> str:
 
 
 def _check_values(value: Any, where: str) -> None:
-    """Only what JSON can hold, and only valid Unicode, reaches a template."""
+    """Check that a template only gets JSON values and valid Unicode."""
     if isinstance(value, str):
         try:
             check_unicode(value)

@@ -1,4 +1,4 @@
-"""The configs of DeepSeek-V2 and V3 and of what shares their experts, as transformers' config classes read them."""
+"""The configs of DeepSeek-V2 and V3 and of families with their experts, as transformers' config classes read them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _sigmoid_router(config: Config) -> layer_spec.RouterSpec:
 
 
 def further_layers(config: Config) -> dict[str, Any]:
-    """Layers that predict further tokens stand behind the others."""
+    """Layers that predict further tokens follow the others."""
     return {"further_layers": config["num_mtp_layers"]}
 
 

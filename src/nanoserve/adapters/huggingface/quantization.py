@@ -1,4 +1,4 @@
-"""Which quantized checkpoints can be read, and the form of their weights; what cannot is refused by name before any weight is read."""
+"""The readable quantized checkpoints and the form of their weights; others are refused by name before any weight is read."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _given(parameters: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """How much larger YaRN makes queries and keys, each, so that attention stays as sharp (Peng et al. 2023)."""
+    """YaRN's factor of queries and of keys, which keeps attention as sharp (Peng et al. 2023)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

@@ -22,7 +22,7 @@ ADDITIONAL: Final = "additional_special_tokens"  # the older name
 
 @attrs.frozen(eq=False)
 class TokenizerParts:
-    """A tokenizer as its folder describes it.
+    """A tokenizer and its folder's description of it.
 
     Attributes:
         backend: encodes and decodes; without truncation and padding.

@@ -1,4 +1,4 @@
-"""One KV block in one file: what it belongs to, a checksum, and its bytes.
+"""One KV block in one file: its owner, a checksum, and its bytes.
 
 A file is written under another name and renamed when it is complete, so that it is whole or absent however its writer ends. Until
 then its writer holds a lock on it, which ends with the writer: several servers may share a folder, on several machines. A power

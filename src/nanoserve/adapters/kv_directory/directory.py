@@ -157,7 +157,7 @@ class FileDirectory:
         return size is not None
 
     def _give_up(self) -> None:
-        """All reads: what a folder does not deliver in time is computed, and it is not asked for a while."""
+        """All reads: blocks that a folder does not deliver in time are computed, and it is not read for a while."""
         with self._lock:
             late = [each for each in self._asked if not each.is_settled]
             for each in late:

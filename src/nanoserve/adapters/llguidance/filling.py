@@ -1,4 +1,4 @@
-"""Masks of many matchers at once, and what becomes of those that take too long.
+"""Fills the masks of many matchers at once, and handles late ones.
 
 Copies of a matcher share its lexer, and a lock, which the library holds while it fills a mask and while it consumes a token. So a step's
 matchers are cut by lexers into jobs, about one for each thread. A job is one call of the library, which needs no lock of the interpreter: masks are
@@ -37,7 +37,7 @@ FIRST_INTERVAL: Final = 0.01
 OVERLAP: Final = 0.5
 """Share of the time between two steps for which the device is surely at work on the next one when its masks are begun."""
 LOOKS: Final = 16
-"""How often a step looks in that time for what has come."""
+"""The number of checks for new masks in that time."""
 STEPS: Final = 16
 """Newest steps that are looked at: the fastest quarter says how long a step takes that nothing held up."""
 MOST_WAIT: Final = 0.05
@@ -134,7 +134,7 @@ class Job:
 
 
 class Batch:
-    """The jobs of a step, and where they write.
+    """The jobs of a step, and their targets.
 
     Attributes:
         jobs: all; threads take them from `line`.
@@ -154,7 +154,7 @@ class Batch:
         self._ended = list[Job]()
 
     def missing(self) -> int:
-        """How many masks are not there."""
+        """The number of missing masks."""
         return sum(len(job.members) for job in self.jobs) - sum(len(job.members) for job in self._ended)
 
     def note_end(self, job: Job) -> None:
@@ -305,7 +305,7 @@ class MaskFiller:
         batch.line.extend(batch.jobs)
 
     def catch_up(self, matcher: GrammarMatcher) -> None:
-        """Go on by the tokens that are owed; in a thread. One that cannot has failed, which is seen when its mask is there."""
+        """Advance by the pending tokens; in a thread. A matcher that cannot has failed, which shows with its mask."""
         while matcher.pending_tokens:
             token = matcher.pending_tokens.pop(0)
             if matcher.careful:  # the library holds the interpreter's lock while it consumes one alone

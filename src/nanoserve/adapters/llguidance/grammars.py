@@ -65,7 +65,7 @@ NAMES: Final = re.compile(r"<[^<>\s]+>")
 
 
 class Living:
-    """About what the grammars take that are cached or in use, in bytes; safe to be used by several threads."""
+    """The approximate bytes of cached and used grammars; thread-safe."""
 
     def __init__(self) -> None:
         self._sizes = weakref.WeakKeyDictionary[SharedLexer, int]()

@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas that llguidance lacks, said by others or left out where they constrain nothing.
+"""Keywords of JSON schemas that llguidance lacks, expressed by others, or left out if they constrain nothing.
 
 By the specification (JSON Schema 2020-12 and the drafts before it), so that neither more nor less is valid. What stays is refused, or lost
 where the schema is lenient.

@@ -25,7 +25,7 @@ MOST_KEPT: Final = 256
 
 
 class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
-    """All matchers that share a lexer.
+    """The matchers that share a lexer.
 
     Attributes:
         is_full: whether the lexer may have no more states, so that it fails every answer that needs a new one.
@@ -54,7 +54,7 @@ class SharedLexer(weakref.WeakSet["GrammarMatcher"]):
 
 
 class GrammarMatcher:
-    """One answer in its grammar.
+    """The position of one answer in its grammar.
 
     Attributes:
         ends: as in `Matcher`.

@@ -40,7 +40,7 @@ _IN_OTHER_WORDS: Final = {
     "lexer error: too many": "an expression has too many states: write counted repetitions such as .{40} smaller, or none behind one "
     "without end",
 }
-"""How the library's complaints begin, and what they mean to a client."""
+"""The beginnings of the library's errors, and their meaning for a client."""
 
 _OF_SCHEMA: Final = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: ")
 _LARK: Final = re.compile(r"^[^\S\n]*+(%llguidance\b|start[^\S\n]*+:)", re.MULTILINE)

@@ -63,7 +63,7 @@ class _Kind(enum.Enum):
 
 @attrs.frozen(eq=False)
 class _Value:
-    """Facts that are known of a value.
+    """Known facts about a value.
 
     Attributes:
         kind: a JSON type, where it is known to be one.
@@ -264,7 +264,7 @@ class _Building:
         return self._choice([one, other])
 
     def _both(self, one: _Value, other: _Value) -> _Value:
-        """The facts of a value of which both hold."""
+        """The facts of a value that two schemas describe together."""
         if one is _ANY or other is _ANY:
             return other if one is _ANY else one
         if one is _NOTHING or other is _NOTHING:

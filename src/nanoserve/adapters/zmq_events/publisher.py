@@ -1,4 +1,4 @@
-"""Publishes KV events from a thread of its own: the engine's thread appends to a queue and goes on.
+"""Publishes KV events from a thread of its own: the engine's thread only appends to a queue.
 
 A message has three frames: the topic, a sequence number (8 bytes, big-endian) and a batch. A subscriber that is slow or away costs
 nothing: what its queue does not take is dropped, it sees a gap in the numbers, and asks the replay socket for what it missed. That is
@@ -25,7 +25,7 @@ from nanoserve.ports.kv import KVEvent
 KEPT_BATCHES: Final = 10_000
 """Batches that can be replayed, and that may wait for one slow subscriber."""
 _PERIOD: Final = 0.01
-"""Seconds between two batches: what happens meanwhile is joined."""
+"""Seconds between two batches: events in between are joined."""
 _PATIENCE: Final = 5.0
 """Seconds in which the port must be free: an engine that takes the place of a dead one may come before the port is given back."""
 _END: Final = (-1).to_bytes(8, signed=True)
@@ -74,7 +74,7 @@ class ZmqKVEvents:
             raise
 
     def publish(self, events: Iterator[KVEvent], /) -> None:
-        """Take what happened since the last time; it is sent soon."""
+        """Take the events since the last call; they are sent soon."""
         self._waiting.append(events)
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class ZmqKVEvents:
         self._context.destroy()
 
     def send(self) -> None:
-        """Send what is waiting, as one batch; the thread does it again and again."""
+        """Send waiting events as one batch; the thread repeats this."""
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         batch = self._encoder.encode(chain.from_iterable(waiting))
         if batch is None:

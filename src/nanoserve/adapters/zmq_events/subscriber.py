@@ -167,7 +167,7 @@ class KVEventSubscriber:
             self._on_events(events)
 
     async def _replay(self, context: zmq.asyncio.Context, first: int) -> None:
-        """Apply what is kept from a number on; whatever is missing then is lost."""
+        """Apply kept events from a number on; missing ones are lost."""
         if self._replay_endpoint is None:
             return
         with context.socket(zmq.DEALER) as asking, contextlib.suppress(TimeoutError):

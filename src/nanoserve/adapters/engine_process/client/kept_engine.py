@@ -35,7 +35,7 @@ _LOOK: Final = 0.25
 
 
 class Keeper(Protocol):
-    """Keeps an engine there, and tells the `KeptEngine` what becomes of it, until it is stopped."""
+    """Keeps an engine alive, and reports its status to the `KeptEngine`, until it is stopped."""
 
     @property
     def restarts(self) -> int:
@@ -87,7 +87,7 @@ class KeptEngine(Generic[KeeperT]):
 
     @property
     def state(self) -> EngineState | None:
-        """The latest books; counters go on through restarts, and sequences are counted as of now."""
+        """The latest state; counters continue through restarts, and sequences are counted as of now."""
         return self.totals.state(self.ledger)
 
     @property
@@ -145,7 +145,7 @@ class KeptEngine(Generic[KeeperT]):
         self._show_loras((), {name})
 
     def _show_loras(self, more: Collection[str], fewer: Collection[str]) -> None:
-        """Tell whoever shares the engine which names there are now."""
+        """Report the adapters' names to members."""
         if self.facts is not None:
             names = dict.fromkeys([*self.facts.loras, *more])
             self.facts = attrs.evolve(self.facts, loras=tuple([each for each in names if each not in fewer]))
@@ -192,7 +192,7 @@ class KeptEngine(Generic[KeeperT]):
                 pass
 
     def welcome(self, send: Callable[[engine_link.Command], None]) -> None:
-        """An engine is ready and takes commands: what waits for one is its work now."""
+        """An engine is ready and takes commands: send it the waiting requests."""
         self.requests.engine = send
         self.orders.restore()
         self.move(EngineStatus.READY)

@@ -82,7 +82,7 @@ class Ledger:
 
 
 class Totals:
-    """The books of one engine after another as if it had been one."""
+    """The counts of one engine after another, as if they were one."""
 
     def __init__(self) -> None:
         self._past: EngineState | None = None
@@ -90,15 +90,15 @@ class Totals:
 
     @property
     def has_work(self) -> bool:
-        """True if the running engine had sequences when it sent its newest books."""
+        """True if the running engine had sequences when it sent its newest state."""
         return self._latest is not None and bool(self._latest.running + self._latest.waiting)
 
     def take(self, state: EngineState) -> None:
-        """The running engine's newest books."""
+        """The running engine's newest state."""
         self._latest = state
 
     def close_books(self) -> None:
-        """The engine has died: what it counted is past, what it held is gone."""
+        """The engine has died: its counts are kept, its sequences are gone."""
         if self._latest is not None:
             self._past, self._latest = self._sum(self._latest), None
 

@@ -34,8 +34,8 @@ TICK: Final = 0.25
 class EngineProcess:
     """One process, in a session of its own, and the one connection it has; made by `launch`.
 
-    The connection is a pair of Unix sockets without a name, so nothing else can ever connect; nothing about the
-    engine stands on the command line.
+    The connection is a pair of Unix sockets without a name, so nothing else can ever connect; the command line contains nothing
+    about the engine.
 
     Attributes:
         on_foreign: called with the owner and the frame of what is for another process; None if there is none.

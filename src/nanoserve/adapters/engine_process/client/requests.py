@@ -18,12 +18,12 @@ from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import TokenLogprobs
 
 MOST_ENGINES: Final = 2
-"""A request that was with so many engines when they died is given up: it may be what kills them."""
+"""A request that was in this many engines when they died is given up: it may be the cause."""
 
 
 @attrs.define
 class _Pile:
-    """Output of one sequence that nobody has read yet; adding to it costs what is added."""
+    """Unread output of one sequence; adding to it costs the addition only."""
 
     last: TokensGenerated
     token_ids: list[int]
@@ -50,7 +50,7 @@ class _Pile:
 
 
 class PendingReply:
-    """The `Reply` of one request, and what the engine client must know of it.
+    """The `Reply` of one request, with the engine client's facts about it.
 
     A request that does not stream is answered at once when all of its sequences have ended: until then nothing of it
     has been delivered, and any engine can still start it again.
@@ -103,7 +103,7 @@ class PendingReply:
             self._cancel(self)
 
     def take(self, event: EngineEvent) -> None:
-        """Note one event. What a second engine repeats of a sequence that has ended already is dropped."""
+        """Note one event. Events that a second engine repeats for an ended sequence are dropped."""
         if event.index in self._ended:
             return
         if isinstance(event, TokensGenerated):
@@ -128,7 +128,7 @@ class PendingReply:
                 )
 
     def fail(self, error: NanoserveError, reason: str = FinishReason.ERROR.value) -> None:
-        """End it with an error, which the reader gets behind what was piled up before it."""
+        """End it with an error, which the reader gets after the unread output."""
         for index in range(self.request.sampling.n):
             if index not in self._ended:
                 self._note_end(index, reason)
@@ -224,7 +224,7 @@ class Requests:
         return reply
 
     def hand_over_waiting(self) -> None:
-        """An engine has come: what waits for one is its work now, the oldest first."""
+        """An engine is ready: send it the waiting requests, the oldest first."""
         for reply in self._waiting():
             self._hand_over(reply)
 

@@ -1,4 +1,4 @@
-"""An engine that several processes use: one keeps it alive and passes on unread what is others', whose keepers follow it."""
+"""An engine that several processes use: one keeps it alive and passes the others' messages on unread."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class Member:
 class Sharing:
     """Lets other processes use an engine as its members; its ledger counts theirs too.
 
-    Members are told what becomes of the engine, and keep their own requests through it. The engine tells whose its
-    events are by the requests' ids.
+    Members get the engine's status, and keep their own requests. The ids of requests name the owners of events.
     """
 
     def __init__(self, engine: EngineClient) -> None:

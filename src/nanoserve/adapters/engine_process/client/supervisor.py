@@ -57,7 +57,7 @@ class Spare:
             await process.kill()
 
     async def _stop_keeping(self) -> None:
-        """May be cancelled and called again: the process stays known until somebody has it or has ended it."""
+        """May be cancelled and called again: the process is kept until a caller has it or has ended it."""
         if self._keeping is not None:
             if not self._keeping.cancelling():  # a second time would interrupt its own tidying
                 self._keeping.cancel()
@@ -234,7 +234,7 @@ class Supervisor:
             await life.show_stacks()
 
     def _welcome(self, life: EngineLife) -> None:
-        """An engine is ready: what waits for one is its work now, and a new spare may start beside it."""
+        """An engine is ready: send it the waiting requests; a new spare may start beside it."""
         seconds = time.monotonic() - self._away_since
         if self._engine.status is EngineStatus.STARTING:
             self._start_limit = self._start_timeout or _RESTART_FACTOR * seconds + _RESTART_GRACE
@@ -255,7 +255,7 @@ class Supervisor:
         return Prepare(Start({**settings, **chosen}, self._building.log), facts.num_blocks)
 
     def _after_death(self, ending: str, life: EngineLife | None) -> float | None:
-        """Settle what a dead engine leaves behind; returns when to start the next one, None for never."""
+        """Settle the requests of a dead engine; returns when to start the next one, None for never."""
         failure = None if life is None else life.failure
         if self._engine.status is EngineStatus.STOPPED:
             return None

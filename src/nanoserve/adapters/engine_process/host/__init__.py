@@ -1,1 +1,1 @@
-"""The engine's end: commands come in between two turns, and what a turn brings goes out."""
+"""The engine's end: it takes commands between two turns, and reports each turn."""

@@ -19,7 +19,7 @@ from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
 
 STATE_PERIOD: Final = 0.25
-"""Seconds between two looks at the books while the engine is busy."""
+"""Seconds between two reports of the state while the engine is busy."""
 SIGN_PERIOD: Final = 0.5
 """Seconds between two signs of life while it is idle."""
 LEAK_PERIOD: Final = 5.0
@@ -133,7 +133,7 @@ class EngineLoop:
         return self._engine.state(count_leaks=is_due)
 
     def _report(self, events: list[EngineEvent], state: EngineState | None) -> None:
-        """Report what a turn brought; where requests have owners, to each its own, and the books to the main process."""
+        """Report a turn; if requests have owners, each owner's events separately, and the state to the main process."""
         if not self._has_owners:
             self._send("", events, state)
             return

@@ -15,7 +15,7 @@ from nanoserve.ports.errors import NanoserveError
 from nanoserve.ports.lora import LoraFacts
 
 READ_PERIOD: Final = 0.01
-"""Seconds between two looks at what is read, of an engine that has nothing else to do."""
+"""Seconds between two checks of reads, of an idle engine."""
 
 
 class LoraReading:
@@ -36,7 +36,7 @@ class LoraReading:
         threading.Thread(target=self._put, args=(command,), name="lora", daemon=True).start()
 
     def finish(self) -> None:
-        """Name what has been read since the last time."""
+        """Name the adapters that were read since the last call."""
         while not self._read.empty():
             self.begun -= 1
             self._name(*self._read.get())

@@ -1,4 +1,4 @@
-"""Orders that steer an engine, carried out between two turns; files are read in a thread, while steps go on."""
+"""Commands that steer an engine, carried out between two turns; files are read in a thread, while steps continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoserve.ports.steering import PauseMode, WeightsFacts
 
 
 class Obeying:
-    """Obeys orders, and answers each with `Obeyed`.
+    """Carries out commands, and answers each with `Obeyed`.
 
     Attributes:
         pauses: orders that wait until nothing runs, and whether the engine goes on then.
@@ -58,7 +58,7 @@ class Obeying:
         self._go_on()
 
     def finish(self) -> None:
-        """Go on with what the thread has read; weights are written once no step is in flight."""
+        """Continue after the thread has read; weights are written once no step is in flight."""
         order = self.reading
         if order is None or self._read.empty():
             return

@@ -31,7 +31,7 @@ READ_AT_ONCE: Final = 256 << 10
 
 
 class SocketLink:
-    """A `Link` over a stream socket. What the socket does not take at once is kept and sent bit by bit."""
+    """A `Link` over a stream socket. Bytes that the socket does not take at once are kept and sent later."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -66,7 +66,7 @@ class SocketLink:
             self._unsent += frame[sent:]
 
     def drain(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds at a time while the reader takes what was sent."""
+        """Wait up to `timeout` seconds at a time while the reader takes bytes."""
         while self._unsent and self._wait(timeout, select.POLLOUT):
             pass
 

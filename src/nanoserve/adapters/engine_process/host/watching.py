@@ -57,7 +57,7 @@ class Watching:
         self.recorder = self._asked = None
 
     def send_due(self, now: float) -> None:
-        """Send what has happened, unless the last part is too fresh."""
+        """Send new turns, unless the last part is too recent."""
         if now < self._next:
             return
         if self._link.unread > MOST_UNREAD:
@@ -74,7 +74,7 @@ class Watching:
         self._guarded(self._send_snapshot)
 
     def finish(self) -> None:
-        """The engine ends: send what is left, even of a turn that failed in the middle."""
+        """The engine ends: send the rest, even of a turn that failed in the middle."""
         if self.recorder is not None and not self._has_gap:
             with contextlib.suppress(Exception):
                 self.recorder.snapshot()

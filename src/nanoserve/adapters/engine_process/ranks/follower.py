@@ -18,9 +18,9 @@ from nanoserve.ports.steering import WeightStore
 from nanoserve.ports.step import StepPlan
 
 MakeRunner = Callable[[plans.Build], tuple[Any, WeightStore]]
-"""A runner that can draw late, once all ranks have met, and what reads new weights for it."""
+"""A runner that can draw late, once all ranks have met, and its reader of new weights."""
 Load = Callable[[plans.Join], tuple[int, MakeRunner]]
-"""Loads a part; the bytes that are free beside it, and what makes its runner."""
+"""Loads a part; returns the bytes free beside it, and the function that makes its runner."""
 
 
 def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[plans.Join], bool]) -> int:

@@ -82,7 +82,7 @@ class Rank:
         return message  # type: ignore[no-any-return]
 
     def last_words(self) -> str:
-        """Why it cannot go on, or how it ended; empty if neither is the case."""
+        """Why it cannot continue, or how it ended; empty if neither is the case."""
         while not self.complaint and self.receive(LAST_WORDS) is not None:
             pass
         if self.complaint:
@@ -170,7 +170,7 @@ class Ranks:
                 raise RunnerLostError(f"rank {each.number} drew other tokens than rank 0 in step {step}")
 
     def lose(self, error: Exception | None = None) -> NoReturn:
-        """Raise `RunnerLostError`, with what is known of the reason.
+        """Raise `RunnerLostError`, with the known reason.
 
         Where several ranks have ended, the reason is one that could not say anything: the others miss it.
         """

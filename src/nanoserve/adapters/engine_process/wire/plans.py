@@ -58,7 +58,7 @@ class Loaded(msgspec.Struct, array_like=True, tag=4):
 
 
 class Unable(msgspec.Struct, array_like=True, tag=5):
-    """This rank cannot go on; the last thing that it sends."""
+    """This rank cannot continue; its last message."""
 
     reason: str
 
@@ -90,7 +90,7 @@ class WeightsRead(msgspec.Struct, array_like=True, tag=9):
 
 
 class WriteWeights(msgspec.Struct, array_like=True, tag=10):
-    """Compute with what was read, from the next plan on."""
+    """Compute with the weights that were read, from the next plan on."""
 
 
 ToRank = Join | Build | Draw | Loras | ReadWeights | WriteWeights
