@@ -10,7 +10,7 @@ from nanoserve.ports.model_spec import Packing, Stored
 
 READABLE: Final = (
     "fp8 (e4m3 in blocks of 128 x 128, or by tensor), mxfp4 (gpt_oss), awq, gptq, modelopt (FP8, NVFP4) and compressed-tensors "
-    "(8-bit floats by tensor, row or blocks of 128 x 128, packed integers of 4 or 8 bits, NVFP4, MXFP4)"
+    "(8-bit floats by tensor, row or blocks of 128 x 128, packed integers of 4 or 8 bits, W8A8's integers, NVFP4, MXFP4)"
 )
 BLOCKS: Final = [128, 128]
 Config = Mapping[str, Any]
@@ -110,6 +110,8 @@ def _compressed_group(name: str, group: object, usual: object) -> Stored | None:
         return None
     if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "group"):
         raise _Unreadable(f"has weights of type {kind!r} with {bits!r} bits by {strategy!r} in {name}")
+    if layout == "int-quantized":
+        return "int8"
     if layout != "pack-quantized":
         raise _Unreadable(f"has integers in the format {layout!r} in {name}")
     if group.get("input_activations") is not None:

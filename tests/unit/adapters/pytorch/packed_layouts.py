@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 import torch
 from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+from compressed_tensors.compressors.naive_quantized import IntQuantizationCompressor
 from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -103,6 +104,16 @@ def _compressed(weight: Tensor, group: int, *, bits: int = 4, symmetric: bool = 
     tensors = PackedQuantizationCompressor.compress(state, scheme)
     wide = dict(tensors, weight_scale=tensors["weight_scale"].float())
     return tensors, PackedQuantizationCompressor.decompress(wide, scheme)["weight"].float()
+
+
+def _plain_integers(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """As for integer activations, whose scales come along and are not read."""
+    arguments = QuantizationArgs(num_bits=8, type="int", strategy="channel", symmetric=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    state = {"weight": weight, "weight_scale": (weight.abs().amax(1, keepdim=True) / 127).half().float()}
+    tensors = IntQuantizationCompressor.compress(state, scheme)
+    exact = IntQuantizationCompressor.decompress(tensors, scheme)["weight"]
+    return {**tensors, "input_scale": torch.ones(1), "input_zero_point": torch.zeros(1)}, exact.float()
 
 
 def _nvfp4(weight: Tensor, whole: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
@@ -214,6 +225,14 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "W4A16 by channel": _compressed_layout(4, -1, symmetric=True),
     "W8A16": _compressed_layout(8, 32, symmetric=True),
     "W8A16 by channel": _compressed_layout(8, -1, symmetric=False),
+    "W8A8": Layout(
+        {
+            **_compressed_config(8, -1, symmetric=True),
+            "format": "int-quantized",
+        },
+        None,
+        lambda weight, _: _plain_integers(weight),
+    ),
     "NVFP4": Layout(
         _floats_config("nvfp4-pack-quantized", "tensor_group", 16),
         None,

@@ -155,6 +155,12 @@ def _one_nan(tensor: Tensor) -> Tensor:
         ("awq", _lose("scales"), "'a.qweight' has no a.scales in any file"),
         ("gptq", _lose("qzeros"), "'a.qweight' has no a.qzeros in any file"),
         ("W4A16", _lose("weight_scale"), "'a.weight_packed' has no a.weight_scale in any file"),
+        ("W8A8", _lose("weight_scale"), "'a.weight' has no a.weight_scale in any file"),
+        (
+            "W8A8",
+            _set("weight_scale", lambda each: each[:-1]),
+            "the parts of 'a.weight' have shapes that do not",
+        ),
         ("NVFP4", _lose("weight_scale"), "'a.weight_packed' has no a.weight_scale in any file"),
         ("NVFP4", _lose("weight_global_scale"), "has neither a.weight_global_scale nor a.weight_scale_2"),
         (

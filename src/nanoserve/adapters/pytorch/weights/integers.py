@@ -4,8 +4,9 @@ A matrix [N, K] is several tensors behind one name. AWQ (Lin et al. 2023, as Aut
 `scales` [groups, N], and puts column 0 2 4 6 1 3 5 7 of eight into a word. GPTQ (Frantar et al. 2022, as AutoGPTQ writes it) packs
 along K: `qweight` [K bits / 32, N], `qzeros` [groups, N bits / 32], `scales` [groups, N], and `g_idx` [K], the group of each column; its first format
 stores zero points less one. compressed-tensors has `weight_packed` [N, K bits / 32], `weight_scale` [N, groups] and, where they are
-not the middle, `weight_zero_point` [N bits / 32, groups]. Weights are kept as integers where kernels have their groups, or else become (q - zero) * scale as
-they are loaded; so do those whose columns lie in groups out of their order (`desc_act`), because no layer before could give its output in that.
+not the middle, `weight_zero_point` [N bits / 32, groups]; its plain one, made for
+integer activations, has `weight` int8 [N, K] and `weight_scale` [N, groups]. Weights are kept as integers where kernels have their groups, or else become
+(q - zero) * scale as they are loaded; so do those whose columns lie in groups out of their order (`desc_act`), because no layer before could give its output in that.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from nanoserve.kernels.forms.layout import ROW
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.model_spec import Packing
 
-_PACKED: Final = {"qweight": ("qzeros", "scales"), "weight_packed": ("weight_scale",)}
+_PACKED: Final = {"qweight": ("qzeros", "scales")} | dict.fromkeys(
+    ("weight_packed", "weight"), ("weight_scale",)
+)
 """The tensors that mark a packed matrix, and the others that each needs."""
 _BESIDE: Final = {
     "qweight": ("qzeros", "scales", "g_idx"),
     "weight_packed": ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+    "weight": ("weight_scale", "weight_zero_point"),
 }
 """All tensors that may be beside them."""
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -64,7 +68,12 @@ class Matrix:
     def integers(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Integers uint8 [N, K], scales float32 [N, groups] and zero points int32 [N, groups]; raises `ModelLoadError` for scales that are no numbers."""
         (rows, columns), bits = self.shape, self.bits
-        if self.packing is None:
+        if "weight" in self.parts:
+            numbers, scales = self._read("weight", device).int() + 128, self._read("weight_scale", device)
+            zeros = torch.full(scales.shape, 128, dtype=torch.int32, device=device)
+            if "weight_zero_point" in self.parts:
+                zeros = self._read("weight_zero_point", device).int() + 128
+        elif self.packing is None:
             packed, scales = self._read("weight_packed", device), self._read("weight_scale", device)
             numbers = _unpacked(packed, bits)[:, :columns]
             zeros = torch.full(scales.shape, 1 << bits - 1, dtype=torch.int32, device=device)
@@ -125,7 +134,7 @@ class PackedMatrices:
         self._matrices: dict[str, Matrix] = {}
         for name, stored in tensors.items():
             stem, _, last = name.rpartition(".")
-            if last not in _PACKED or stored.dtype is not torch.int32:
+            if last not in _PACKED or stored.dtype is not (torch.int8 if last == "weight" else torch.int32):
                 continue
             parts = {each: tensors[f"{stem}.{each}"] for each in _BESIDE[last] if f"{stem}.{each}" in tensors}
             for each in _PACKED[last]:
@@ -197,7 +206,13 @@ def _keep(matrix: Matrix, form: Integers, destination: Tensor, target: Tensor, s
 
 def _matrix(name: str, parts: Mapping[str, StoredTensor], packing: Packing | None) -> Matrix:
     """Raises `ModelLoadError`, with a tensor's name, where shapes do not fit together."""
-    if "weight_packed" in parts:
+    if "weight" in parts:
+        packed, scales, bits, packing = parts["weight"], parts["weight_scale"], 8, None
+        rows, columns = (*packed.shape, 0, 0)[:2]
+        groups = (*scales.shape, 0, 0)[1]
+        wanted = {each: [rows, groups] for each in ("weight_scale", "weight_zero_point")}
+        fitting, group = len(packed.shape) == 2 and groups > 0, _group_of(columns, max(groups, 1))
+    elif "weight_packed" in parts:
         packed, scales = parts["weight_packed"], parts["weight_scale"]
         rows = packed.shape[0]
         columns = int(parts["weight_shape"].data[1]) if "weight_shape" in parts else 0

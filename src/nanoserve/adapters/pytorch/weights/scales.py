@@ -23,6 +23,7 @@ _BLOCK_SCALE: Final = "_scale_inv"
 _ROW_SCALE: Final = "_scale"
 ACTIVATION_SCALES: Final = (
     ".input_scale",
+    ".input_zero_point",
     ".input_global_scale",
     ".output_scale",
     ".q_scale",
