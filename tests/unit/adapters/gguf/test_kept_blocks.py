@@ -22,6 +22,7 @@ from tests.unit.adapters.gguf.gguf_files import random_blocks, write_gguf
 from tests.unit.adapters.pytorch.test_kept_weights import weights
 from tests.unit.adapters.pytorch.tiny_models import CPU, make_tiny_model
 
+pytestmark = pytest.mark.usefixtures("plain_products")
 EXACT = {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K"}
 WIDE: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}
 
