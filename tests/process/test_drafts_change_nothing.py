@@ -138,7 +138,7 @@ def test_in_deterministic_mode_all_bits_are_those_without_drafts(
     tiny: TinyModel, prompts: list[list[int]]
 ) -> None:
     model = tiny.build(dtype=torch.bfloat16)
-    model.make_invariant()
+    model.is_invariant = True
     serve = functools.partial(PoisonedEngine, model, block_size=4)
     params = [SamplingParams(temperature=each % 2, max_tokens=22, logprobs=2) for each in range(6)]
     without = serve().answers(prompts[:6], params)

@@ -199,8 +199,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
             structlog.get_logger().warning(
                 "computing with the checkpoint's own lm_head, though config.json ties it to the embedding"
             )
-    if settings.deterministic and found.device == "cpu":
-        model.make_invariant()
+    model.is_invariant = settings.deterministic and found.device == "cpu"
     keep_freed_memory()
     watch.lap("weights")
     if found.device == "cpu" and ranks.size == 1 and not choices.user_chose_threads(settings):

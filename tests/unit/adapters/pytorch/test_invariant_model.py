@@ -78,7 +78,7 @@ def alone(model: DecoderModel) -> list[Any]:
 @pytest.mark.parametrize("form", FORMS)
 def test_company_cuts_and_preemption_change_no_bit(tmp_path: pathlib.Path, form: str) -> None:
     model = built(tmp_path, form)
-    model.make_invariant()
+    model.is_invariant = True
     expected, scored = alone(model), [SCORED] * len(PROMPTS)
     assert served(model, max_num_batched_tokens=500).answers(PROMPTS, scored) == expected
     assert served(model, max_num_batched_tokens=17, block_size=5).answers(PROMPTS, scored) == expected
@@ -94,7 +94,7 @@ def test_sizes_that_fill_neither_vectors_nor_threads_change_no_bit(
 ) -> None:
     name, config = ODDS[family]
     model = make_tiny_model(tmp_path, name, **config).build()
-    model.make_invariant()
+    model.is_invariant = True
     expected, scored = alone(model), [SCORED] * len(PROMPTS)
     assert served(model, max_num_batched_tokens=500).answers(PROMPTS, scored) == expected
     assert served(model, max_num_batched_tokens=17, block_size=5).answers(PROMPTS, scored) == expected

@@ -49,7 +49,7 @@ def told(answers: list[Answer]) -> list[list[float]]:
 def test_bits_are_equal_where_they_are_promised(tmp_path: pathlib.Path, family: str) -> None:
     """Company, cuts and preemption change nothing of what is generated or read, as `test_invariant_model` shows."""
     model = make_tiny_model(tmp_path, family, **FAMILIES[family]).build()
-    model.make_invariant()
+    model.is_invariant = True
     engine = served(model, **WAYS["in chunks"])
     answers = generated(engine, PROMPTS)
     assert generated(engine, PROMPTS) == answers, "its prompts are hits now"

@@ -113,7 +113,7 @@ def test_a_cached_prefix_and_drafts_change_nothing(llama: TinyModel) -> None:
 
 def test_bits_depend_on_nothing_else_where_that_is_promised(llama: TinyModel) -> None:
     model = build(llama)
-    model.make_invariant()
+    model.is_invariant = True
     prompts = [make_prompt(length, seed=length) for length in (33, 20, 5)]
     together, alone = PagedRun.start(model, prompts), PagedRun.start(model, prompts[:1])
     whole = alone.step((33,))[0]

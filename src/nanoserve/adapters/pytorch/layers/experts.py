@@ -69,7 +69,6 @@ class Experts(Part):
             self.shared_down = Linear(feed.shared_size, hidden)
         self.counts: Tensor | None = None
         self.records: list[Tensor] = []  # one at the most, and no weight
-        self.is_invariant = False
 
     def run(self, ops: LinearOps, _: object, /) -> None:
         """Stream + the weighted sum of the outputs of each token's experts for norm(stream)."""
@@ -93,7 +92,6 @@ class Experts(Part):
             record=self.records[0] if self.records else None,
             experts=stack,
             exact=self.spec.router.exact,
-            invariant=self.is_invariant,
         )
 
     def storable(self) -> Iterable[Storable]:
@@ -161,9 +159,6 @@ class Experts(Part):
         if down.weight_scales is not None and self.down_scales is not None:
             _cut_columns(down.weight_scales, self.down_scales[count:], size // BLOCK)
         self.shared_gate_up = self.shared_down = None
-
-    def make_invariant(self) -> None:
-        self.is_invariant = True
 
 
 def make_feed(spec: ModelSpec, layer: int) -> Part:

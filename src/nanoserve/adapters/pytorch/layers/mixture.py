@@ -19,7 +19,6 @@ class Mixture:
         counts: int64 [E], where the tokens of each expert are counted; None if they are not.
         record: flat int32, where the choice of tokens is left; None if it is not recorded.
         exact: whether logits are float32 whatever the weights are; on a GPU they always are.
-        invariant: whether, on a CPU, other tokens may not change a bit of a token's.
     """
 
     router: Linear
@@ -29,4 +28,3 @@ class Mixture:
     record: Tensor | None
     experts: Experts
     exact: bool
-    invariant: bool

@@ -139,6 +139,3 @@ class Part(Stored):
     def kept_scales(self) -> Tensor | None:
         """Float32 [2, num_kv_heads]: scales of keys and values that a cache keeps in 8-bit floats; None where it keeps none."""
         return None
-
-    def make_invariant(self) -> None:
-        """From now on, on a CPU, let other tokens change no bit of a token's; products with `Linear`s do so by themselves."""

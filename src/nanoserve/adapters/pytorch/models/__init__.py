@@ -158,8 +158,7 @@ def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | No
         note_blocks(blank)
     if any(isinstance(each, PackedLinear) for each in model.modules()):
         pack_linears(blank, quantization)
-    if model.is_invariant:
-        blank.make_invariant()
+    blank.is_invariant = model.is_invariant
 
 
 def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, *, read: bool) -> None:

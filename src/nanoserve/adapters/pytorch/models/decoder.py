@@ -22,7 +22,7 @@ from nanoserve.adapters.pytorch.layers.norm import Norm, RMSNorm, make_norm
 from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product
 from nanoserve.adapters.pytorch.layers.pooled import PooledDense, make_pooled
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
-from nanoserve.adapters.pytorch.linear import FixedRowsLinear, Linear, replace_linears
+from nanoserve.adapters.pytorch.linear import Linear, in_fixed_rows
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.splitting import Slices, share
@@ -76,7 +76,7 @@ class DecoderModel(nn.Module):
         slices: where a rank's tensors lie in the whole model's; None of a whole one.
         expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None if whole experts are not divided over ranks.
         draft_head: guesses tokens from its hidden states (`models/eagle.py`).
-        is_invariant: whether, on a CPU, a token's bits depend on nothing but the tokens before it.
+        is_invariant: whether, on a CPU, it computes so that a token's bits depend on nothing but the tokens before it; may be set between steps.
     """
 
     unused: tuple[str, ...] = ()
@@ -156,7 +156,8 @@ class DecoderModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
-        scores = self._of_all_ranks(self.head(hidden)).float() / self.spec.logit_divisor
+        product = in_fixed_rows(self.head, hidden) if self.is_invariant else self.head(hidden)
+        scores = self._of_all_ranks(product).float() / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
@@ -274,13 +275,6 @@ class DecoderModel(nn.Module):
                 if product.added and product.linear.bias is not None:
                     yield product.linear.bias
 
-    def make_invariant(self) -> None:
-        """Compute so on a CPU that neither other rows nor the cuts of chunks change a bit; to be called once, when packed."""
-        replace_linears(self, FixedRowsLinear)
-        for part in (part for parts in self.layers for part in parts):
-            part.make_invariant()
-        self.is_invariant = True
-
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""
         self._rotaries = make_rotaries(self.spec, device)
@@ -289,8 +283,8 @@ class DecoderModel(nn.Module):
 class TorchLinearOps:
     """LinearOps by torch's own operators, or by the packed form of a linear layer: what a CPU computes with.
 
-    `stream` is the residual stream, replaced by each sum and never written into; `invariant` products have bits that depend on
-    no other token, which `Linear`s and mixtures see to by themselves; `low_rank` is of steps with adapters.
+    `stream` is the residual stream, replaced by each sum and never written into; the bits of `invariant` products depend on
+    no other token; `low_rank` is of steps with adapters.
     """
 
     def __init__(
@@ -302,7 +296,7 @@ class TorchLinearOps:
         low_rank: LowRank | None = None,
     ) -> None:
         self.stream = stream
-        self.ranks, self._low_rank = ranks, low_rank
+        self.ranks, self._low_rank, self._invariant = ranks, low_rank, invariant
         self._gated = invariant_gated_activation if invariant else gated_activation
         self._activated = invariant_activated if invariant else activated
 
@@ -328,13 +322,17 @@ class TorchLinearOps:
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         x = norm(self.stream)
-        logits = mixture.router(x.float() if mixture.exact else x).float()
+        logits = self._multiply(x.float() if mixture.exact else x, mixture.router).float()
         chosen = choose(logits, mixture.routing, mixture.correction, mixture.counts, mixture.record)
-        compute = invariant_feed if mixture.invariant else feed
+        compute = invariant_feed if self._invariant else feed
         self.stream = self.stream + self.ranks.all_reduce(compute(x, mixture.experts, chosen))
 
     def _product(self, x: Tensor, linear: Linear) -> Tensor:
-        product: Tensor = linear(x)
+        product = self._multiply(x, linear)
         if self._low_rank is not None:
             self._low_rank.add(x, linear, product)
+        return product
+
+    def _multiply(self, x: Tensor, linear: Linear) -> Tensor:
+        product: Tensor = in_fixed_rows(linear, x) if self._invariant else linear(x)
         return product

@@ -143,7 +143,7 @@ def test_an_answer_has_the_bits_it_has_alone(tmp_path: Path, llama: TinyModel) -
 
     def serve(prompts: list[list[int]], loras: list[str]) -> list[Any]:
         model = llama.build()
-        model.make_invariant()
+        model.is_invariant = True
         served = Served(model, lambda limits: TorchRunner(model, limits), max_loras=2, max_lora_rank=16)
         for name in "ab":
             served.engine.name_lora(name, served.engine.read_lora(str(tmp_path / name)))
