@@ -42,10 +42,11 @@ class PoisonedEngine(Served):
         model: DecoderModel,
         *,
         drafter: Drafter | None = None,
+        runs: type[Poisoned] = Poisoned,
         **limits: Any,
     ) -> None:
         def make(sizes: Any) -> Poisoned:
-            self.runner = Poisoned(model, sizes, drafter)
+            self.runner = runs(model, sizes, drafter)
             return self.runner
 
         super().__init__(model, make, **limits)

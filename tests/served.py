@@ -89,7 +89,7 @@ class Served:
             elif isinstance(event, SequenceRouted):
                 answers[event.request_id].routed_experts = event.data
             elif isinstance(event, TokensGenerated):
-                assert event.error is None
+                assert event.error is None, event.error
                 answer = answers[event.request_id]
                 answer.tokens.extend(event.token_ids)
                 answer.logprobs.extend(event.logprobs)

@@ -268,6 +268,7 @@ class Engine(Generic[TicketT]):
                 lora=each.lora,
                 weights=facts.digest,
                 kept=limits.kv_cache_dtype,
+                deterministic=each.is_deterministic,
             )
             each.hash_root = None if each.phase is Phase.RUNNING else root
             each.block_hashes.clear()

@@ -64,7 +64,10 @@ class Sequence:
         junction: the length up to which all but its recurrent groups could have reused a prefix; 0 if no further.
         lost_tokens: what could have been reused beside, had its groups of one kind kept theirs, by the name of that kind.
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
+        decode_end: the length at which it leaves the decode set.
         decode_offset: in the decode set, where it stands there.
+        is_deterministic: whether it is computed by invariant steps, at least in the end (`verification.py`).
+        most_unverified: how many tokens it may decode by other steps meanwhile, and `num_unverified`, how many it has, once it decodes no more.
         last_step: the newest step that computes it, kept up to date outside the decode set.
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
@@ -93,7 +96,11 @@ class Sequence:
     junction: int = 0
     lost_tokens: dict[str, int] = attrs.field(factory=dict)
     num_scheduled_tokens: int = 0
+    decode_end: int = 0
     decode_offset: int | None = None
+    is_deterministic: bool = False
+    most_unverified: int = 0
+    num_unverified: int = 0
     last_step: int = 0
     block_hashes: list[BlockHash] = attrs.field(factory=list)
     num_shared_blocks: int = 0

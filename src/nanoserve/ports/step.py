@@ -23,6 +23,11 @@ A draw that depends on the tokens before it, by penalties, bad words or `min_tok
 it is not kept. A row that wants no drafts (`RowSampling.drafts`) has none, nor has one for which nothing was guessed: it computes and
 gains one token.
 
+Invariant steps. A deterministic row is computed by kernels whose results for a token depend on the tokens before it alone, in steps of
+their own, which have chunks and decode no row. Between two of these the row may decode beside others, by kernels that are faster: what it
+gains by that are drafts, which the next invariant step computes anew, keys and values included, and keeps as far as they agree, as above.
+So a chunk [n - 1, n + k) of a row of n tokens and k such drafts yields 1 to k + 1 tokens, and the row goes on behind them.
+
 Drafts of masked rows come with the plan, since each position needs its own mask and only the host can make those. It must know the
 row's tokens for that, so a wide step with masked rows is planned when no step is in flight.
 """
@@ -151,13 +156,17 @@ class RowDrafts:
 
 @attrs.frozen
 class Chunk:
-    """Compute tokens [start, start + length) of a row, which then yields one token (`samples`) or its vector (`pools`)."""
+    """Compute tokens [start, start + length) of a row, which then yields one token (`samples`) or its vector (`pools`).
+
+    The last `unverified` of them the row has decoded itself since it was last computed by an invariant step, as this one is.
+    """
 
     row: int
     start: int
     length: int
     samples: bool
     pools: bool = False
+    unverified: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -183,6 +192,7 @@ class StepPlan:
             whose first chunk starts at 0 begins with an empty state, whatever is in its slot.
         decoding: rows that compute their newest token, which may be in flight, and yield the next; the same tuple object while these rows decode.
         width: the most tokens that each of them computes, up to `EngineSizes.max_width`; all of them fit into a step. 1 is an ordinary step.
+        invariant: whether all its rows are deterministic, and what it computes of each has the same bits in any company.
         masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
             queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
         drafts: of a wide step, those of masked rows; the others of these have none.
@@ -202,6 +212,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     decoding: tuple[int, ...] = ()
     width: int = 1
+    invariant: bool = False
     copies: tuple[BlockCopy, ...] = ()
     masked: tuple[int, ...] = ()
     drafts: tuple[RowDrafts, ...] = ()
@@ -231,8 +242,9 @@ class StepPlan:
     def check(self, result: StepResult) -> None:
         """Raise `StepFailedError` unless each row has yielded what the plan says."""
         asked, yielded, counts = len(self.sampling_rows), len(result.token_ids), result.counts
-        if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > self.width):
-            raise StepFailedError(f"{asked} rows were to yield up to {self.width} tokens and {counts} came")
+        most = max([self.width, *(1 + each.unverified for each in self.chunks)]) if counts else 0
+        if counts and (len(counts) != asked or sum(counts) != yielded or max(counts) > most):
+            raise StepFailedError(f"{asked} rows were to yield up to {most} tokens and {counts} came")
         if not counts and asked != yielded:
             raise StepFailedError(f"{asked} rows were to yield a token and {yielded} did")
         if {*self.pooling_rows} != {*result.pooled}:
@@ -271,9 +283,9 @@ class StepResult:
     """The result of a step.
 
     Attributes:
-        token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a wide step all that a row has gained, row after row.
-        counts: of a wide step, how many tokens each of these rows has gained; empty if each has one.
-        num_drafts: of a wide step, how many drafts were compared, and `drafted_rows`, of how many rows.
+        token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a step with drafts all that a row has gained, row after row.
+        counts: of a step with drafts, how many tokens each of these rows has gained; empty if each has one.
+        num_drafts: of a step with drafts, how many of them were compared, and `drafted_rows`, of how many rows.
         logprobs: by row, for the rows that asked, of each token that it gained.
         prompt_logprobs: by row, by prompt position (>= 1) that its chunk computed, the log-probabilities of the prompt token there.
         pooled: by row, the vectors of the rows whose chunks pool.

@@ -62,6 +62,8 @@ _USUAL = {
     "routed_experts": False,
     "lora_slot": 0,
     "pools": False,
+    "invariant": False,
+    "unverified": 0,
     "width": 1,
     "drafts": True,
 }

@@ -102,12 +102,12 @@ class TorchRunner:
         self._processed_logprobs = sizes.processed_logprobs
         self._drafter = drafter
         self._eagle = None if model.draft_head is None else EagleDrafts(model, self._rows, self.kv)
-        self._longest: dict[int, int] = {}
-        self._undrafted: set[int] = set()
         self.loras = HostLoras.for_sizes(model, sizes)
         self._row_loras: RowLoras | None = None
         if self.loras is not None:
-            self._row_loras = RowLoras(self.loras, invariant=model.is_invariant)
+            self._row_loras = RowLoras(self.loras)
+        self._always_invariant = model.is_invariant
+        self._admitted: dict[int, AdmittedRow] = {}
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, /) -> TorchTicket:
@@ -115,7 +115,10 @@ class TorchRunner:
         self._apply(plan)
         if not plan.num_tokens:
             return TorchTicket(step=plan.step)
-        if plan.width > 1:
+        self._model.is_invariant = invariant = self._always_invariant or plan.invariant
+        if self._row_loras is not None:
+            self._row_loras.invariant = invariant
+        if plan.width > 1 or any(each.unverified for each in plan.chunks):
             return self._submit_wide(plan)
         undrafted: dict[int, Sequence[int]] = dict.fromkeys(plan.decoding, ())
         inputs = self._rows.step(plan.chunks, undrafted)
@@ -137,10 +140,11 @@ class TorchRunner:
 
     def _submit_wide(self, plan: StepPlan) -> TorchTicket:
         """A row without drafts costs the same as in a narrow step, and a row at its end nothing."""
+        verified = {each.row: self._rewind(each) for each in plan.chunks if each.samples}
         drafts = self._draft(plan)
-        ticket = TorchTicket(step=plan.step, num_drafts=sum(map(len, drafts.values())))
-        ticket.drafted_rows = sum(map(bool, drafts.values()))
-        chunk_rows = [each.row for each in plan.chunks if each.samples]
+        compared = [len(each) for each in (*verified.values(), *drafts.values())]
+        ticket = TorchTicket(step=plan.step, num_drafts=sum(compared), drafted_rows=sum(map(bool, compared)))
+        chunk_rows = list(verified)
         ticket.counts = (1,) * len(chunk_rows) + (0,) * len(plan.decoding)
         if not plan.chunks and not drafts:
             return ticket
@@ -151,7 +155,7 @@ class TorchRunner:
         self._read_prompts(plan.chunks, hidden, ticket)
         if len(inputs.logits_indices):
             logits = self._model.logits(hidden.index_select(0, inputs.logits_indices))
-            guesses = dict[int, Sequence[int]].fromkeys(chunk_rows, ()) | drafts
+            guesses = verified | drafts
             asked = (*chunk_rows, *plan.decoding)
             self._draw_now_or_later(
                 plan, ticket, functools.partial(self._draw_wide, ticket, asked, guesses, logits)
@@ -224,16 +228,24 @@ class TorchRunner:
         untouched = logits[[kept[place] for place in self._scored(ticket.rows)]]
         self._note_draws(ticket, torch.stack([shaped[place] for place in kept]), untouched)
 
+    def _rewind(self, chunk: Chunk) -> Sequence[int]:
+        """The tokens that a row has decoded and the chunk is to verify; the row and its draws go back to what is before."""
+        if not chunk.unverified:
+            return ()
+        decoded = self._rows.rewind(row := chunk.row, chunk.unverified)
+        self._sampler.admit(attrs.evolve(self._admitted[row], token_ids=tuple(self._rows.token_ids(row))))
+        return decoded
+
     def _draft(self, plan: StepPlan) -> dict[int, Sequence[int]]:
         """The drafts of each decoding row that is not at its end."""
-        rooms = {row: self._longest[row] - self._rows.length(row) - 1 for row in plan.decoding}
+        rooms = {row: self._admitted[row].max_length - self._rows.length(row) - 1 for row in plan.decoding}
         most = {row: min(plan.width - 1, room) for row, room in rooms.items() if room >= 0}
         drafts: dict[int, Sequence[int]] = dict.fromkeys(most, ())
         drafts.update(
             {each.row: each.token_ids[: most[each.row]] for each in plan.drafts if each.row in most}
         )
-        unasked = {*self._undrafted, *plan.masked}
-        free = {row: count for row, count in most.items() if count and row not in unasked}
+        asking = {row for row in plan.decoding if self._admitted[row].sampling.drafts} - {*plan.masked}
+        free = {row: count for row, count in most.items() if count and row in asking}
         if self._eagle is not None:
             drafts.update(self._eagle.propose(free))
         elif self._drafter is not None:
@@ -323,7 +335,6 @@ class TorchRunner:
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)
-        self._undrafted.discard(row)
         if self._eagle is not None:
             self._eagle.release(row)
         self._prompt_scoring.asked.pop(row, None)
@@ -336,10 +347,8 @@ class TorchRunner:
     def _admit(self, admitted: AdmittedRow) -> None:
         self._release(admitted.row)
         self._rows.admit(admitted)
-        self._longest[admitted.row] = admitted.max_length
-        if not admitted.sampling.drafts:
-            self._undrafted.add(admitted.row)
         self._sampler.admit(admitted)
+        self._admitted[admitted.row] = admitted
         if admitted.sampling.prompt_logprobs is not None:
             self._prompt_scoring.admit(admitted)
         if self._row_loras is not None and admitted.lora_slot:

@@ -151,14 +151,15 @@ class Rows:
     def step(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> StepInputs:
         """The inputs of chunks, then of the newest token of each row of `drafts` and its drafts.
 
-        The last tokens of chunks that sample get logits, and so do all tokens of the rows with drafts.
+        The last tokens of chunks that sample get logits, their unverified ones too, and so do all tokens of the rows with drafts.
         """
         for row, guesses in drafts.items():
             if guesses:
                 self._write(row, guesses)
         spans = self.spans(chunks, drafts)
         ends = itertools.accumulate(chunk.length for chunk in chunks)
-        lasts = [end - 1 for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+        drawing = [(end, chunk.unverified) for chunk, end in zip(chunks, ends, strict=True) if chunk.samples]
+        lasts = [place for end, count in drawing for place in range(end - 1 - count, end)]
         first, count = sum(each.length for each in chunks), sum(length for _, _, length in spans)
         inputs = self.of_spans(spans, [*lasts, *range(first, count)])
         return attrs.evolve(inputs, token_types=self._token_types(chunks))
@@ -200,6 +201,12 @@ class Rows:
         """Append tokens to a row."""
         self._write(row, token_ids)
         self._lengths[row] += len(token_ids)
+
+    def rewind(self, row: int, count: int) -> list[int]:
+        """The last tokens of a row, which count no more, though they stay until others are written over them."""
+        self._lengths[row] -= count
+        behind: list[int] = self.tokens[row, self._lengths[row] : self._lengths[row] + count].tolist()
+        return behind
 
     def guess(self, row: int, ahead: int, token_id: int) -> None:
         """Write a token after a row's end and `ahead` drafts."""

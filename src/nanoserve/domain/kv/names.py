@@ -57,15 +57,18 @@ def hash_root(
     lora: bytes = b"",
     weights: str = "",
     kept: str = "auto",
+    deterministic: bool = False,
 ) -> BlockHash | None:
     """The root of the chain of a request's block names; None if its blocks are never shared.
 
     `lora` is the digest of the numbers of its adapter, `weights` that of weights that were changed since the start, `kept` the
-    `EngineSizes.kv_cache_dtype`. If caching is off, the sequences of one request share blocks only with each other.
+    `EngineSizes.kv_cache_dtype`, `deterministic` whether invariant steps compute it and others compute otherwise. If caching is off, the
+    sequences of one request share blocks only with each other.
     """
     if prefix_caching:
         salt = ("weights", weights, lora.hex()) if weights else ("lora", lora.hex()) if lora else ("salt",)
         salt = salt if kept == "auto" else ("kept", kept, *salt)
+        salt = ("deterministic", *salt) if deterministic else salt
         return chain_root(*salt, request.cache_salt, isolated=isolated)
     if request.sampling.n > 1:
         return chain_root("request", request.request_id, isolated=isolated)

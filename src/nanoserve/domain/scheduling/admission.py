@@ -32,6 +32,8 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
             f"request class {request.request_class!r} is not configured; known: {known}"
         )
     _check_vocabulary(request, limits.vocab_size)
+    if request.sampling.deterministic and not limits.deterministic and limits.not_deterministic:
+        raise errors.BadValueError("deterministic", limits.not_deterministic)
     for name in ("logprobs", "prompt_logprobs"):
         check_logprobs(name, getattr(request.sampling, name), limits.max_logprobs)
     check_integer("priority", request.priority)
@@ -42,9 +44,19 @@ def check_request(request: Request, limits: Limits, cache: KVCache) -> None:
 
 
 def expand_request(
-    request: Request, limits: Limits, arrival: int, *, now: float, lora: bytes = b"", weights: str = ""
+    request: Request,
+    limits: Limits,
+    arrival: int,
+    *,
+    now: float,
+    lora: bytes = b"",
+    weights: str = "",
+    has_states: bool = False,
 ) -> list[Sequence]:
-    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`. `lora` is their adapter's digest, `weights` as in `hash_root`."""
+    """The `n` sequences of a request, in order of their index; the first takes arrival number `arrival`.
+
+    `lora` is their adapter's digest, `weights` as in `hash_root`; `has_states`: whether the model has recurrent ones.
+    """
     priority = 0
     if limits.policy is Policy.PRIORITY:
         of_class = next(each.priority for each in limits.classes if each.name == request.request_class)
@@ -53,6 +65,10 @@ def expand_request(
     stop_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids |= request.eos_token_ids
+    deterministic = params.deterministic and not limits.deterministic
+    # A state cannot go back; a mask follows verified tokens; of what is written down none may be taken back; wide steps count tokens of each row.
+    goes_back = not (has_states or request.constraint or request.routed_experts or limits.max_width > 1)
+    longest = _max_total_tokens(request, limits)
     root = hash_root(
         request,
         prefix_caching=limits.prefix_caching,
@@ -60,6 +76,7 @@ def expand_request(
         lora=lora,
         weights=weights,
         kept=limits.kv_cache_dtype,
+        deterministic=deterministic,
     )
     return [
         Sequence(
@@ -68,11 +85,14 @@ def expand_request(
             order=(request.request_class == DEFERRED_CLASS, priority, arrival + index),
             arrived=now,
             sampling=_row_sampling(request, index, stop_ids),
-            max_total_tokens=_max_total_tokens(request, limits),
+            max_total_tokens=longest,
             min_total_tokens=num_prompt + params.min_tokens,
             stop_ids=stop_ids,
             token_ids=list(request.prompt_token_ids),
             hash_root=root,
+            decode_end=longest,
+            is_deterministic=deterministic,
+            most_unverified=min(limits.most_unverified, limits.max_num_batched_tokens - 1) * goes_back,
             lora=lora,
         )
         for index in range(params.n)

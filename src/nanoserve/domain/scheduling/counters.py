@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.step import StepResult
 
 
 @attrs.define
@@ -27,3 +28,10 @@ class Counters:
     accepted_tokens: int = 0
     drafted_rows: int = 0
     leaked_blocks: int = 0
+
+    def note_drafts(self, result: StepResult) -> None:
+        """Count a step's drafts, and how many were right."""
+        self.draft_tokens += result.num_drafts
+        self.drafted_rows += result.drafted_rows
+        if result.counts:
+            self.accepted_tokens += len(result.token_ids) - len(result.counts) + result.counts.count(0)

@@ -16,6 +16,7 @@ class Draft:
 
     step: int
     width: int = 1
+    invariant: bool = False
     drafts: dict[Sequence, tuple[int, ...]] = attrs.field(factory=dict)
     chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
     admitted: list[AdmittedRow] = attrs.field(factory=list)
@@ -39,13 +40,16 @@ class Draft:
         self.admitted.append(admitted)
 
     def compute(self, sequence: Sequence, start: int, end: int) -> Chunk:
-        """Compute tokens [start, end) of a sequence that prefills; after its last known token the step yields something."""
+        """Compute tokens [start, end) of a sequence that prefills, and what is to be verified behind them; after its last known token the step yields something."""
         assert sequence.row is not None
         is_last, pooled = end == len(sequence.token_ids), sequence.request.pooling is not None
         samples, pools = is_last and not pooled, is_last and pooled
-        chunk = Chunk(sequence.row, start, end - start, samples=samples, pools=pools)
+        behind, sequence.num_unverified = sequence.num_unverified, 0
+        chunk = Chunk(
+            sequence.row, start, end + behind - start, samples=samples, pools=pools, unverified=behind
+        )
         self.chunks.append((sequence, chunk))
-        sequence.num_scheduled_tokens, sequence.last_step = end, self.step
+        sequence.num_scheduled_tokens, sequence.last_step = end + behind, self.step
         return chunk
 
     def copy(self, copies: list[PlannedCopy]) -> None:
@@ -79,6 +83,7 @@ class Draft:
             chunks=tuple(chunk for _, chunk in self.chunks),
             decoding=decoding.rows,
             width=self.width,
+            invariant=self.invariant,
             copies=tuple([each.copy for each in self.copies]) if self.copies else (),
             masked=masked,
             drafts=self._drafts_of(decoding) if self.drafts else (),

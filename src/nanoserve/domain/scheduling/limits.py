@@ -54,6 +54,9 @@ class Limits(EngineSizes):
             lets every step use its whole token budget.
         deferred_rows: the most deferred sequences on rows while others are being answered; None is unbounded.
         hands_over: report the end of an answer when the blocks of its prompt are in the directory, where another engine reads them.
+        deterministic: whether all steps compute the same bits in any company, whoever asks for it.
+        most_unverified: the most tokens that a deterministic sequence decodes by ordinary steps before an invariant one verifies them.
+        not_deterministic: why no request may ask for it by itself; empty where it may.
         step_seconds: what steps of some numbers of tokens take, by which the width of steps is chosen; none takes the widest.
     """
 
@@ -65,6 +68,9 @@ class Limits(EngineSizes):
     classes: tuple[RequestClass, ...] = (RequestClass(),)
     deferred_rows: int | None = None
     hands_over: bool = False
+    deterministic: bool = False
+    most_unverified: int = 31
+    not_deterministic: str = ""
     step_seconds: tuple[tuple[int, float], ...] = ()
 
     def __attrs_post_init__(self) -> None:
@@ -78,6 +84,7 @@ class Limits(EngineSizes):
             raise BadValueError("max_num_batched_tokens", message)
         check_integer("max_width", self.max_width, low=1)
         check_integer("host_slots", self.host_slots, low=0)
+        check_integer("most_unverified", self.most_unverified, low=0)
         check_integer("min_offload_tokens", self.min_offload_tokens, low=1)
         if self.host_slots and not self.prefix_caching:
             raise BadValueError("host_slots", "needs prefix caching, which is off")

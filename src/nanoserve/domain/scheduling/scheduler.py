@@ -29,6 +29,8 @@ and who is to blame for a failed step (`isolation.py`). Next: where sequences st
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
@@ -36,9 +38,11 @@ from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.deferred import DeferredShare
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.rounds import Rounds
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.speculation import Speculation
-from nanoserve.domain.scheduling.steps import InFlightStep, Progress, Stopped
+from nanoserve.domain.scheduling.steps import NONE_DECODE, InFlightStep, Progress, Stopped
+from nanoserve.domain.scheduling.verification import Verification
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.errors import DuplicateRequestError
@@ -69,7 +73,9 @@ class Scheduler:
         self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
         self._deferred = DeferredShare(self.table, is_bounded=limits.deferred_rows is not None)
-        self._speculation = Speculation(limits, cache, self.table) if limits.max_width > 1 else None
+        self._rounds = rounds = Rounds(cache, self.table)
+        self._speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
+        self._verification = Verification(self.table, rounds)
 
     @property
     def step(self) -> int:
@@ -85,7 +91,8 @@ class Scheduler:
         table.waiting.check_room(request)
         lora = table.loras.digest_of(request) if request.lora else b""
         arrival, now = self.counters.accepted, self._clock.now()
-        sequences = expand_request(request, self.limits, arrival, now=now, lora=lora, weights=table.weights)
+        facts: dict[str, Any] = {"weights": table.weights, "has_states": self.cache.has_states}
+        sequences = expand_request(request, self.limits, arrival, now=now, lora=lora, **facts)
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
         table.add(sequences, may_start=may_start)
 
@@ -94,6 +101,8 @@ class Scheduler:
         now, table, drafter = self._clock.now(), self.table, self._speculation
         for sequence in table.deadlines.due(now):
             table.finish(sequence, FinishReason.TIMEOUT)
+        if table.num_deterministic:
+            self._verification.go_on()
         if self.constraints.compiling or self.constraints.late or self.cache.tiers is not None:
             self._let_arrived_go()
         width = 1 if drafter is None else drafter.choose_width()
@@ -101,23 +110,35 @@ class Scheduler:
             return self._repeat(width, now)
         if not width or (self.suspects and self.flights):
             return None
-        draft = Draft(table.step + 1, width, {} if drafter is None else drafter.drafts)
+        drafts = {} if drafter is None else drafter.drafts
+        for invariant in self._verification.kinds() if table.num_deterministic else (False,):
+            draft = Draft(table.step + 1, 1 if invariant else width, invariant, {} if invariant else drafts)
+            self._fill(draft, now)
+            if draft.chunks or (table.decoding and not invariant):
+                return self._dispatch(draft, now)
+        calls = self.cache.tiers and self.cache.tiers.calls_for_step(is_idle=not self.flights)
+        return self._dispatch(draft, now) if table.loras.planned or calls else None
+
+    def _fill(self, draft: Draft, now: float) -> None:
+        """Find out what the next step computes."""
+        table, budget = self.table, self._chunk_budget
         if has_deferred := table.has_deferred:
             self._deferred.make_way(draft, now)
-        self._grow_decoding(draft)
-        left = self.limits.max_num_batched_tokens - width * len(table.decoding)
-        if self._chunk_budget is not None:
-            left = self._chunk_budget.allowance(left, len(table.decoding))
+        if not draft.invariant:
+            self._grow_decoding(draft)
+        num_decoding = 0 if draft.invariant else len(table.decoding)
+        left = self.limits.max_num_batched_tokens - draft.width * num_decoding
+        if budget is not None:
+            least = self.limits.most_unverified + 1 if draft.invariant else 0
+            left = max(budget.allowance(left, num_decoding), min(left, least))
         left = self._continue_prefills(draft, left)
         left = self._admit(draft, left, now)
         if has_deferred:
             left = self._continue_prefills(draft, self._deferred.tokens(draft, left), deferred=True)
-            self._admit(draft, left, now, deferred=True)
-        tiers = self.cache.tiers
-        computes_something = draft.chunks or table.decoding or table.loras.planned
-        if not computes_something and not (tiers and tiers.calls_for_step(is_idle=not self.flights)):
-            return None
-        return self._dispatch(draft, now)
+            left = self._admit(draft, left, now, deferred=True)
+        if draft.invariant and draft.chunks:
+            for sequence in self._verification.companions(left):
+                left -= self._compute_chunk(sequence, draft, left)
 
     def _let_arrived_go(self) -> None:
         """Release sequences whose grammar, mask or blocks from another tier are there."""
@@ -146,6 +167,8 @@ class Scheduler:
         for sequence in decoding.needing_blocks(draft.width):
             while sequence in decoding:
                 start, end = decoding.span(sequence, draft.width)
+                if sequence.is_deterministic:  # what is verified reads from there on
+                    start = len(sequence.token_ids) - 1
                 updates = self.cache.grow(sequence, start, end)
                 if updates is not None:
                     draft.table_updates += updates
@@ -157,20 +180,21 @@ class Scheduler:
 
     def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool = False) -> int:
         """Compute further chunks of prompts; returns the tokens that are left."""
-        for sequence in [each for each in self.table.prefilling if each.is_deferred is deferred]:
+        ours = [each for each in self.table.prefilling if each.is_deterministic is draft.invariant]
+        for sequence in [each for each in ours if each.is_deferred is deferred]:
             if left <= 0:
                 break
             # One that is further back may have been preempted for the blocks of one before it.
-            if sequence.phase is Phase.RUNNING:
+            if sequence.phase is Phase.RUNNING and sequence.num_unverified < left:
                 left -= self._compute_chunk(sequence, draft, left)
         return left
 
     def _compute_chunk(self, sequence: Sequence, draft: Draft, most: int) -> int:
-        start = sequence.num_scheduled_tokens
+        start = sequence.num_scheduled_tokens - sequence.num_unverified
         if self.cache.has_states:
             self.cache.states.keep_for(sequence, self.table.next_in_line(), 0)
         end = self.cache.chunk_end(sequence, start, most)
-        while (updates := self.cache.grow(sequence, start, end)) is None:
+        while (updates := self.cache.grow(sequence, start, end + sequence.num_unverified)) is None:
             victim = self.table.rows.youngest()
             if victim is sequence:
                 return 0
@@ -179,9 +203,10 @@ class Scheduler:
         if self.cache.has_states:
             draft.copy(self.cache.states.take(sequence, start, decoding=False))
         self.cache.promises.give(sequence, start, end, draft.step)
-        if draft.compute(sequence, start, end).is_last:
+        chunk = draft.compute(sequence, start, end)
+        if chunk.is_last:
             self.table.prefilling.remove(sequence)
-        return end - start
+        return chunk.length
 
     def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool = False) -> int:
         """Give rows to those that wait, and compute their first chunks; returns the tokens that are left."""
@@ -189,6 +214,8 @@ class Scheduler:
         while left > 0 and (rows.free or (rows.has_deferred and not deferred)):
             sequence = table.next_in_line()
             if sequence is None or sequence.is_deferred is not deferred:
+                break
+            if sequence.is_deterministic is not draft.invariant:
                 break
             if not table.may_sit(sequence, draft.step, self.committed_step):
                 break
@@ -226,7 +253,7 @@ class Scheduler:
         """Seal the draft, and move sequences that begin or end decoding."""
         table, members, tiers = self.table, self.table.decoding, self.cache.tiers
         table.step = draft.step
-        decoding = members.snapshot()
+        decoding = NONE_DECODE if draft.invariant else members.snapshot()
         draft.table_updates += self.cache.take_exchanged()
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
@@ -234,16 +261,24 @@ class Scheduler:
         plan = draft.seal(table.rows.released(), decoding, masked, loads)
         if tiers is not None:
             plan = tiers.go_along(plan)
-        members.advance(draft.width)
-        exact, chunks = members.is_exact, tuple(draft.chunks)
-        filling = members.needing_blocks(1) if exact else []
-        may_be_through, through = members.ends(draft.width)
-        flight = InFlightStep(plan, chunks, decoding, filling, may_be_through, now, draft.copies, exact)
+        chunks, filling = tuple(draft.chunks), list[Sequence]()
+        may_be_through = through = filling
+        if draft.invariant:
+            self._verification.newest = draft.step
+        else:
+            members.advance(draft.width)
+            filling = members.needing_blocks(1) if members.is_exact else []
+            may_be_through, through = members.ends(draft.width)
+        flight = InFlightStep(
+            plan, chunks, decoding, filling, may_be_through, now, draft.copies, members.is_exact
+        )
         self.flights.append(flight)
         # Those that leave are computed in this step all the same: `decoding` was taken before.
         for sequence in through:
             members.leave(sequence, draft.step)
-        for sequence, chunk in chunks:
+            if sequence.is_deterministic:
+                table.verify(sequence)
+        for sequence, chunk in chunks if not draft.invariant else ():
             if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
                 members.join(sequence)
         self.counters.steps += 1
@@ -260,7 +295,9 @@ class Scheduler:
         self._observe(flight, now)
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)
-        if drafter is None:
+        if flight.plan.invariant:
+            progress, stopped = self._verification.land(flight, result)
+        elif drafter is None:
             progress, stopped = flight.land(result, self.constraints.missed, self.table.cut_short_at)
         else:
             progress, stopped = drafter.land(flight, result)
@@ -276,9 +313,12 @@ class Scheduler:
         seconds = now - max(flight.planned_at, self.last_commit)
         self.last_commit = now
         num_prefill = sum([each.length for _, each in flight.chunks]) if flight.chunks else 0
-        num_decoding = len(flight.plan.decoding)
+        num_decoding, invariant = len(flight.plan.decoding), flight.plan.invariant
         self.counters.computed_prompt_tokens += num_prefill
-        if self._chunk_budget is not None and num_prefill + num_decoding:
+        if invariant:  # what it verifies was no prompt
+            verified = [each.length for owner, each in flight.chunks if each.start >= owner.num_prompt_tokens]
+            self.counters.computed_prompt_tokens -= sum(verified)
+        if self._chunk_budget is not None and num_prefill + num_decoding and not invariant:
             self._chunk_budget.observe(num_prefill=num_prefill, num_decoding=num_decoding, seconds=seconds)
 
     def _note_written(self, flight: InFlightStep, result: StepResult, now: float) -> None:
@@ -293,17 +333,17 @@ class Scheduler:
             if chunk.is_last and is_alive and sequence.first_token is None and not has_missed:
                 sequence.first_token = now
             if sequence.phase is Phase.RUNNING:
-                cache.share(sequence, chunk.start + chunk.length - has_missed)
+                cache.share(sequence, chunk.start + chunk.length - chunk.unverified - has_missed)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
-            if sequence.phase is Phase.RUNNING and sequence not in missed:
+            if sequence.phase is Phase.RUNNING and sequence not in missed and not sequence.is_deterministic:
                 cache.share(sequence, len(sequence.token_ids))
         if flight.copies:
             cache.states.settle(flight.copies)
 
     def commit_more(self) -> list[Progress]:
         """Return what living sequences gained by the next token of the step that was committed last; empty when all of it is appended."""
-        return self._gain(*self._speculation.land_more()) if self._speculation else []
+        return self._gain(*self._rounds.land_more()) if self._rounds.left else []
 
     def _gain(self, progress: list[Progress], stopped: list[Stopped]) -> list[Progress]:
         """Count the sequences' gains, and end those that have stopped."""
@@ -328,5 +368,6 @@ class Scheduler:
         for sequence in list(self.table.rows.running):
             self.table.preempt(sequence)
         if self._speculation is not None:
-            self._speculation.forget_flights()
+            self._speculation.members.forget_flights()
+        self._rounds.forget()
         self.table.release_all()

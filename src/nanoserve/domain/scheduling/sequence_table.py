@@ -25,6 +25,7 @@ class SequenceTable:
         requests: the sequences of each request of which one at least has not ended.
         prefilling: sequences on rows of whose known tokens some are not planned yet, in order.
         weights: the digest of weights that were changed since the start, which names of blocks count; empty if none were.
+        num_deterministic: how many deterministic sequences have not ended.
         step: the newest step that was planned.
         is_settled: whether nobody has moved since that step, and nobody will by the next.
         cut_short_at: `step` when a sequence last ended before its full length: such steps compute too much.
@@ -43,7 +44,7 @@ class SequenceTable:
         self.constraints = constraints
         self.counters = Counters(since=clock.now())
         self.weights = ""
-        self.step = self.cut_short_at = 0
+        self.step = self.cut_short_at = self.num_deterministic = 0
         self.is_settled = False
         self.notices: list[SequenceAdmitted | SequencePreempted] = []
         self.ended: list[Sequence] = []
@@ -74,6 +75,7 @@ class SequenceTable:
             else:
                 self.hold(sequence)
         self.counters.accepted += len(sequences)
+        self.num_deterministic += len(sequences) * sequences[0].is_deterministic
         self.is_settled = False
 
     def hold(self, sequence: Sequence) -> None:
@@ -87,7 +89,23 @@ class SequenceTable:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
         elif sequence.phase is Phase.RUNNING and sequence not in self.decoding:
-            self.decoding.join(sequence)
+            self.go_on(sequence)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """All tokens of a running sequence but the newest are computed, and that is to be: it decodes, unless only an invariant step may compute it."""
+        if sequence.is_deterministic:
+            known = len(sequence.token_ids)
+            sequence.decode_end = min(known + sequence.most_unverified, sequence.max_total_tokens - 1)
+            if sequence.decode_end <= known:
+                self.verify(sequence)
+                return
+        self.decoding.join(sequence)
+
+    def verify(self, sequence: Sequence) -> None:
+        """The next chunk of a deterministic sequence that decodes no more is its newest token, and what it has decoded behind that."""
+        sequence.num_unverified = sequence.num_scheduled_tokens + 1 - len(sequence.token_ids)
+        self.prefilling.append(sequence)
+        self.prefilling.sort(key=lambda each: each.order)
 
     def next_in_line(self) -> Sequence | None:
         """The waiting sequence that may have a row next."""
@@ -129,7 +147,7 @@ class SequenceTable:
             self._cache.states.cancel(draft.withdraw(sequence))
         self._vacate(sequence)
         sequence.move(Trigger.PREEMPT)
-        sequence.num_scheduled_tokens = 0
+        sequence.num_scheduled_tokens = sequence.num_unverified = 0
         if self.constraints.awaits(sequence):
             self.hold(sequence)
         else:
@@ -145,6 +163,7 @@ class SequenceTable:
         if was_running:
             self._vacate(sequence)
         sequence.move(Trigger.FINISH)
+        self.num_deterministic -= sequence.is_deterministic
         if not was_running:
             self.waiting.note_finished(sequence)
         self.is_settled = False

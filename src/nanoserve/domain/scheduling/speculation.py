@@ -16,10 +16,11 @@ from typing import Final
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.rounds import Rounds
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
-from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress, Stopped, stopped_by
-from nanoserve.domain.scheduling.wide_steps import WideDecodeSet, rounds, surplus
-from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.domain.scheduling.steps import DecodingRows, InFlightStep, Progress, Stopped
+from nanoserve.domain.scheduling.wide_steps import WideDecodeSet
+from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.grammar import MOST_DRAFTED
 from nanoserve.ports.step import StepResult
 
@@ -46,7 +47,7 @@ class Speculation:
         drafts: for the next step, those of rows with grammars.
     """
 
-    def __init__(self, limits: Limits, cache: KVCache, table: SequenceTable) -> None:
+    def __init__(self, limits: Limits, cache: KVCache, table: SequenceTable, rounds: Rounds) -> None:
         assert isinstance(table.decoding, WideDecodeSet)
         self._limits, self._cache, self._table, self.members = limits, cache, table, table.decoding
         self._costs = sorted(limits.step_seconds)
@@ -58,7 +59,7 @@ class Speculation:
         self._per_row = TRIAL
         self._untried = 0
         self._narrow_steps = self._wide_steps = 0
-        self._rounds: list[list[Progress]] = []
+        self._rounds = rounds
 
     def choose_width(self) -> int:
         """Tokens that decoding rows compute in the next step; 0 if it must wait for steps in flight.
@@ -162,45 +163,17 @@ class Speculation:
         (low, fast), (high, slow) = self._costs[right - 1 : right + 1]
         return max(fast + (num_tokens - low) * (slow - fast) / (high - low), 1e-9)
 
-    def forget_flights(self) -> None:
-        """No step in flight counts any more, and nothing decodes."""
-        self.members.forget_flights()
-        self._rounds.clear()
-
     def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
-        """As `InFlightStep.land`, of each row's first token; `land_more` has the others."""
-        missed = self._table.constraints.missed
+        """As `InFlightStep.land`, of each row's first token; the rounds have the others."""
         self.members.land(flight.plan.width)
         if flight.is_exact:
-            return flight.land(result, missed, self._table.cut_short_at)
+            return flight.land(result, self._table.constraints.missed, self._table.cut_short_at)
         self._note(flight, result)
-        self._rounds = rounds(flight, result, missed)
-        progress, stopped = self.land_more()
-        return progress, stopped + flight.pooled()
-
-    def land_more(self) -> tuple[list[Progress], list[Stopped]]:
-        """Append one more token of the step to each living sequence that has one; nothing when all are appended."""
-        entries = self._rounds.pop(0) if self._rounds else []
-        progress = [each for each in entries if each[0].finish_reason is None]
-        for sequence, token, _ in progress:
-            # As in `Scheduler.commit`: its last token is computed now, and was known before.
-            if sequence.phase is Phase.RUNNING and not len(sequence.token_ids) % self._limits.block_size:
-                self._cache.share(sequence, len(sequence.token_ids))
-            sequence.token_ids.append(token)
-        return progress, stopped_by([each[0] for each in progress])
+        return self._rounds.land(flight, result)
 
     def _note(self, flight: InFlightStep, result: StepResult) -> None:
         """Count how many of each row's drafts were right."""
-        counters, width = self._table.counters, flight.plan.width
-        counters.draft_tokens += result.num_drafts
-        counters.drafted_rows += result.drafted_rows
-        if result.counts:
-            yielded = len(result.counts) - result.counts.count(0)
-            counters.accepted_tokens += len(result.token_ids) - yielded
-        for sequence, lacks in surplus(flight, result):
-            # The set finds out by itself, and one that sits out was told.
-            if sequence not in self.members and sequence not in self._table.constraints.missed:
-                sequence.num_scheduled_tokens -= lacks
+        width = flight.plan.width
         if width == 1:
             return
         self._narrow_steps = 0

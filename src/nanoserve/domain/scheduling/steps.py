@@ -10,6 +10,7 @@ Steps with drafts compute several tokens of a row, and dates are less certain: `
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from typing import Final
 
 import attrs
 
@@ -31,14 +32,19 @@ class DecodingRows:
 
     Attributes:
         sequences, rows: in the same order.
-        token_ids: their lists of tokens, which are longer with every step that is committed.
+        token_ids: their lists of tokens, which are longer with every step that is committed; of deterministic ones other lists.
         stop_ids: what may end one of them.
+        has_unverified: whether some are deterministic: what they gain is not known to be right yet.
     """
 
     sequences: tuple[Sequence, ...] = ()
     rows: tuple[int, ...] = ()
     token_ids: tuple[list[int], ...] = ()
     stop_ids: frozenset[int] = frozenset()
+    has_unverified: bool = False
+
+
+NONE_DECODE: Final = DecodingRows()
 
 
 class DecodeSet:
@@ -69,8 +75,10 @@ class DecodeSet:
         if self._snapshot is None:
             members = tuple(self._members)
             stop_ids = frozenset[int]().union(*{each.stop_ids for each in members})
-            token_ids = tuple([each.token_ids for each in members])
-            self._snapshot = DecodingRows(members, tuple(self._members.values()), token_ids, stop_ids)
+            token_ids = tuple([[] if each.is_deterministic else each.token_ids for each in members])
+            unverified = any(each.is_deterministic for each in members)
+            rows = tuple(self._members.values())
+            self._snapshot = DecodingRows(members, rows, token_ids, stop_ids, unverified)
         return self._snapshot
 
     def join(self, sequence: Sequence) -> None:
@@ -147,7 +155,7 @@ class DecodeSet:
     def _dates(
         self, sequence: Sequence, offset: int
     ) -> tuple[tuple[dict[int, dict[Sequence, None]], int], ...]:
-        last = offset + sequence.max_total_tokens - 2
+        last = offset + sequence.decode_end - 2
         return (self._by_residue, offset % self._block_size), (self._by_last, last)
 
 
@@ -196,6 +204,8 @@ class InFlightStep:
         if logprobs:
             scores = [logprobs.get(row, NO_SCORE)[0] for row in rows]
         progress = list(zip(self.sampling, result.token_ids, scores, strict=True))
+        if self.decoding.has_unverified:
+            progress = [each for each in progress if not each[0].is_deterministic]
         if self.chunks or self.plan.masked or self.plan.step <= cut_short_at:
             progress = [each for each in progress if each[0].finish_reason is None and each[0] not in missed]
             for sequence, token, _ in progress:

@@ -3,17 +3,11 @@
 Then the row's true position is lower than its dates say, by a number that only `commit` learns. Dates that are too early do no
 harm, so they stay until one comes: then the row's offset is corrected (`_correct`). Steps in flight count with their most tokens,
 so that a block is always there.
-
-A wide step lands as that many narrow ones would: first every row's first token, then the second of those that have one and still live.
-So a sequence ends at the same token as without drafts.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Container
-
-from nanoserve.domain.scheduling.steps import DecodeSet, InFlightStep, Progress
+from nanoserve.domain.scheduling.steps import DecodeSet, InFlightStep
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.step import StepResult
 
@@ -121,23 +115,13 @@ class WideDecodeSet(DecodeSet):
         return sequence.decode_offset + sequence.max_total_tokens - 2
 
 
-def rounds(flight: InFlightStep, result: StepResult, missed: Container[Sequence]) -> list[list[Progress]]:
-    """The progress by rounds: each row's first token, then the second ones, and so on; those that have `missed` their draw have none."""
-    rows, token_ids = flight.plan.sampling_rows, iter(result.token_ids)
-    counts = result.counts or (1,) * len(rows)
-    found: list[list[Progress]] = [[] for _ in range(max(counts, default=0))]
-    for sequence, row, count in zip(flight.sampling, rows, counts, strict=True):
-        scores = result.logprobs.get(row, ()) if result.logprobs else ()
-        gained = itertools.zip_longest(itertools.islice(token_ids, count), scores)
-        for entries, (token, score) in zip(found, gained, strict=False):
-            if not flight.plan.masked or sequence not in missed:
-                entries.append((sequence, token, score))
-    return found
-
-
 def surplus(flight: InFlightStep, result: StepResult) -> list[tuple[Sequence, int]]:
-    """The rows that still run and yielded fewer tokens than the step's width, and the differences."""
-    counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
-    lacks = zip(flight.decoding.sequences, counts, strict=bool(counts))
-    width = flight.plan.width
-    return [(each, width - count) for each, count in lacks if count < width and each.row is not None]
+    """By how much rows that still run have yielded fewer tokens than the step could have given them, where they have."""
+    counts, width = result.counts, flight.plan.width
+    chunks = [(each, 1 + chunk.unverified) for each, chunk in flight.chunks if chunk.samples]
+    # One whose mask was late in a chunk has been told, and has none.
+    lacks = [(each, most - count) for (each, most), count in zip(chunks, counts, strict=False) if count]
+    newest = counts[len(counts) - len(flight.plan.decoding) :]
+    decoding = zip(flight.decoding.sequences, newest, strict=bool(newest))
+    lacks += [(each, width - count) for each, count in decoding]
+    return [(each, lack) for each, lack in lacks if lack and each.row is not None]

@@ -376,8 +376,10 @@ def _build_engine(
     if isinstance(runner, TorchRunner):
         memories = host_memories(loaded.model, runner.kv)
     what: dict[str, Any] = {"memories": memories, "others": loaded.group and loaded.group.others}
+    refusal = choices.why_not_deterministic(facts)
+    seconds = getattr(runner, "step_seconds", loaded.step_seconds)
     engine = Engine(
-        limits=choices.make_limits(settings, facts, getattr(runner, "step_seconds", loaded.step_seconds)),
+        limits=choices.make_limits(settings, facts, seconds, not_deterministic=refusal),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),

@@ -12,7 +12,7 @@ from nanoserve.domain.scheduling.limits import Limits, Policy, RequestClass
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.process import has_bfloat16, usable_cores
-from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.layer_spec import ExpertsSpec
 from nanoserve.ports.model_spec import ModelSpec, Recurrent, Uncached
@@ -286,13 +286,26 @@ def _read_class(
     )
 
 
+def why_not_deterministic(facts: EngineFacts) -> str:
+    """The reason why a request cannot be deterministic by itself; empty if it can."""
+    on_gpu = "on a GPU" if facts.device != "cpu" else ""
+    where = on_gpu or ("in several processes" if facts.tensor_parallel_size > 1 else "")
+    return where and f"{where} all requests are, or none is: start the engine with --deterministic"
+
+
 def make_limits(
-    settings: EngineSettings, sizes: EngineSizes, step_seconds: tuple[tuple[int, float], ...] = ()
+    settings: EngineSettings,
+    sizes: EngineSizes,
+    step_seconds: tuple[tuple[int, float], ...] = (),
+    *,
+    not_deterministic: str = "",
 ) -> Limits:
     """The scheduler's limits; raises `BadValueError` for settings that contradict each other."""
     return Limits(
         **sizes.sizes(),
         step_seconds=step_seconds if settings.speculate == "auto" else (),
+        deterministic=settings.deterministic,
+        not_deterministic=not_deterministic,
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

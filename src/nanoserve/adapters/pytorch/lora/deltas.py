@@ -56,10 +56,11 @@ class RowLoras:
 
     Attributes:
         rows: the slot of each row that has one.
+        invariant: as in `Deltas`, of the next step.
     """
 
-    def __init__(self, loras: HostLoras, *, invariant: bool) -> None:
-        self._loras, self._invariant = loras, invariant
+    def __init__(self, loras: HostLoras) -> None:
+        self._loras, self.invariant = loras, False
         self._slots: dict[int, LoraWeights] = {}
         self.rows: dict[int, int] = {}
 
@@ -80,4 +81,4 @@ class RowLoras:
         if not tokens:
             return None
         groups = [(torch.cat(each), self._slots[slot]) for slot, each in tokens.items()]
-        return Deltas(self._loras, groups, self._invariant)
+        return Deltas(self._loras, groups, self.invariant)

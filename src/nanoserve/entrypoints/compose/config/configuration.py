@@ -70,7 +70,11 @@ def _setting(declared: sampling.Parameter) -> Setting:
     )
 
 
-SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(map(_setting, PARAMETERS.values()))
+_OF_THE_ENGINE: Final = {each.name for each in attrs.fields(EngineSettings)}
+SAMPLING_SETTINGS: Final[tuple[Setting, ...]] = tuple(
+    _setting(each) for each in PARAMETERS.values() if each.name not in _OF_THE_ENGINE
+)
+"""All but those that an engine has as the default of every request: on the command line they are one."""
 
 
 def sampling_settings(door: sampling.Door) -> tuple[Setting, ...]:

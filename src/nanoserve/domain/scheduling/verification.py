@@ -1,0 +1,75 @@
+"""Deterministic sequences among others: decoded by ordinary steps, verified by invariant ones (`ports/step.py`).
+
+The idea is LLM-42's (arXiv 2601.17768). Invariant steps compute a token with the same bits in any company, but slowly where rows decode.
+So a deterministic sequence goes through three states, over and over, until it ends:
+
+1. It stands among those that prefill, and an invariant step computes what is known of it and not computed: its prompt, all of it after a
+   preemption, or its newest token and behind it what it has decoded meanwhile. That yields tokens, and these alone are its own.
+2. It waits until that step is home, since only then is it known how many there are.
+3. It decodes as others do, for at most `most_unverified` tokens. They stay on its row; here nobody looks at them.
+
+What an ordinary step wrote of its keys and values lies behind all that is computed invariantly, and is written anew by the next invariant
+step. Blocks are named as far as that goes. So whatever happens to the sequence, it goes on from bits that no other sequence had part in.
+
+Invariant and ordinary steps take turns while both have work. An invariant step takes those along that have decoded half of what they may:
+then all are verified at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nanoserve.domain.scheduling.rounds import Rounds
+from nanoserve.domain.scheduling.sequence_table import SequenceTable
+from nanoserve.domain.scheduling.steps import InFlightStep, Progress, Stopped
+from nanoserve.domain.sequence import Phase, Sequence
+from nanoserve.ports.step import StepResult
+
+
+class Verification:
+    """The deterministic sequences of a table.
+
+    Attributes:
+        newest: the newest invariant step that was planned.
+    """
+
+    def __init__(self, table: SequenceTable, rounds: Rounds) -> None:
+        self._table, self._rounds = table, rounds
+        self._home: list[Sequence] = []
+        self.newest = 0
+
+    def kinds(self) -> tuple[bool, ...]:
+        """The kinds of step to try next, in this order: whether it is an invariant one."""
+        table = self._table
+        first = table.next_in_line()
+        waits = first is not None and first.is_deterministic
+        if not waits and not any(each.is_deterministic for each in table.prefilling):
+            return (False,)
+        return (False, True) if table.step == self.newest else (True, False)
+
+    def companions(self, left: int) -> Iterator[Sequence]:
+        """Those that decode, and from now on no more, as they may be verified before they must; together they have fewer tokens than are `left`."""
+        decoding = self._table.decoding
+        for sequence in decoding.snapshot().sequences:
+            # Of those before it one may have needed its blocks.
+            if not sequence.is_deterministic or sequence not in decoding:
+                continue
+            count = decoding.num_planned(sequence) + 1 - len(sequence.token_ids)
+            if 2 * count > sequence.most_unverified and count < left:
+                left -= count + 1
+                decoding.leave(sequence, self._table.step)
+                self._table.verify(sequence)
+                yield sequence
+
+    def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
+        """As `InFlightStep.land`, of an invariant step and each row's first token; the rounds have the others."""
+        missed, self._table.is_settled = self._table.constraints.missed, False
+        self._home += [each for each, chunk in flight.chunks if chunk.samples and each not in missed]
+        return self._rounds.land(flight, result)
+
+    def go_on(self) -> None:
+        """Those that the last invariant step has given tokens decode on them."""
+        home, self._home = self._home, []
+        for sequence in home:
+            if sequence.phase is Phase.RUNNING:
+                self._table.go_on(sequence)
