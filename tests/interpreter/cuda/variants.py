@@ -139,7 +139,7 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
     recorder.variants.clear()
     recorder.step = "rehearsal"
     shape_and_score(spec, runner._launcher._space, sizes)
-    runner.rehearse()
+    runner.rehearsal.run()
     serve(runner, len(spec.cache_groups), recorder)
     met = recorder.variants.items()
     return [f"{kernel} in a step of {step}" for (kernel, _), step in met if step != "rehearsal"]

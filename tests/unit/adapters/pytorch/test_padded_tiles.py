@@ -13,7 +13,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.mixed_steps import CHUNKS, TOKENS
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention
-from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuFacts
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import AttentionSpec
 from tests.tiny_spec import TINY

@@ -120,11 +120,11 @@ class Batches:
         """A step gave each row of the batch so many tokens, or up to this many."""
         self._steps += width
 
-    def correct(self, rows: Iterable[int], surplus: Iterable[int], admissions: int) -> None:
-        """A step gave rows so many tokens less than its width; those that were admitted since then are others."""
-        for row, less in zip(rows, surplus, strict=True):
+    def correct(self, rows: Iterable[int], width: int, counts: Iterable[int], admissions: int) -> None:
+        """A step of this width gave rows so many tokens; those that were admitted since then are others."""
+        for row, count in zip(rows, counts, strict=True):
             if self._admitted_at[row] <= admissions:
-                self._lengths[row] -= less
+                self._lengths[row] -= width - count
         self._longest = max((self._lengths[row] for row in self._batch.rows), default=0)
 
     def _assemble(self, rows: tuple[int, ...]) -> Batch:

@@ -21,10 +21,10 @@ from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
-from nanoserve.adapters.pytorch.cuda.linear_ops import Invariant, Wide
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
+from nanoserve.adapters.pytorch.cuda.policies import Invariant, Wide
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
@@ -38,7 +38,7 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, available_memory, plan_memory
-from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuFacts
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
 from nanoserve.adapters.pytorch.offload import Offload
@@ -154,7 +154,7 @@ def build_runner(
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             bench = site.bench()
-            runner.rehearse()
+            runner.rehearsal.run()
             rehearse_checks(bench)
     if on_gpu:
         watch.lap("compiling")
@@ -329,6 +329,8 @@ class _Site:
         decoding = Decoding(launcher, rehearsal, arena, drawing, special, **how)
         scoring, pooling = PromptScoring(), RowPooling(launcher.logits, launcher.pooled_layers)
         reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}
+        updates = RowUpdates(arena, batches, sampler, **reads, kv=kv, loras=self.loras, records=records)
+        offload = Offload(kv, sizes.host_slots) if sizes.host_slots else None
         return self._runner_type()(
             launcher=launcher,
             arena=arena,
@@ -339,11 +341,13 @@ class _Site:
             decoding=decoding,
             drawing=drawing,
             special=special,
-            row_updates=RowUpdates(arena, batches, sampler, **reads, kv=kv),
+            row_updates=updates,
             mixed_steps=MixedSteps(
                 launcher, arena, space.logits, decoding, graphs, **reads, arrivals=drawing.arrivals
             ),
-            rehearsal=Rehearsal(rehearsal, arena, decoding, drawing, self.token_counts()),
+            rehearsal=Rehearsal(
+                rehearsal, arena, decoding, drawing, row_updates=updates, token_counts=self.token_counts()
+            ),
             recovery=Recovery(
                 arena,
                 batches,
@@ -352,7 +356,9 @@ class _Site:
                 frees=self.exchange is None,
                 retries=not kv.has_states,
             ),
-            offload=Offload(kv, sizes.host_slots) if sizes.host_slots else None,
+            offload=offload,
+            host=None if offload is None else offload.slots,
+            loras=None if self.loras is None else self.loras.host,
         )
 
     def _runner_type(self) -> Callable[..., CudaRunner]:

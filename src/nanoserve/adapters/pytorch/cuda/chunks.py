@@ -11,7 +11,7 @@ import attrs
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batch
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuMixer
 from nanoserve.ports.step import Chunk
 
 

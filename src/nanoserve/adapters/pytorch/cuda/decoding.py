@@ -20,9 +20,6 @@ from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs, StandIns
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
-from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
-from nanoserve.ports.grammar import Masks
-from nanoserve.ports.step import StepPlan
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; others are captured when they first occur."""
@@ -99,10 +96,6 @@ class Decoding:
             )
         return Key(bucket, self.splits(bucket, longest), not special, adapted, wide)
 
-    def draw_key(self, count: int, width: int = 0) -> Key:
-        """The key of the draw of a step of `count` rows, some of which have masks."""
-        return Key(bucket_of(count, self._most), DRAW_ALONE, samples=True, width=width)
-
     def splits(self, bucket: int, longest: int) -> int:
         """Splits of decode attention for rows of up to `longest` tokens, which is rounded up so that few answers do."""
         rounded = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, self._max_model_len)
@@ -121,17 +114,9 @@ class Decoding:
         self._graphs.replay(key)
         return "graph"
 
-    def draw_masked(
-        self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, *, masks: Masks, missing: set[int]
-    ) -> CudaTicket:
-        """Draw from the logits of a plan's forward pass: by a graph, if it is for all rows and as wide as was planned."""
-        rows, width = ticket.drawn_rows, max(ticket.width, 1)
-        if missing or plan.width > width:
-            return self.special.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)
-        self.special.blocks.send(masks, rows, width)
-        self.run(self.draw_key(len(rows), ticket.width))
-        self.special.finish()
-        return self._drawing.issue(ticket, masked=True)
+    def run_draw(self, count: int, width: int) -> None:
+        """Queue the draw with masks of a step of `count` rows that has left its logits."""
+        self.run(Key(bucket_of(count, self._most), DRAW_ALONE, samples=True, width=width))
 
     def _nearly(self, key: Key) -> Iterator[Key]:
         """Keys of plain steps that compute what this one's does: any number of splits is right, and places beyond the batch are padded."""

@@ -15,13 +15,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda import linear_ops as linear
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
+from nanoserve.adapters.pytorch.cuda.linear_ops import LinearOps
+from nanoserve.adapters.pytorch.cuda.policies import Wide, policy_for
 from nanoserve.adapters.pytorch.cuda.sums import Sums
-from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, Workspace
+from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.part import Part, Product
-from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer, GpuStep
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
 from nanoserve.kernels.draft_head.launch import enter_head, guess_tokens, keep_states
 from nanoserve.ports.model_spec import ModelSpec
@@ -33,7 +35,7 @@ class Tap:
     def __init__(self, out: Tensor, unit: float) -> None:
         self._out, self._unit = out, unit
 
-    def run(self, ops: linear.LinearOps, _: object, /) -> None:
+    def run(self, ops: LinearOps, _: object, /) -> None:
         """See `Part`."""
         stream = ops.complete(None)
         torch.mul(stream, self._unit, out=self._out[: len(stream)])
@@ -61,7 +63,7 @@ class GpuDraftHead:
         mixers: Mapping[int, GpuMixer],
         *,
         model: ModelSpec,
-        many: linear.Wide,
+        many: Wide,
     ) -> None:
         """`space` is that of the `model`, which this computes in as well; `many` multiplies many tokens."""
         self._head, self._arena, self._mixers, self._many = head, arena, mixers, many
@@ -95,7 +97,7 @@ class GpuDraftHead:
     def propose(self, *, batch_rows: Tensor, splits: int, width: int, pdl: bool) -> None:
         """Write `width` - 1 drafts behind the ends of `batch_rows` [B], a `Propose`."""
         del pdl
-        stream = linear.chosen_rows(self._kept, batch_rows, self._space.stream[: len(batch_rows)])
+        stream = torch.index_select(self._kept, 0, batch_rows, out=self._space.stream[: len(batch_rows)])
         ops, arena = self._ops(stream), self._arena
         step = self._step(ops, places=batch_rows, splits=splits, width=1)
         for ahead in range(width - 1):
@@ -137,23 +139,20 @@ class GpuDraftHead:
             places = arena.sampling_places[:num_chosen]
             keep_states(ops.complete(None), batch_rows=places, **where, counted=False)
 
-    def _ops(self, stream: Tensor) -> linear.LinearOps:
-        policy: linear.Policy = self._many
-        if not self._many.invariant and len(stream) <= MOST_SKINNY_ROWS:
-            policy = linear.Row() if len(stream) == 1 else linear.Skinny()
-        return linear.LinearOps(policy, Sums(), stream, self._space, pdl=False)
+    def _ops(self, stream: Tensor) -> LinearOps:
+        return LinearOps(policy_for(len(stream), self._many), Sums(), stream, self._space, pdl=False)
 
-    def _step(self, ops: linear.LinearOps, **how: Any) -> GpuStep:
+    def _step(self, ops: LinearOps, **how: Any) -> GpuStep:
         return GpuStep(mixers=self._mixers, outs=Views(self._space.inner, len(ops.stream)), **how)
 
-    def _join(self, tokens: int) -> linear.LinearOps:
+    def _join(self, tokens: int) -> LinearOps:
         """Begin with the taps of this many tokens, joined."""
         ops = self._ops(self._space.stream[:tokens])
         if tokens:
             ops.policy.multiply(ops, self.tapped[:tokens], self._head.join, ops.stream)
         return ops
 
-    def _compute(self, ops: linear.LinearOps, step: GpuStep) -> None:
+    def _compute(self, ops: LinearOps, step: GpuStep) -> None:
         """The layer, over hidden states in the stream, of chunks' tokens and then of places."""
         head, arena, stream = self._head, self._arena, ops.stream
         entering = Views(self._space.inner, len(stream))[head.attention.qkv.in_features]

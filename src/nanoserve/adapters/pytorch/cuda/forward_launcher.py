@@ -1,23 +1,27 @@
 """A step as a chain of kernels: one token for each place of a batch, or prompt chunks and decoding rows together.
 
-The model's own parts say what is computed; `linear_ops.py` and `mixers.py` say how.
+The model's own parts say what is computed, `linear_ops.py` and `mixers/gpu_step.py` how. Next: a model, `models/llama.py`, and its parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda import linear_ops as linear
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
 from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
+from nanoserve.adapters.pytorch.cuda.linear_ops import LinearOps
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
+from nanoserve.adapters.pytorch.cuda.policies import Invariant, Wide, policy_for
 from nanoserve.adapters.pytorch.cuda.sums import Sums
-from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, Views, Workspace
+from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
+from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.encoder import Encoder
@@ -57,7 +61,7 @@ class ForwardLauncher:
         self._encoder = model if isinstance(model, Encoder) else None
         self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self.mixers = arena, space, mixers
-        self._sums, self._many = sums or Sums(), linear.Invariant() if invariant else linear.Wide()
+        self._sums, self._many = sums or Sums(), Invariant() if invariant else Wide()
 
     def decode(
         self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False, width: int = 0
@@ -69,37 +73,15 @@ class ForwardLauncher:
         self._sums.begin()
         stream = self._space.stream[: len(places) * max(width, 1)]
         self._embed_newest(places, stream, pdl=pdl)
-        ops = self._decode_ops(stream, pdl=pdl, adapted=adapted)
-        how: dict[str, Any] = {"places": places, "splits": splits, "width": width, "pdl": pdl}
-        step = GpuStep(mixers=self.mixers.by_layer, outs=Views(self._space.inner, len(stream)), **how)
-        for parts in self._layers:
-            for part in parts:
-                part.run(ops, step)
+        step = self._step(stream, places=places, splits=splits, width=width, pdl=pdl)
+        pdl = pdl and not self._many.invariant
+        low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
+        policy = policy_for(len(stream), self._many)
+        ops = LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
+        self._run(self._layers, ops, step)
         if self.records is not None:
             self.records.keep_of(self._arena, self._arena.places[:0], places)
         return self._capped(ops.logits(self._norm, self._head))
-
-    def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
-        tokens, lengths, weight = self._arena.tokens, self._arena.lengths, self._embedding.weight
-        scale = self._embedding.scale
-        how: dict[str, Any] = {"newest": True, "width": len(stream) // len(places), "pdl": pdl}
-        embed_tokens(tokens, places, lengths, weight, stream, scale=scale, **how)
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""
-        cap = self._logit_cap
-        if self._logit_divisor != 1.0:
-            logits.div_(self._logit_divisor)
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    def _decode_ops(self, stream: Tensor, *, pdl: bool, adapted: bool) -> linear.LinearOps:
-        policy: linear.Row | linear.Skinny | linear.Wide = self._many
-        if self._many.invariant:
-            pdl = False
-        elif len(stream) <= MOST_SKINNY_ROWS:
-            policy = linear.Row() if len(stream) == 1 else linear.Skinny()
-        low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
-        return linear.LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
 
     def mixed(
         self,
@@ -126,49 +108,59 @@ class ForwardLauncher:
         if self._encoder is not None:
             self._encoder.add_positions(stream, arena.sections["added_rows"], self._space.normed)
         low_rank = self.loras.of_chunks() if self.loras and lora_units else None
-        ops = linear.LinearOps(self._many, self._sums, stream, self._space, pdl=False, low_rank=low_rank)
-        step = last = GpuStep(
-            mixers=self.mixers.by_layer,
-            outs=Views(self._space.inner, len(stream)),
-            places=places,
-            splits=splits,
-            num_tokens=num_tokens,
-            plans=chunks.plans,
-            width=int(arena.sizes.max_width > 1),
-        )
+        ops = LinearOps(self._many, self._sums, stream, self._space, pdl=False, low_rank=low_rank)
+        width = int(arena.sizes.max_width > 1)
+        of_chunks: dict[str, Any] = {"num_tokens": num_tokens, "plans": chunks.plans}
+        step = self._step(stream, places=places, splits=splits, width=width, **of_chunks)
+        self._run(self._layers[:-1], ops, step)
         is_narrow = num_chosen is not None and not (self.head and self.head.taps_last)
         if num_chosen is not None and is_narrow:
-            last = attrs.evolve(step, chosen=arena.chosen_tiles[: num_chosen - num_decoding])
-        for number, parts in enumerate(self._layers, start=1):
-            if number == len(self._layers):
-                step = last
-                if is_narrow:
-                    ops.narrow(arena.logits_indices[:num_chosen])
-            for part in parts:
-                part.run(ops, step)
+            ops.narrow(arena.logits_indices[:num_chosen])
+            step = attrs.evolve(step, chosen=arena.chosen_tiles[: num_chosen - num_decoding])
+        self._run(self._layers[-1:], ops, step)
         if self.records is not None:
             self.records.keep_of(arena, rows, places)
         hidden = ops.complete(self._norm)
         return hidden if num_chosen is None or is_narrow else self.choose(hidden, num_chosen)
 
+    def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
+        tokens, lengths, weight = self._arena.tokens, self._arena.lengths, self._embedding.weight
+        how: dict[str, Any] = {"newest": True, "width": len(stream) // len(places), "pdl": pdl}
+        embed_tokens(tokens, places, lengths, weight, stream, scale=self._embedding.scale, **how)
+
+    def _step(self, stream: Tensor, **how: Any) -> GpuStep:
+        return GpuStep(mixers=self.mixers.by_layer, outs=Views(self._space.inner, len(stream)), **how)
+
+    @staticmethod
+    def _run(layers: Iterable[tuple[Part, ...]], ops: LinearOps, step: GpuStep) -> None:
+        for parts in layers:
+            for part in parts:
+                part.run(ops, step)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        self._compare(hidden, out)
-        return self._capped(out).float()
+        return self._compared(hidden, out).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
-        return linear.chosen_rows(hidden, self._arena.logits_indices[:count], self._space.chosen[:count])
+        indices, out = self._arena.logits_indices[:count], self._space.chosen[:count]
+        return torch.index_select(hidden, 0, indices, out=out)
 
     def chosen_logits(self, chosen: Tensor) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
-        logits = self._space.logits[: len(chosen)]
-        self._compare(chosen, logits)
-        return self._capped(logits)
+        return self._compared(chosen, self._space.logits[: len(chosen)])
 
-    def _compare(self, hidden: Tensor, out: Tensor) -> None:
-        """The head's product [S, vocab] in `out`."""
+    def _compared(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """Logits [S, vocab] in `out`."""
         head = self._head
         self._many.products.multiply(self._space, hidden, head, self._sums.columns(out, head.out_features))
         self._sums.gather(out)
+        return self._capped(out)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""
+        cap = self._logit_cap
+        if self._logit_divisor != 1.0:
+            logits.div_(self._logit_divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

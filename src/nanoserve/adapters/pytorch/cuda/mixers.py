@@ -10,8 +10,7 @@ from nanoserve.adapters.pytorch.cuda.batches import buckets, widths_of
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.mixers import KINDS
-from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuMixer, Padded
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, GpuMixer, Padded
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Mixer, Rotation
 from nanoserve.ports.model_spec import ModelSpec

@@ -15,6 +15,7 @@ from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, TYPICAL_LENGTH, Decoding, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.ports.step import Chunk
 
 TIMED = 10
@@ -33,14 +34,18 @@ class Rehearsal:
         arena: Arena,
         decoding: Decoding,
         drawing: Drawing,
+        *,
+        row_updates: RowUpdates,
         token_counts: Sequence[int],
     ) -> None:
         self._launcher, self._arena = launcher, arena
         self._decoding, self._drawing, self._token_counts = decoding, drawing, token_counts
-        self._most = arena.sizes.max_num_seqs
+        self._most, self._row_updates = arena.sizes.max_num_seqs, row_updates
 
+    @torch.inference_mode()
     def run(self) -> None:
         """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes. Of an encoder nothing decodes."""
+        self._row_updates.copy_sinks()
         if self._launcher.encoder is not None:
             self._chunks()
             return
@@ -53,15 +58,18 @@ class Rehearsal:
         self._chunks()
         self._beside_a_chunk()
 
-    def capture_first(self) -> None:
-        """Capture the first graphs. The largest comes first: later ones fit into the memory that it took."""
+    def capture_first(self) -> tuple[tuple[int, float], ...]:
+        """Capture the first graphs; returns seconds of steps where rows have drafts. The largest comes first: later ones fit into the memory that it took."""
+        if self._launcher.encoder is not None:
+            return ()
         ways = (False,) if self._launcher.loras is None else (False, True)
         for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
             for adapted, width in itertools.product(ways, {1, self._arena.sizes.max_width}):
                 how: dict[str, Any] = {"special": False, "adapted": adapted, "width": width}
                 self._decoding.capture(self._decoding.key(bucket, TYPICAL_LENGTH, **how))
+        return self._step_seconds() if self._arena.sizes.max_width > 1 else ()
 
-    def step_seconds(self) -> tuple[tuple[int, float], ...]:
+    def _step_seconds(self) -> tuple[tuple[int, float], ...]:
         """Seconds of steps over padded places, by their number of tokens; empty on a CPU, where kernels are interpreted.
 
         Rows are short: to read long ones takes as long in a wide step as in a narrow one. Graphs must have been captured.

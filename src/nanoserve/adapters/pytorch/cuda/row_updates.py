@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from nanoserve.adapters.pytorch.cuda.arena import GIVEN, NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
+from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
+from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
 from nanoserve.kernels.copies.launch import copy_pages_into
-from nanoserve.ports.step import AdmittedRow, BlockCopy, StepPlan, TableUpdate
+from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, BlockCopy, StepPlan, TableUpdate
 
 
 class RowUpdates:
@@ -29,16 +31,18 @@ class RowUpdates:
         scoring: PromptScoring,
         pooling: RowPooling,
         kv: KVStore,
+        loras: DeviceLoras | None,
+        records: ExpertRecords | None,
     ) -> None:
-        self._arena = arena
-        self._batches = batches
-        self._sampler = sampler
-        self._scoring = scoring
-        self._pooling = pooling
-        self._kv = kv
+        self._arena, self._batches, self._sampler = arena, batches, sampler
+        self._scoring, self._pooling = scoring, pooling
+        self._kv, self._loras, self._records = kv, loras, records
 
     def apply(self, plan: StepPlan) -> None:
         """Release, admit, update tables, copy pages; the arena's next flush sends the writes."""
+        if self._loras is not None:
+            self._loras.await_slots()
+            self._loras.apply(plan)
         for row in plan.released:
             self._scoring.release(row)
             if self._pooling.asked:
@@ -51,6 +55,10 @@ class RowUpdates:
         self._update_tables(plan.table_updates)
         if plan.copies:
             self.copy(plan.copies)
+        if plan.masked and plan.width > 1 and not plan.chunks:
+            self._give_drafts(plan)
+        if self._records is not None:
+            self._records.apply(plan)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Queue copies of pages before whatever the step launches; they are no part of a graph."""
@@ -64,7 +72,11 @@ class RowUpdates:
             for pool in self._kv.pools[group]:
                 copy_pages_into(pool, self._arena.copies[group, : len(numbers) // 2])
 
-    def give_drafts(self, plan: StepPlan) -> None:
+    def copy_sinks(self) -> None:
+        """Copy each group's sink upon itself, which changes nothing."""
+        self.copy([BlockCopy(group, SINK_BLOCK, SINK_BLOCK) for group in range(len(self._kv.pools))])
+
+    def _give_drafts(self, plan: StepPlan) -> None:
         """Write those of masked rows behind their ends; no step is in flight."""
         given = {each.row: each.token_ids for each in plan.drafts}
         for row in plan.masked:

@@ -45,7 +45,7 @@ from nanoserve.adapters.pytorch.offload import HostSlots, Offload
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.grammar import MaskBlock, Masks
-from nanoserve.ports.step import SINK_BLOCK, BlockCopy, StepPlan, StepResult
+from nanoserve.ports.step import StepPlan, StepResult
 
 
 @attrs.define(eq=False, kw_only=True, slots=False)
@@ -53,13 +53,17 @@ class CudaRunner:
     """Fulfils `ModelRunner` and `LateDrawing`; one process, one GPU.
 
     Attributes:
-        kv: the KV cache of every layer.
+        kv: the KV cache of every layer; `host`, slots of host memory beside it, and `loras`, adapters that plans may load, or None.
+        rehearsal: launches whatever serving can meet.
         start_phases: seconds that each part of getting ready took, by name.
         step_seconds: tokens of steps and what these take, where rows have drafts.
         graph_steps: steps by how they were launched, as a captured graph or kernel by kernel (eager).
     """
 
     kv: KVStore
+    host: HostSlots | None
+    loras: HostLoras | None
+    rehearsal: Rehearsal
     _launcher: ForwardLauncher
     _arena: Arena
     _logits: Tensor
@@ -70,7 +74,6 @@ class CudaRunner:
     _special: SpecialDraws
     _decoding: Decoding
     _mixed_steps: MixedSteps
-    _rehearsal: Rehearsal
     _recovery: Recovery
     _offload: Offload | None
     _compiles: CompileCounter = attrs.field(factory=CompileCounter)
@@ -78,38 +81,16 @@ class CudaRunner:
     step_seconds: tuple[tuple[int, float], ...] = ()
     graph_steps: dict[str, int] = attrs.field(factory=lambda: {"graph": 0, "eager": 0})
 
-    @property
-    def host(self) -> HostSlots | None:
-        """Slots of host memory; None where the sizes want none."""
-        return None if self._offload is None else self._offload.slots
-
-    @property
-    def loras(self) -> HostLoras | None:
-        """Adapters that plans may load; None where there are no slots for them."""
-        return None if self._launcher.loras is None else self._launcher.loras.host
-
     def counts(self) -> RunnerCounts:
         """Waits in `collect`, kernels prepared after `start_serving` (each kept a whole batch waiting), launches."""
         return RunnerCounts(self._drawing.arrivals.waited_seconds, self._compiles.late, self.graph_steps)
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
-        """Launch every kernel that serving can use, without effect on any row."""
-        self._row_updates.copy(
-            [BlockCopy(group, SINK_BLOCK, SINK_BLOCK) for group in range(len(self.kv.pools))]
-        )
-        self._rehearsal.run()
-
-    @torch.inference_mode()
     def prepare(self) -> None:
         """Rehearse, then capture the first graphs."""
-        self.rehearse()
+        self.rehearsal.run()
         self._recovery.recover()
-        if self._launcher.encoder is not None:
-            return
-        self._rehearsal.capture_first()
-        if self._arena.sizes.max_width > 1:
-            self.step_seconds = self._rehearsal.step_seconds()
+        self.step_seconds = self.rehearsal.capture_first()
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
         """All kernels that serving uses are ready; later compiles count as late."""
@@ -126,8 +107,6 @@ class CudaRunner:
         with self._recovery.watched():
             if self._offload is not None:
                 self._offload.start(plan)
-            if self._launcher.loras is not None:
-                self._launcher.loras.await_slots()
             ticket = self._recovery.attempt(plan, self._attempt)
         ticket.admissions = self._batches.admissions
         return ticket
@@ -148,33 +127,25 @@ class CudaRunner:
         """Wait for a step's tokens."""
         result, drawn = ticket.result(self._drawing.arrivals), ticket.late or ticket
         if drawn.width:
-            surplus = [drawn.width - count for count in result.counts]
-            self._batches.correct(drawn.rows, surplus, ticket.admissions)
+            self._batches.correct(drawn.rows, drawn.width, result.counts, ticket.admissions)
         if self._offload is None:
             return result
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:
-        if self._launcher.loras is not None:
-            self._launcher.loras.apply(plan)
         self._row_updates.apply(plan)
-        records = self._launcher.records
-        if records is not None:
-            records.apply(plan)
-        if plan.num_tokens:
-            ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
-            if records is not None and records.is_asked:
-                newest = self._batches.newest() if plan.decoding else []
-                ticket.routed = records.report_step(plan.chunks, newest, self._drawing.arrivals.fetch)
-            return ticket
-        self._arena.flush()
-        return CudaTicket(step=plan.step, is_empty=True)
+        if not plan.num_tokens:
+            self._arena.flush()
+            return CudaTicket(step=plan.step, is_empty=True)
+        ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
+        if (records := self._launcher.records) is not None and records.is_asked:
+            newest = self._batches.newest() if plan.decoding else []
+            ticket.routed = records.report_step(plan.chunks, newest, self._drawing.arrivals.fetch)
+        return ticket
 
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         loras, special = self._launcher.loras, self._sampler.special(batch.places)
-        if plan.masked and plan.width > 1:
-            self._row_updates.give_drafts(plan)
         key = self._decoding.key(
             len(batch.places),
             longest,
@@ -191,7 +162,8 @@ class CudaRunner:
         if special:
             return self._sample(plan, ticket, logits, self._arena.places)
         if plan.masked:
-            draw = functools.partial(self._decoding.draw_masked, plan, ticket, logits)
+            run = self._decoding.run_draw
+            draw = functools.partial(self._special.draw_behind, plan, ticket, logits, run)
             return self._special.hold(plan, draw)
         return self._drawing.issue(ticket)
 

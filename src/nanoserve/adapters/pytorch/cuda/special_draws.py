@@ -62,6 +62,25 @@ class SpecialDraws:
         self.blocks.exclude(logits)
         self._drawing.draw(logits, places, width=width, pdl=pdl)
 
+    def draw_behind(
+        self,
+        plan: StepPlan,
+        ticket: CudaTicket,
+        logits: Tensor,
+        run: Callable[[int, int], None],
+        *,
+        masks: Masks,
+        missing: set[int],
+    ) -> CudaTicket:
+        """Draw what a plan's forward pass has left: by `run`, which may replay a graph, if it is for all rows and as wide as was planned."""
+        rows, width = ticket.drawn_rows, max(ticket.width, 1)
+        if missing or plan.width > width:
+            return self.sample(ticket, logits, self._arena.places, masks=masks, missing=missing)
+        self.blocks.send(masks, rows, width)
+        run(len(rows), ticket.width)
+        self.finish()
+        return self._drawing.issue(ticket, masked=True)
+
     def lend_block(self) -> PinnedBlock:
         """Memory for a step's masks; waits for the draw with those before, which ranks that follow another one do not collect."""
         if self._drawing.masked_slot is not None:

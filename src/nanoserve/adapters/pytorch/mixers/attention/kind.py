@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import paged_attention as kernels

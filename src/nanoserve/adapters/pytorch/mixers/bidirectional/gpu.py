@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.bidirectional.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAttention
-from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena, write_tiles
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Padded, StepArena, write_tiles
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention import tuning

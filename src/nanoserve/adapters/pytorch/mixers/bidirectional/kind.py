@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAttention
-from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels.rope_and_cache import apply_rotation

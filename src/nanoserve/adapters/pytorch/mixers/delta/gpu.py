@@ -9,8 +9,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet, heads_of
-from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Padded, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.delta_rule import launch
 from nanoserve.kernels.delta_rule.tuning import TILE

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.part import DeltaNet
-from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels.delta_rule import delta_rule, invariant_delta_rule

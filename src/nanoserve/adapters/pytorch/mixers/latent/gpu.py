@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.mixers.gpu_facts import GpuFacts
-from nanoserve.adapters.pytorch.mixers.gpu_step import ChunkSpan, GpuStep, Padded, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Padded, StepArena
+from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.mixers.latent.checks import CHECKS
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import Pages

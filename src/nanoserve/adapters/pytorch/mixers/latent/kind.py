@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.mixers.gpu_step import GpuMixer
+from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs

@@ -1,0 +1,176 @@
+"""The policies of `LinearOps`: the fusion of products with norms, gates and additions, by the number of rows (`docs/performance.md` has the crossovers).
+
+`Row` has the norm before a product, its gate, and the addition to the residual stream in the product's own kernel, on the CUDA cores. `Skinny`
+multiplies on the tensor cores, and leaves partial sums that the next norm adds up, so that no kernel exists for the addition alone. `Wide` has small
+kernels between the products of `many_rows`, and `Invariant` has products of one fixed order of summation there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy
+from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, Ungated, VendorProducts
+from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending
+from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
+from nanoserve.adapters.pytorch.layers.mixture import Mixture
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
+from nanoserve.kernels.experts.reference import Chosen
+from nanoserve.kernels.linear.launch import (
+    invariant_linear,
+    row_linear,
+    skinny_linear,
+    slice_count,
+    split_linear,
+)
+from nanoserve.kernels.pointwise.launch import gated_activation_into
+
+LEAST_SPLIT_ROWS: Final = 17
+"""From so many on a product by itself does not cut K into slices, and would leave most of the device idle."""
+
+
+class Row:
+    """One token: every product reads its weight once and does all around it in the same kernel, but for norms of what it adds."""
+
+    norms = True
+
+    def multiply(
+        self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, norm: Norm = None, *, gate: Gate = None
+    ) -> None:
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        more: dict[str, Any] = {"bias": linear.bias, "norm_weight": weight, "eps": eps, "gate": gate}
+        row_linear(x, linear.matrix, out, **more, delta=ops.shrink(x, linear, norm), pdl=ops.pdl)
+
+    def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
+        out, residual = ops.sums.part(1), None
+        if out is None and norm is None:
+            out = residual = ops.stream
+        elif out is None:
+            out = ops.slices(1)[0]
+        delta = ops.shrink(inner, linear)
+        row_linear(inner, linear.matrix, out, bias=linear.bias, residual=residual, delta=delta, pdl=ops.pdl)
+        if residual is None:
+            ops.pending = Pending(out[None], norm=norm)
+
+    def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
+        space = ops.space.mixing
+        logits, chosen = space.views(1, mixture)
+        ops.multiply(norm, mixture.router, logits[0])
+        _choose(logits, mixture, chosen, pdl=ops.pdl)
+        out = ops.stream
+        if (part := ops.sums.part(1)) is not None:
+            out = part.zero_()
+            ops.pending = Pending(part[None])
+        feed_rows(
+            *(ops.stream, mixture.experts, chosen, out),
+            workspace=space.feeds,
+            norm_weight=norm.weight,
+            eps=norm.eps,
+            pdl=ops.pdl,
+        )
+
+
+class Skinny:
+    """A few tokens: additions to the stream are left as partial sums."""
+
+    norms = False
+
+    def multiply(
+        self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
+    ) -> None:
+        how: dict[str, Any] = {"bias": linear.bias, "gate": gate, "delta": ops.shrink(x, linear)}
+        how["pdl"] = ops.pdl
+        if len(x) == 1:
+            row_linear(x, linear.matrix, out, **how)
+        else:
+            skinny_linear(x, linear.matrix, out, workspace=ops.space.linear, **how)
+
+    def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
+        rows = len(inner)
+        if rows < LEAST_SPLIT_ROWS and (part := ops.sums.part(rows)) is not None:
+            self.multiply(ops, inner, linear, part)
+            ops.pending = Pending(part[None], norm=norm)
+            return
+        slices = ops.slices(slice_count(rows, linear.matrix))
+        split_linear(inner, linear.matrix, slices, delta=ops.shrink(inner, linear), pdl=ops.pdl)
+        ops.leave(slices, linear.bias, norm)
+
+    def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
+        rows, router, space = len(ops.stream), mixture.router, ops.space.mixing
+        normed = ops.complete(norm)
+        logits, chosen = space.views(rows, mixture, slice_count(rows, router.matrix))
+        split_linear(normed, router.matrix, logits, pdl=ops.pdl)
+        _choose(logits, mixture, chosen, router.bias, pdl=ops.pdl)
+        slices = ops.slices(mixture.routing.slots)
+        feed_lists(normed, mixture.experts, chosen, slices, workspace=space.feeds, pdl=ops.pdl)
+        ops.leave(slices, chosen=chosen.experts)
+
+
+class Wide:
+    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream, or after experts the next norm."""
+
+    norms = False
+    invariant = False
+    products = VendorProducts()
+
+    def multiply(
+        self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
+    ) -> None:
+        entered = out if gate is None else ops.entered[linear.out_features]
+        self.products.multiply(ops.space, x, linear, entered)
+        ops.adapt(x, linear, entered)
+        ops.ungated = None if gate is None else Ungated(entered, gate)
+
+    def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
+        part, ungated, ops.ungated = ops.sums.part(len(inner)), ops.ungated, None
+        if ungated is not None and ops.low_rank is not None:  # which reads what is gated
+            gated_activation_into(ungated.projections, inner, activation=ungated.activation, pdl=ops.pdl)
+            ungated = None
+        if part is None and norm is None:
+            self.products.multiply(ops.space, inner, linear, ops.stream, ungated=ungated, add=True)
+            ops.adapt(inner, linear, ops.stream)
+            return
+        out = ops.normed if part is None else part
+        self.products.multiply(ops.space, inner, linear, out, ungated=ungated)
+        ops.adapt(inner, linear, out)
+        ops.pending = Pending(out[None], norm=norm)
+        if part is None:  # before the next norm is written where it lies
+            ops.complete(None)
+
+    def add_experts(self, ops: LinearOps, norm: RMSNorm, mixture: Mixture) -> None:
+        (rows, hidden), router, space = ops.stream.shape, mixture.router, ops.space.mixing
+        normed, slots = ops.complete(norm), mixture.routing.slots
+        logits, chosen = space.views(rows, mixture)
+        invariant_linear(normed, router.weight, logits[0], bias=router.bias)
+        _choose(logits, mixture, chosen, pdl=ops.pdl)
+        slices = space.partials[: slots * rows * hidden].view(slots, rows, hidden)
+        feed_lists(
+            *(normed, mixture.experts, chosen, slices),
+            workspace=space.feeds,
+            invariant=self.invariant,
+            pdl=ops.pdl,
+        )
+        ops.leave(slices, chosen=chosen.experts)
+
+
+class Invariant(Wide):
+    """Many tokens, with the same bits for a token alone and in any batch."""
+
+    invariant = True
+    products = InvariantProducts()
+
+
+def policy_for(rows: int, many: Wide) -> Policy:
+    """The policy of a step that decodes so many rows; `many` is that of more rows, and of all where results may not depend on their number."""
+    if many.invariant or rows > MOST_SKINNY_ROWS:
+        return many
+    return Row() if rows == 1 else Skinny()
+
+
+def _choose(logits: Tensor, mixture: Mixture, out: Chosen, bias: Tensor | None = None, *, pdl: bool) -> None:
+    more = {"bias": bias, "correction": mixture.correction, "counts": mixture.counts}
+    choose_experts(logits, mixture.routing, out, **more, pdl=pdl)
