@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.adapters.huggingface.draft_head import read_draft
+from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.ports.driven import Drafter
@@ -21,7 +23,7 @@ from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
 from tests.fakes.scripted_drafter import ScriptedDrafter
 from tests.poisoned import PoisonedEngine, same
 from tests.served import Answer
-from tests.unit.adapters.pytorch.tiny_models import CASES, TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import CASES, CPU, TinyModel, make_prompt, make_tiny_model
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "mistral", "qwen3_moe", "deepseek_v3")
 """Dense, windows beside full attention, windows with sinks and experts, windows alone, experts, latents."""
@@ -176,6 +178,40 @@ def test_answers_with_grammars_are_those_without_drafts(
 
 
 END = frozenset({1})
+
+
+@pytest.mark.parametrize("tiny", ["llama", "mistral", "deepseek_v3"], indirect=True)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_changes_nothing(
+    tiny: TinyModel, prompts: list[list[int]], without: list[Answer], tmp_path: Path, depth: int
+) -> None:
+    other = make_tiny_model(tmp_path, "llama", **CASES["llama"])
+    for small in (tiny, other):
+        spec = attrs.evolve(tiny.spec, draft=read_draft(str(small.folder), tiny.spec))
+        drafted = build_model(
+            spec, str(tiny.folder), dtype=torch.float32, device=CPU, draft=str(small.folder)
+        )
+        alone = PoisonedEngine(drafted, block_size=4, max_width=4, depth=depth)
+        for number in (0, 1, 2):
+            (answer,) = alone.answers(prompts[number:][:1], PARAMS[number:][:1], first_seed=number)
+            same(answer, without[number])
+            (answer,) = alone.answers(prompts[number:][:1], PARAMS[number:][:1], first_seed=number)
+            same(answer, without[number])
+        counters = alone.engine.scheduler.counters
+        assert small is other or counters.accepted_tokens == counters.draft_tokens > 100
+        crowd = PoisonedEngine(
+            drafted,
+            block_size=4,
+            num_blocks=20,
+            max_width=4,
+            depth=depth,
+            max_num_seqs=5,
+            max_num_batched_tokens=41,
+        )
+        for _ in range(2):  # their prefixes are found then
+            for one, wanted in zip(crowd.answers(prompts, PARAMS), without, strict=True):
+                same(one, wanted)
+        assert crowd.engine.state(count_leaks=True).leaked_blocks == 0
 
 
 def tardy(vocab: int, ends: frozenset[int], texts: Sequence[str]) -> TardyGrammars:

@@ -237,7 +237,7 @@ class ModelSpec:
         eos_token_ids: the ids that end a sequence.
         pooled_layers: what pooled vectors pass through, in order; all tokens' states where each is classified.
         encoder: of an encoder.
-        draft: a head that drafts for the model.
+        draft: a head that drafts for the model, or a whole model that does.
     """
 
     architecture: str
@@ -259,7 +259,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     pooled_layers: tuple[PooledLayer, ...] = ()
     encoder: EncoderSpec | None = None
-    draft: DraftSpec | None = None
+    draft: DraftSpec | ModelSpec | None = None
 
     @property
     def usual_length(self) -> int:
@@ -269,7 +269,9 @@ class ModelSpec:
 
     def for_length(self, max_model_len: int) -> ModelSpec:
         """The model as it is computed where sequences may have so many tokens."""
-        return attrs.evolve(self, layers=tuple(_for_length(layer, max_model_len) for layer in self.layers))
+        draft = self.draft.for_length(max_model_len) if isinstance(self.draft, ModelSpec) else self.draft
+        layers = tuple(_for_length(layer, max_model_len) for layer in self.layers)
+        return attrs.evolve(self, layers=layers, draft=draft)
 
     def keeping(self, kept: Literal["fp8"]) -> ModelSpec:
         """The model with keys and values kept so in all layers that read every earlier token; windows, latents and states stay."""
@@ -296,8 +298,14 @@ class ModelSpec:
 
     @property
     def keeping_layers(self) -> tuple[LayerSpec, ...]:
-        """The layers, and behind them the head's."""
-        return self.layers if self.draft is None else (*self.layers, self.draft.layer)
+        """The layers, and behind them those of what drafts."""
+        match self.draft:
+            case None:
+                return self.layers
+            case DraftSpec():
+                return (*self.layers, self.draft.layer)
+            case ModelSpec():
+                return (*self.layers, *self.draft.layers)
 
     @functools.cached_property
     def cache_groups(self) -> tuple[CacheGroup, ...]:

@@ -1,4 +1,4 @@
-"""Reads the config.json of an EAGLE-3 head, as its authors write it or as speculators does, into a `DraftSpec`."""
+"""Reads what drafts for a model: an EAGLE-3 head, as its authors write it or as speculators does, or a smaller model of the same vocabulary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nanoserve.adapters.huggingface.architectures import ARCHITECTURES
 from nanoserve.adapters.huggingface.json_files import read_json_object
-from nanoserve.adapters.huggingface.spec import spec_of
+from nanoserve.adapters.huggingface.spec import read_spec, spec_of
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.model_spec import DraftSpec, Full, ModelSpec
+from nanoserve.ports.model_spec import DraftSpec, Full, ModelSpec, Recurrent
 
 TAPS: Final = "eagle_aux_hidden_state_layer_ids"
 MOST_TAPS: Final = 16
@@ -18,22 +19,30 @@ _PLAIN: Final = "LlamaForCausalLMEagle3"
 _SPECULATORS: Final = ("Eagle3Speculator", "Eagle3DraftModel")
 
 
-def read_draft(folder: str, target: ModelSpec) -> DraftSpec:
-    """The shape of the head in a folder, for a model. Raises `ModelLoadError`, which names the file, where it is another model's or no such head."""
+def read_draft(folder: str, target: ModelSpec, model: str | None = None) -> DraftSpec | ModelSpec:
+    """The shape of the head or of the small model in a folder, for the target in the folder `model`.
+
+    Raises `ModelLoadError`, which names the file, where it is another model's or cannot draft.
+    """
     path = pathlib.Path(folder) / "config.json"
     raw = read_json_object(path)
+    small = read_spec(folder) if any(each.name == _name(raw) for each in ARCHITECTURES) else None
     try:
+        if small is not None:
+            _check_model(small, target)
+            if model is not None:
+                _check_tokens(pathlib.Path(folder), pathlib.Path(model))
+            return small
         return _draft(raw, target)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
 
 
 def _draft(raw: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
-    names = raw.get("architectures")
-    name = names[0] if isinstance(names, list) and names else names
+    name = _name(raw)
     if name != _PLAIN and name not in _SPECULATORS and raw.get("speculators_model_type") != "eagle3":
         raise ModelLoadError(
-            f"architectures {name!r} is not a head that can draft; known is EAGLE-3, as {_PLAIN} or a folder of speculators"
+            f"architectures {name!r} is not a head that can draft; known are EAGLE-3, as {_PLAIN} or a folder of speculators, and smaller models"
         )
     inner = raw if name == _PLAIN else raw.get("transformer_layer_config")
     if not isinstance(inner, dict):
@@ -74,3 +83,40 @@ def _draft(raw: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
         taps=tuple(sorted(taps)),
         adds_normed=settings.get("norm_before_residual") is True,
     )
+
+
+def _name(raw: Mapping[str, Any]) -> Any:
+    names = raw.get("architectures")
+    return names[0] if isinstance(names, list) and names else names
+
+
+def _check_model(small: ModelSpec, target: ModelSpec) -> None:
+    if small.vocab_size != target.vocab_size:
+        raise ModelLoadError(
+            f"has {small.vocab_size} tokens in the vocabulary, and the model has {target.vocab_size}: a draft model must share them"
+        )
+    kinds = [group.kind for each in (small, target) for group in each.cache_groups]
+    if small.encoder is not None or any(isinstance(kind, Recurrent) for kind in kinds):
+        raise ModelLoadError(
+            f"{small.architecture} cannot draft for {target.architecture}: both must write text, without recurrent states"
+        )
+
+
+def _check_tokens(folder: pathlib.Path, model: pathlib.Path) -> None:
+    """Raise where both have a tokenizer.json, and a token has another id in the other one."""
+    own, other = folder / "tokenizer.json", model / "tokenizer.json"
+    if not own.exists() or not other.exists() or own.read_bytes() == other.read_bytes():
+        return
+    ids, others = (_tokens(read_json_object(each)) for each in (own, other))
+    if ids != others:
+        raise ModelLoadError(
+            f"has another tokenizer than {model}: a draft model must share the model's tokens"
+        )
+
+
+def _tokens(description: Mapping[str, Any]) -> tuple[Any, dict[Any, Any]]:
+    model, added = description.get("model"), description.get("added_tokens")
+    each = [one for one in added or () if isinstance(one, dict)] if isinstance(added, list) else []
+    return model.get("vocab") if isinstance(model, dict) else None, {
+        one.get("id"): one.get("content") for one in each
+    }

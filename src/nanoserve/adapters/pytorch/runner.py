@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.eagle import EagleDrafts
+from nanoserve.adapters.pytorch.draft_model import make_drafts
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.deltas import RowLoras
 from nanoserve.adapters.pytorch.lora.store import HostLoras
@@ -101,7 +101,7 @@ class TorchRunner:
         self._logprobs: dict[int, tuple[int, DeviceSettings]] = {}
         self._processed_logprobs = sizes.processed_logprobs
         self._drafter = drafter
-        self._eagle = None if model.draft_head is None else EagleDrafts(model, self._rows, self.kv)
+        self._head = make_drafts(model, self._rows, self.kv, self._sampler)
         self.loras = HostLoras.for_sizes(model, sizes)
         self._row_loras: RowLoras | None = None
         if self.loras is not None:
@@ -168,18 +168,18 @@ class TorchRunner:
         self, inputs: StepInputs, spans: Sequence[Span], low_rank: Any, ticket: TorchTicket
     ) -> Tensor:
         """Hidden states of a step's tokens; the head's inputs wait in the ticket for the draw."""
-        eagle = self._eagle
-        hidden: Tensor = self._model(inputs, self.kv, eagle and eagle.observe, low_rank=low_rank)
-        if eagle is not None:
-            ticket.unlearnt = spans, eagle.take_tapped()
+        head = self._head
+        hidden: Tensor = self._model(inputs, self.kv, head and head.observe, low_rank=low_rank)
+        if head is not None:
+            ticket.unlearnt = spans, head.take_tapped()
         if self._records is not None:
             slots = inputs.groups[self._records.group].slot_mapping
             ticket.routed = self._records.keep(slots).report(spans, Here)
         return hidden
 
     def _learn(self, ticket: TorchTicket) -> None:
-        if self._eagle is not None and ticket.unlearnt is not None:
-            self._eagle.learn(*ticket.unlearnt)
+        if self._head is not None and ticket.unlearnt is not None:
+            self._head.learn(*ticket.unlearnt)
             ticket.unlearnt = None
 
     def _draw_now_or_later(self, plan: StepPlan, ticket: TorchTicket, draw: Callable[..., None]) -> None:
@@ -246,8 +246,8 @@ class TorchRunner:
         )
         asking = {row for row in plan.decoding if self._admitted[row].sampling.drafts} - {*plan.masked}
         free = {row: count for row, count in most.items() if count and row in asking}
-        if self._eagle is not None:
-            drafts.update(self._eagle.propose(free))
+        if self._head is not None:
+            drafts.update(self._head.propose(free))
         elif self._drafter is not None:
             for row, count in free.items():
                 drafts[row] = self._drafter.propose(self._rows.token_ids(row), count)
@@ -335,8 +335,8 @@ class TorchRunner:
 
     def _release(self, row: int) -> None:
         self._logprobs.pop(row, None)
-        if self._eagle is not None:
-            self._eagle.release(row)
+        if self._head is not None:
+            self._head.release(row)
         self._prompt_scoring.asked.pop(row, None)
         if self._row_loras is not None:
             self._row_loras.rows.pop(row, None)

@@ -110,7 +110,7 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
         raise BadValueError("draft", "is for a model's own weights, and a shape has none; leave it out")
     if settings.draft is not None:
         draft = _resolve(settings.draft)
-        spec = attrs.evolve(spec, draft=read_draft(draft, spec))
+        spec = attrs.evolve(spec, draft=read_draft(draft, spec, folder))
     prepare_process()
     if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()

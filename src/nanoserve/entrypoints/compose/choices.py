@@ -28,7 +28,7 @@ FitT = TypeVar("FitT")
 _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 """By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
 rows and long chunks to be busy."""
-_WIDTHS: Final = {"auto": 8, "ngram": 4, "eagle3": 4}
+_WIDTHS: Final = {"auto": 8, "ngram": 4, "eagle3": 4, "draft": 4}
 """By drafter the most tokens of a row and step; three drafts are right often enough to be tried without a measure."""
 _BYTE: Final = 256
 """Experts whose numbers fit into one."""
@@ -184,13 +184,19 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     Raises `BadValueError` if drafts were asked for and there can be none.
     """
     has_head, is_split = settings.draft is not None, settings.tensor_parallel_size > 1
-    speculate = "eagle3" if has_head and settings.speculate == "off" else settings.speculate
+    speculate = "draft" if has_head and settings.speculate == "off" else settings.speculate
     if speculate == "off":
         return 1
     if has_head and is_split:
         raise BadValueError("draft", "draft heads run in one process only, for now; leave draft out")
+    if isinstance(spec.draft, ModelSpec) and device == "cuda":
+        raise BadValueError(
+            "draft", "a draft model is not available on a GPU yet; name a head, or leave it out"
+        )
     refusals = {
-        "eagle3 needs a head: name one with draft": speculate == "eagle3" and not has_head,
+        f"{speculate} needs a head: name one with draft": speculate in {"eagle3", "draft"} and not has_head,
+        "is eagle3, and draft names a whole model; take draft or auto": speculate == "eagle3"
+        and isinstance(spec.draft, ModelSpec),
         "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate
         == "ngram"
         and has_head,

@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from nanoserve.adapters.huggingface.draft_head import read_draft
 from nanoserve.adapters.pytorch.eagle import EagleDrafts
+from nanoserve.adapters.pytorch.models import build_model
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.sampling import SamplingParams
 from tests.fakes.finite_grammars import FiniteGrammars
 from tests.poisoned import PoisonedEngine, same
 from tests.unit.adapters.pytorch.eagle_heads import TinyHead, make_head
-from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
+from tests.unit.adapters.pytorch.tiny_models import CPU, TinyModel, make_prompt, make_tiny_model
 
 VOCAB = 128
 PARAMS = [
@@ -166,7 +169,7 @@ def spoil_config(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "is not a head that can draft"),
+        ({"architectures": ["LlamaForCausalLM2"]}, "is not a head that can draft"),
         ({"vocab_size": 130}, "130 tokens in the vocabulary, this one has 128"),
         ({"target_hidden_size": 96}, "96 elements of hidden states"),
         ({"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
@@ -196,6 +199,7 @@ def test_a_folder_that_does_not_fit_is_refused_by_name(
         ("d2t", torch.zeros(44), "'d2t' cannot be torch.float32"),
         ("d2t", torch.full((44,), 100), "leads to tokens that the model does not have"),
         ("norm.weight", torch.zeros(40, dtype=torch.int64), "cannot be torch.int64"),
+        ("norm.weight", torch.full((40,), float("inf")), "'norm.weight' has numbers that are not finite"),
         ("norm.weight", None, "'norm.weight' is missing"),
         ("more.weight", torch.zeros(2), "'more.weight' has no place"),
     ],
@@ -216,3 +220,35 @@ def test_a_model_with_windows_is_refused(tiny: TinyModel, tmp_path: Path) -> Non
     windowed = make_tiny_model(tmp_path / "model", "mistral", sliding_window=8)
     with pytest.raises(ModelLoadError, match="only for models with full attention"):
         read_draft(str(made.folder), windowed.spec)
+
+
+def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny: TinyModel, tmp_path: Path) -> None:
+    def refuse(spec: ModelSpec, complaint: str, model: str | None = None) -> None:
+        with pytest.raises(ModelLoadError, match=complaint) as error:
+            read_draft(str(tmp_path), spec, model)
+        assert str(tmp_path) in str(error.value)
+
+    small = make_tiny_model(tmp_path, "llama")
+    refuse(attrs.evolve(tiny.spec, vocab_size=130), "has 128 tokens in the vocabulary, and the model has 130")
+    refuse(make_tiny_model(tmp_path / "next", "qwen3_next").spec, "without recurrent states")
+    for folder, vocab in ((tmp_path, {"a": 0, "b": 1}), (tmp_path / "next", {"a": 1, "b": 0})):
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    refuse(tiny.spec, "has another tokenizer than", str(tmp_path / "next"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    spec = attrs.evolve(tiny.spec, draft=read_draft(str(tmp_path), tiny.spec))
+    for spoilt, complaint in (
+        (
+            tensors | {"model.norm.weight": tensors["model.norm.weight"] * float("nan")},
+            "'model.norm.weight' has numbers that are not finite",
+        ),
+        ({name: each for name, each in tensors.items() if name != "model.norm.weight"}, "model.norm.weight"),
+    ):
+        save_file(spoilt, small.folder / "model.safetensors")
+        with pytest.raises(ModelLoadError, match=complaint):
+            build_model(
+                spec,
+                "/nothing of the model is read",
+                dtype=torch.float32,
+                device=CPU,
+                draft=str(small.folder),
+            )

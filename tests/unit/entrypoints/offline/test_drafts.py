@@ -9,7 +9,7 @@ import pytest
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.entrypoints.offline import LLM, SamplingParams
-from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.ports.errors import BadValueError
 from tests.unit.adapters.pytorch.eagle_heads import make_head
 
 PROMPTS = ["Once upon a time", "one two three four one two three four one two three"]
@@ -66,8 +66,16 @@ def test_a_head_may_draft(tmp_path: Path) -> None:
     ]
     with pytest.raises(BadValueError, match="is ngram, and a head drafts"):
         LLM(draft=str(made.folder), speculate="ngram").generate(PROMPTS, SEEDED)
-    with pytest.raises(ModelLoadError, match=r"config.json: architectures 'LlamaForCausalLM' is not a head"):
-        LLM(draft=str(model_folder())).generate(PROMPTS, SEEDED)
+
+
+def test_a_model_that_drafts_for_itself_is_always_right() -> None:
+    with LLM(dtype="float32", threads=1, paranoid=True, draft=str(model_folder())) as llm:
+        outputs = llm.generate(PROMPTS, SEEDED, use_tqdm=False)
+        state = llm._open_session.assembly.engine.state()
+    assert [list(each.token_ids) for output in outputs for each in output.outputs] == answers("off", SEEDED)[
+        0
+    ]
+    assert state.accepted_tokens == state.draft_tokens > 50
 
 
 def test_weights_are_made_anew_beside_a_head(tmp_path: Path) -> None:

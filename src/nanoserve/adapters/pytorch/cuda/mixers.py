@@ -13,7 +13,7 @@ from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, GpuMixer, Padded
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Mixer, Rotation
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import DraftSpec, ModelSpec
 
 
 class GpuMixers:
@@ -44,7 +44,7 @@ class GpuMixers:
                 )
             self.by_layer.update(dict.fromkeys(layers, mixer))
         self._drafting: GpuMixer | None = None
-        if spec.draft is not None:
+        if isinstance(spec.draft, DraftSpec):
             own = spec.draft.layer.mixer
             self._drafting = KINDS[type(own)].on_gpu()({spec.num_layers: own}, facts)
             self.by_layer[spec.num_layers] = self._drafting

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.linear import PackedLinear, pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
 from nanoserve.adapters.pytorch.models.deepseek import DeepSeek, Glm4Moe
-from nanoserve.adapters.pytorch.models.eagle import load_head
+from nanoserve.adapters.pytorch.models.eagle import check_finite, load_head
 from nanoserve.adapters.pytorch.models.encoder import Encoder, ModernBert
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
@@ -100,8 +100,9 @@ def build_model(
     take: Take | None = None,
     read: bool = True,
     draft: str | None = None,
+    drafts: bool = False,
 ) -> DecoderModel:
-    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it. `draft` is the folder of its head.
+    """Build a model with the weights of a folder of safetensors files; with other `ranks`, this rank's part of it. `draft` is the folder of what drafts for it; one that itself `drafts` must have finite numbers.
 
     Weights are converted to `dtype`, and to `quantization` where asked: "int8" or "int4" on a CPU, and on a GPU "fp8" or "int4", made of each tensor as
     it arrives. Those that kernels compute with as they are stored are kept so with `keep`, or where this is None on a GPU. `take` makes the
@@ -113,6 +114,8 @@ def build_model(
         BadValueError: an unknown quantization, or one of experts; a model that cannot be split so.
     """
     _page(spec)  # known before a file is opened
+    if draft is not None and isinstance(spec.draft, ModelSpec):
+        small = build_model(spec.draft, draft, dtype=dtype, device=device, drafts=True)
     made = _made_form(spec, quantization, keeps=_keeps(keep, device))
     _check_quantization(spec, quantization)
     if made is not None and is_gguf(Path(folder)):
@@ -130,12 +133,15 @@ def build_model(
     if read:
         fill_kv_scales(model, folder, rank=ranks.rank, ranks=ranks.size)
         _load(spec, folder, model, made, read=True)
+        if drafts:
+            check_finite(model.checkpoint_tensors(), folder)
     with torch.inference_mode():
         model.arrange()
         note_blocks(model)
     if not _keeps(keep, device):
         pack_linears(model, quantization)
-    model.draft_head = None if draft is None else load_head(draft, model)
+    if draft is not None:
+        model.draft_head = small if isinstance(spec.draft, ModelSpec) else load_head(draft, model)
     return model
 
 
@@ -237,8 +243,7 @@ def split_spec(spec: ModelSpec, size: int, *, rank: int = 0, expert_parallel: bo
 def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int) -> Mixer:
     own = kind_of(mixer).split(functools.partial(_divided, spec=spec, size=size))
     if isinstance(own, str):
-        message = f"{own} ({spec.architecture}) cannot be split over ranks yet; ask for 1"
-        raise BadValueError(SETTING, message)
+        raise BadValueError(SETTING, f"{own} ({spec.architecture}) cannot be split over ranks yet; ask for 1")
     return own
 
 

@@ -26,6 +26,7 @@ from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec
+from nanoserve.ports.model_spec import DraftSpec
 
 OFFSETS, CHOSEN, EMBEDDING = "d2t", "t2d", "embed_tokens.weight"
 """Names of a head's tensors: what is added to its ids for the model's, which of the model's it has, and its own embedding."""
@@ -43,7 +44,7 @@ class EagleHead(nn.Module):
     def __init__(self, model: DecoderModel) -> None:
         super().__init__()
         spec, draft = model.spec, model.spec.draft
-        assert draft is not None
+        assert isinstance(draft, DraftSpec)
         assert isinstance(draft.layer.mixer, AttentionSpec)
         self.spec, self.layer = draft, spec.num_layers
         own = attrs.evolve(
@@ -129,6 +130,7 @@ def load_head(folder: str, model: DecoderModel) -> EagleHead:
     with torch.inference_mode():
         for name, tensor in wanted.items():
             tensor.copy_(stored[name].data)
+        check_finite(wanted, folder)
         if EMBEDDING in shapes:
             head.embedding = Embedding(vocab_size, head.spec.hidden_size, None).to(weight)
             head.embedding.weight.copy_(stored[EMBEDDING].data)
@@ -140,6 +142,15 @@ def load_head(folder: str, model: DecoderModel) -> EagleHead:
     if not 0 <= int(head.token_ids.min()) <= int(head.token_ids.max()) < vocab_size:
         raise ModelLoadError(f"{folder}: {OFFSETS} leads to tokens that the model does not have")
     return head
+
+
+def check_finite(tensors: Mapping[str, Tensor], folder: str) -> None:
+    """Raise `ModelLoadError` if a number of what drafts is not finite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelLoadError(
+                f"{folder}: tensor {name!r} has numbers that are not finite, so it cannot draft"
+            )
 
 
 def _check(folder: str, stored: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

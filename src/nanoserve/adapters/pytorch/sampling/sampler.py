@@ -60,12 +60,12 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
             settings=dict(self._settings(chosen)),
         )
 
-    def sample(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
-        """One token per row of the step: drawn for the chosen rows, the likeliest for the others."""
+    def sample(self, logits: Tensor, chosen: DrawingRows, ahead: int = 0) -> Tensor:
+        """One token per row of the step, `ahead` positions on: drawn for the chosen rows, the likeliest for the others."""
         if chosen.places is None:
-            return self._draw(logits, chosen)
+            return self._draw(logits, chosen, ahead)
         tokens = argmax(logits)
-        drawn = self._draw(logits.index_select(0, chosen.places), chosen)
+        drawn = self._draw(logits.index_select(0, chosen.places), chosen, ahead)
         return tokens.index_copy_(0, chosen.places, drawn)
 
     def observe(self, chosen: DrawingRows, tokens: Tensor) -> bool:
@@ -80,8 +80,8 @@ class Draws(SamplerPart[DeviceSettings, DrawingRows]):
             if name == "temperature" or any(value != off for value in values):
                 yield name, self.integers(values) if kind is int else self.floats(values)
 
-    def _draw(self, logits: Tensor, chosen: DrawingRows) -> Tensor:
-        positions = self._positions.index_select(0, chosen.rows)
+    def _draw(self, logits: Tensor, chosen: DrawingRows, ahead: int) -> Tensor:
+        positions = self._positions.index_select(0, chosen.rows) + ahead
         return draw(logits, seeds=chosen.seeds, positions=positions, **chosen.settings)
 
 
@@ -121,3 +121,8 @@ class Sampler:
         tokens = argmax(logits) if drawing is None else self._draws.sample(logits, drawing)
         self._parts.observe(rows, tokens)
         return tokens
+
+    def guess(self, logits: Tensor, rows: Sequence[int], ahead: int) -> Tensor:
+        """The tokens that rows would draw from these logits `ahead` positions on, without penalties, bias and exclusions; no row moves on."""
+        drawing = self._draws.chosen(tuple(rows))
+        return argmax(logits) if drawing is None else self._draws.sample(logits, drawing, ahead)

@@ -151,12 +151,12 @@ class EngineSettings:
     )
     speculate: str = setting(
         "off",
-        one_of("off", "auto", "ngram", "eagle3"),
+        one_of("off", "auto", "ngram", "eagle3", "draft"),
         "Guess tokens from what a sequence has said before, or by --draft, and compute several at once; auto does where it pays. Answers stay the same.",
     )
     draft: str | None = optional(
         text("ID_OR_FOLDER"),
-        "An EAGLE-3 head that guesses tokens for the model; implies --speculate eagle3.",
+        "An EAGLE-3 head, or a smaller model of the same vocabulary, that guesses tokens for the model; implies --speculate draft.",
         word="none",
     )
     enforce_eager: bool = switch(
