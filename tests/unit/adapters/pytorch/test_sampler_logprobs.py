@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -30,6 +32,20 @@ def test_scores_equal_log_softmax() -> None:
 def test_the_likeliest_token_has_rank_one_also_on_a_tie() -> None:
     (entry,) = score_tensors(torch.tensor([[1.0, 2.0, 2.0]]), torch.tensor([2]), (1,)).read()
     assert entry.rank == 1
+
+
+def test_which_of_equally_likely_tokens_are_reported_does_not_depend_on_what_other_rows_report() -> None:
+    logits = torch.randn(2, 900, generator=torch.Generator().manual_seed(1)).mul(2).round()
+    alone, _ = score_tensors(logits, TOKENS[:2], (3, 0)).read()
+    beside, _ = score_tensors(logits, TOKENS[:2], (3, 400)).read()
+    likely = sorted(range(900), key=lambda token: (-float(logits[0, token]), token))
+    assert beside == alone
+    assert [token for token, _ in alone.top] == likely[:3]
+
+
+def test_logits_that_are_not_numbers_are_scored_too() -> None:
+    (entry,) = score_tensors(torch.tensor([[1.0, math.nan, 2.0]]), torch.tensor([2]), (2,)).read()
+    assert [token for token, _ in entry.top] == [1, 2]
 
 
 def test_more_than_the_vocabulary_is_the_vocabulary() -> None:

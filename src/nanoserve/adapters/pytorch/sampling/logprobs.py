@@ -72,13 +72,26 @@ def unpack(packed: Tensor, top: Sequence[int]) -> list[TokenLogprobs]:
 def score_tensors(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scores:
     """Log-softmax at `token_ids` [n] of logits [n, vocab] float32, with the `top[i]` likeliest beside them.
 
-    A token's rank is one more than the number of strictly likelier tokens.
+    A token's rank is one more than the number of strictly likelier tokens. Of equally likely ones, those with the lowest ids come first on a CPU.
     """
     total = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(-1, token_ids[:, None])
     ranks = (logits > own).sum(-1) + 1
-    largest = logits.topk(min(max(top, default=0), logits.shape[-1]), dim=-1)
-    return Scores(token_ids, (own - total)[:, 0], ranks, largest.indices, largest.values - total, tuple(top))
+    count = min(max(top, default=0), logits.shape[-1])
+    ids = _likeliest(logits, count) if logits.device.type == "cpu" and count else logits.topk(count).indices
+    return Scores(token_ids, (own - total)[:, 0], ranks, ids, logits.gather(-1, ids) - total, tuple(top))
+
+
+def _likeliest(logits: Tensor, count: int) -> Tensor:
+    """The ids [n, count] of the largest of logits [n, vocab] float32, of equal ones the lowest.
+
+    Which of equal ones `topk` finds depends on `count`, and so on what other rows of the step report.
+    """
+    largest = logits.topk(count, dim=-1)
+    for row, ids, least in zip(logits, largest.indices, largest.values[:, -1], strict=True):
+        found = (~(row < least)).nonzero()[:, 0]  # in the order of ids; NaN is among them, as `topk` has it
+        ids.copy_(found[row[found].argsort(descending=True, stable=True)[:count]])
+    return largest.indices
 
 
 def drawn_from(logits: Tensor, token_ids: Tensor, settings: Sequence[DeviceSettings]) -> Tensor:
