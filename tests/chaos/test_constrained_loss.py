@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import httpx
+import pytest
 
 from tests.chaos.subject import Subject
 from tests.chaos.watching import scrape, until
 from tests.patience import PATIENCE
 
+STRIKES: Final = 5
+"""On a busy machine all may be answered before the engine is struck."""
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {
@@ -78,9 +81,13 @@ def test_constrained_answers_survive_the_loss_of_the_engine(subject: Subject) ->
         asyncio.run(until(subject.port, lambda seen: seen.steps > before.steps))
         subject.kill_engine(signal.SIGKILL)
 
-    assert answers(subject.port, strike) == expected
-    after = asyncio.run(scrape(subject.port))
-    assert after.restarts == before.restarts + 1
-    ended = subject.log("the engine has ended")[-1]
-    assert ended["lost"] == 0
-    assert ended["requeued"] > 0
+    for _ in range(STRIKES):
+        before = asyncio.run(scrape(subject.port))
+        assert answers(subject.port, strike) == expected
+        restarts = before.restarts + 1
+        asyncio.run(until(subject.port, lambda seen: seen.restarts == restarts and seen.is_up))  # noqa: B023
+        ended = subject.log("the engine has ended")[-1]
+        assert ended["lost"] == 0
+        if ended["requeued"]:
+            return
+    pytest.fail("every strike came when all was answered")

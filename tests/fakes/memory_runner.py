@@ -166,8 +166,9 @@ class MemoryRunner:
         is_drawn = not plan.masked or plan.step in self._masks
         masks = self._masks.pop(plan.step, {})
         for chunk in plan.chunks:
+            self._rewind(chunk)
             self._forward(chunk.row, chunk.start, chunk.length, result)
-        if plan.width > 1:
+        if plan.width > 1 or any(each.unverified for each in plan.chunks):
             return self._compute_wide(plan, result, masks)
         for index in plan.decoding:
             self._go_on_narrowly(index, result)
@@ -182,6 +183,26 @@ class MemoryRunner:
             else:
                 self._draw(index, masks.get(index), result)
         return result
+
+    def _rewind(self, chunk: Chunk) -> None:
+        """What a row has decoded since its newest verified token is computed again."""
+        if not chunk.unverified:
+            return
+        row = self.rows[chunk.row]
+        if chunk.start + chunk.length != len(row.token_ids) or chunk.unverified >= chunk.length:
+            raise BrokenPlanError(f"row {chunk.row} verifies other tokens than it has decoded")
+        row.num_computed = chunk.start
+        del row.seen[chunk.start :]
+
+    def _verify(self, chunk: Chunk, mask: bytes | None, result: StepResult) -> int:
+        """All that the row has decoded is right, and one more is drawn; returns how many tokens these are."""
+        row = self.rows[chunk.row]
+        decoded = row.token_ids[len(row.token_ids) - chunk.unverified :]
+        result.token_ids.extend(decoded)
+        self._draw(chunk.row, mask, result)
+        if row.logprobs:
+            result.logprobs[chunk.row] = tuple(map(_score, row.token_ids[-1 - chunk.unverified :]))
+        return chunk.unverified + 1
 
     def _go_on_narrowly(self, index: int, result: StepResult) -> None:
         row = self.rows[index]
@@ -207,8 +228,9 @@ class MemoryRunner:
                 self.rows[chunk.row].num_computed -= 1
                 counts.append(0)
             elif chunk.samples:
-                self._draw(chunk.row, masks.get(chunk.row), result)
-                counts.append(1)
+                counts.append(self._verify(chunk, masks.get(chunk.row), result))
+                num_drafts += chunk.unverified
+                drafted_rows += chunk.unverified > 0
         for index in plan.decoding:
             row = self.rows[index]
             drafts = given.get(index, ()) if index in plan.masked else None

@@ -222,7 +222,7 @@ def tardy(vocab: int, ends: frozenset[int], texts: Sequence[str]) -> TardyGramma
 
 
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
-def test_tokens_are_as_frequent_as_without_drafts(count: int) -> None:
+def test_tokens_are_as_frequent_as_without_drafts(count: int, plain_products: None) -> None:
     model = make_indifferent_model(torch.device("cpu"))
     check_frequencies(TorchRunner(model, SIZES, NGramDrafter()), count)
 

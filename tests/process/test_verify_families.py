@@ -65,7 +65,10 @@ def test_a_model_is_computed_as_transformers_does(folder: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("folder", ["deepseek_v3", "llama", "qwen3_next"], indirect=True)
 def test_one_altered_tensor_is_found_in_its_layer(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    plain_products: None,
 ) -> None:
     def build(*arguments: Any, **options: Any) -> DecoderModel:
         model = build_model(*arguments, **options)

@@ -21,3 +21,6 @@ def test_what_a_fast_step_has_filled_is_not_shared_before_it_is_verified(determi
     first, second = (chunk for plan in world.runner.plans for chunk in plan.chunks)
     assert (first.start, first.length) == (0, 3)
     assert second.start == (0 if deterministic else world.limits.block_size)
+    world.run()
+    assert world.answer("first").token_ids == oracle(prompt, 40)
+    assert world.answer("second").token_ids == oracle([*prompt, token, 7, 8, 9], 2)

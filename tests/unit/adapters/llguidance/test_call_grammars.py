@@ -334,7 +334,7 @@ def test_a_custom_tools_text_keeps_its_grammar_where_the_dialect_can_write_it(
     if isinstance(form, NamedCall) and isinstance(form.arguments, XmlArguments):
         tools = (*LARK, *CUSTOM)
     else:
-        with pytest.raises(BadValueError, match="in lark is kept by models"):
+        with pytest.raises(BadValueError, match="a lark grammar works only with models"):
             subject.lark(REQUIRED, LARK)
     for lark in (subject.lark(REQUIRED, tools), subject.lark(ToolChoice(), tools)):
         for tool, text, fits in (

@@ -145,7 +145,7 @@ def test_calls_and_results_come_back(openai_client: openai.OpenAI, talker: Talke
         (
             {"format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
             "tools",
-            "in lark is kept by models",
+            "a lark grammar works only with models",
         ),
     ],
 )

@@ -67,6 +67,7 @@ HONOURED: Final[dict[str, list[tuple[Any, Any]]]] = {
     "bad_words": [(["no"], ("no",))],
     "prompt_logprobs": [(2, 2)],
     "drafts": [(False, False)],
+    "deterministic": [(True, True)],
     "skip_special_tokens": [(False, False)],
 }
 WRONG: Final[dict[str, list[Any]]] = {
@@ -90,6 +91,7 @@ WRONG: Final[dict[str, list[Any]]] = {
     "bad_words": [[""]],
     "prompt_logprobs": [21],
     "drafts": ["no"],
+    "deterministic": [1],
     "skip_special_tokens": ["no"],
 }
 
