@@ -12,7 +12,7 @@ import pathlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -224,7 +224,7 @@ class BatchService:
                 self.answered["completed" if is_good else "failed"] += 1
                 _count(batch, good, bad)
 
-            def pending() -> Iterator[batch_lines.BatchLine]:
+            def pending() -> Generator[batch_lines.BatchLine]:
                 return _pending(self.folder.path(owner, batch.input_file_id), good.done | bad.done)
 
             _count(batch, good, bad)
@@ -232,8 +232,8 @@ class BatchService:
                 return
             if batch.expired_at is None:
                 ask = functools.partial(self._counted, owner)
-                work = batch_lines.answer_lines(pending(), ask, write, self._slots)
-                with contextlib.suppress(_StoppedError):
+                with contextlib.suppress(_StoppedError), contextlib.closing(pending()) as lines:
+                    work = batch_lines.answer_lines(lines, ask, write, self._slots)
                     await unless(run.stop.wait(), work, _StoppedError)
                 if batch.status == "in_progress" and _is_left(batch):
                     batch.expired_at = int(self.now())
@@ -351,7 +351,7 @@ def _check(path: pathlib.Path, url: str) -> tuple[int, list[store.BatchError]]:
     return count, errors
 
 
-def _pending(path: pathlib.Path, done: Collection[str]) -> Iterator[batch_lines.BatchLine]:
+def _pending(path: pathlib.Path, done: Collection[str]) -> Generator[batch_lines.BatchLine]:
     with path.open("rb") as file:
         for line in batch_lines.read_lines(file):
             if isinstance(line, batch_lines.BatchLine) and line.custom_id not in done:
