@@ -75,7 +75,6 @@ def answers(port: int, strike: Any = None) -> list[list[Any]]:
 def test_constrained_answers_survive_the_loss_of_the_engine(subject: Subject) -> None:
     expected = answers(subject.port)
     assert [len(each) for each in expected] == [1, 1, 1, 3]
-    before = asyncio.run(scrape(subject.port))
 
     def strike() -> None:
         asyncio.run(until(subject.port, lambda seen: seen.steps > before.steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.huggingface.draft_head import read_draft
+from nanoserve.adapters.pytorch.draft_model import ModelDrafts
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.domain.ngrams import NGramDrafter
@@ -185,7 +186,7 @@ END = frozenset({1})
 def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_changes_nothing(
     tiny: TinyModel, prompts: list[list[int]], without: list[Answer], tmp_path: Path, depth: int
 ) -> None:
-    other = make_tiny_model(tmp_path, "llama", **CASES["llama"])
+    other = make_tiny_model(tmp_path, "llama", seed=1, **CASES["llama"])
     for small in (tiny, other):
         spec = attrs.evolve(tiny.spec, draft=read_draft(str(small.folder), tiny.spec))
         drafted = build_model(
@@ -212,6 +213,34 @@ def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_chan
             for one, wanted in zip(crowd.answers(prompts, PARAMS), without, strict=True):
                 same(one, wanted)
         assert crowd.engine.state(count_leaks=True).leaked_blocks == 0
+
+
+@pytest.mark.parametrize("tiny", ["llama"], indirect=True)
+def test_drafts_are_what_the_small_model_says_behind_rejected_ones(
+    tiny: TinyModel, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = make_tiny_model(tmp_path, "llama", seed=1, **CASES["llama"])
+    spec = attrs.evolve(tiny.spec, draft=read_draft(str(small.folder), tiny.spec))
+    drafted = build_model(spec, str(tiny.folder), dtype=torch.float32, device=CPU, draft=str(small.folder))
+    made: list[tuple[list[int], list[int]]] = []
+
+    def propose(self: ModelDrafts, most: Mapping[int, int]) -> dict[int, list[int]]:
+        known = {row: list(self._rows.token_ids(row)) for row in most}
+        found = proposing(self, most)
+        made.extend((known[row], guesses) for row, guesses in found.items())
+        return found
+
+    proposing = ModelDrafts.propose
+    monkeypatch.setattr(ModelDrafts, "propose", propose)
+    cramped: dict[str, Any] = {"num_blocks": 20, "max_num_seqs": 5, "max_num_batched_tokens": 41}
+    engine = PoisonedEngine(drafted, block_size=4, max_width=4, depth=2, **cramped)
+    engine.answers(prompts, [PARAMS[0]] * len(prompts))
+    assert engine.engine.scheduler.counters.preemptions > 0
+    counters = engine.engine.scheduler.counters
+    assert counters.draft_tokens - counters.accepted_tokens > 50
+    for known, guesses in made:
+        logits = small.expected([*known, *guesses])["logits"]
+        assert logits[len(known) - 1 : -1].argmax(-1).tolist() == guesses
 
 
 def tardy(vocab: int, ends: frozenset[int], texts: Sequence[str]) -> TardyGrammars:

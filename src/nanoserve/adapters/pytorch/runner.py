@@ -334,6 +334,7 @@ class TorchRunner:
             self._offload.start(plan)
 
     def _release(self, row: int) -> None:
+        self._admitted.pop(row, None)
         self._logprobs.pop(row, None)
         if self._head is not None:
             self._head.release(row)

@@ -29,7 +29,7 @@ class Rounds:
         missed = self._table.constraints.missed
         self._table.counters.note_drafts(result)
         for sequence, lacks in surplus(flight, result):
-            # The decode set finds out by itself, and one that sits out was told.
+            # The decode set corrects itself, and a sequence that sits out was corrected before.
             if sequence.decode_offset is None and sequence not in missed:
                 sequence.num_scheduled_tokens -= lacks
         self.left = _rounds(flight, result, missed)
@@ -37,7 +37,7 @@ class Rounds:
         return progress, stopped + flight.pooled()
 
     def land_more(self) -> tuple[list[Progress], list[Stopped]]:
-        """Append one more token of the step to each sequence that has one and lives; nothing when all of it is home."""
+        """Append one more token of the step to each sequence that has one and lives; nothing when all of it is appended."""
         entries = self.left.pop(0) if self.left else []
         progress = [each for each in entries if each[0].finish_reason is None]
         for sequence, token, _ in progress:

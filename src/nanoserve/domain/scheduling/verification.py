@@ -3,16 +3,17 @@
 The idea is LLM-42's (arXiv 2601.17768). Invariant steps compute a token with the same bits in any company, but slowly where rows decode.
 So a deterministic sequence goes through three states, over and over, until it ends:
 
-1. It stands among those that prefill, and an invariant step computes what is known of it and not computed: its prompt, all of it after a
-   preemption, or its newest token and behind it what it has decoded meanwhile. That yields tokens, and these alone are its own.
-2. It waits until that step is home, since only then is it known how many there are.
-3. It decodes as others do, for at most `most_unverified` tokens. They stay on its row; here nobody looks at them.
+1. It prefills: an invariant step computes its known tokens that are not computed yet. These are its prompt, all of its tokens after a
+   preemption, or its newest token and the tokens that it has decoded since. The step yields tokens, and only these count.
+2. It waits until that step is committed, because only then is it known how many tokens there are.
+3. It decodes as others do, for at most `most_unverified` tokens. They stay on its row, and the scheduler does not look at them.
 
-What an ordinary step wrote of its keys and values lies behind all that is computed invariantly, and is written anew by the next invariant
-step. Blocks are named as far as that goes. So whatever happens to the sequence, it goes on from bits that no other sequence had part in.
+The keys and values that an ordinary step wrote lie behind all that invariant steps computed, and the next invariant step writes them
+again. Blocks get names only as far as invariant steps have computed. So whatever happens to the sequence, it continues from bits that no
+other sequence influenced.
 
-Invariant and ordinary steps take turns while both have work. An invariant step takes those along that have decoded half of what they may:
-then all are verified at once.
+Invariant and ordinary steps take turns while both have work. An invariant step also takes sequences that have decoded half of what they
+may, so that all are verified at once.
 """
 
 from __future__ import annotations

@@ -194,7 +194,9 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
             "draft", "a draft model is not available on a GPU yet; name a head, or leave it out"
         )
     refusals = {
-        f"{speculate} needs a head: name one with draft": speculate in {"eagle3", "draft"} and not has_head,
+        f"{speculate} needs a head or a smaller model: name its folder with draft": speculate
+        in {"eagle3", "draft"}
+        and not has_head,
         "is eagle3, and draft names a whole model; take draft or auto": speculate == "eagle3"
         and isinstance(spec.draft, ModelSpec),
         "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -304,16 +304,7 @@ class _Site:
     ) -> CudaRunner:
         """The runner, with KV pools as planned."""
         spec, sizes, device = self._spec, self._sizes, self._device
-        kv = KVStore(
-            spec,
-            num_blocks=budget.num_blocks,
-            block_size=sizes.block_size,
-            dtype=self._dtype,
-            device=device,
-            whole_blocks=bool(sizes.host_slots),
-            take=take,
-            routed_experts=sizes.routed_experts,
-        )
+        kv = self._pools(budget.num_blocks, take)
         records = ExpertRecords.for_sizes(self._model, kv, sizes, len(self._space.stream))
         space, arena, mixers = self._space, self._arena, self._mixers
         mixers.attach(arena, kv, make_rotaries(spec, device))
@@ -359,6 +350,18 @@ class _Site:
             offload=offload,
             host=None if offload is None else offload.slots,
             loras=None if self.loras is None else self.loras.host,
+        )
+
+    def _pools(self, num_blocks: Sequence[int], take: Take | None) -> KVStore:
+        return KVStore(
+            self._spec,
+            num_blocks=num_blocks,
+            block_size=self._sizes.block_size,
+            dtype=self._dtype,
+            device=self._device,
+            whole_blocks=bool(self._sizes.host_slots),
+            take=take,
+            routed_experts=self._sizes.routed_experts,
         )
 
     def _runner_type(self) -> Callable[..., CudaRunner]:
