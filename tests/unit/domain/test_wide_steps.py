@@ -219,6 +219,15 @@ def test_a_step_is_as_wide_as_brings_most_tokens_in_its_time(
     assert world.answer("a").token_ids == oracle(range(4), 50)
 
 
+@pytest.mark.parametrize(("guess", "widths"), [(0.02, {8}), (1.5, set())])
+def test_what_guesses_take_counts_too(guess: float, widths: set[int]) -> None:
+    world, _ = drafting_world(1.0, 8, step_seconds=((1, 1.0), (8, 1.1)), guess_seconds=((1, guess),))
+    world.add("a", range(4), max_tokens=50)
+    world.run()
+    assert {width for width, _ in world.runner.widths} == widths
+    assert world.answer("a").token_ids == oracle(range(4), 50)
+
+
 def test_drafts_that_are_never_right_are_given_up_and_tried_again_now_and_then() -> None:
     world, drafter = drafting_world(
         0.0, 4, step_seconds=((1, 1.0), (64, 10.0)), num_blocks=200, max_model_len=400

@@ -51,6 +51,12 @@ def step_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, floa
     return tuple((count, step_seconds(model, dtype, count)) for count in _MEASURED_TOKENS)
 
 
+def guess_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
+    """Numbers of rows, and what a guess for each takes a smaller model; nothing without one."""
+    small = model.draft_head
+    return step_costs(small, dtype) if isinstance(small, DecoderModel) else ()
+
+
 @torch.inference_mode()
 def step_seconds(model: DecoderModel, dtype: torch.dtype, num_tokens: int) -> float:
     """The median time of a few steps of this many tokens, all of which get logits."""

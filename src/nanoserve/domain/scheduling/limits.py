@@ -58,6 +58,7 @@ class Limits(EngineSizes):
         most_unverified: the most tokens that a deterministic sequence decodes by ordinary steps before an invariant one verifies them.
         not_deterministic: why no request may ask for it by itself; empty where it may.
         step_seconds: what steps of some numbers of tokens take, by which the width of steps is chosen; none takes the widest.
+        guess_seconds: what one guess for each of some numbers of rows takes; none costs nothing.
     """
 
     isolated: bool = False
@@ -72,6 +73,7 @@ class Limits(EngineSizes):
     most_unverified: int = 31
     not_deterministic: str = ""
     step_seconds: tuple[tuple[int, float], ...] = ()
+    guess_seconds: tuple[tuple[int, float], ...] = ()
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "vocab_size", "block_size"):

@@ -2,8 +2,8 @@
 
 Answers do not depend on it, so the fastest width is chosen. If a row's drafts are right with probability a, a step of width w
 brings (1 - a**w) / (1 - a) tokens on average; a is estimated from the row's latest steps, and a guess at first. What a step costs
-follows from its tokens, which is measured when the engine starts (`Limits.step_seconds`); where it is not, steps are as wide as
-they may be.
+follows from its tokens and from what its guesses take, which is measured when the engine starts (`Limits.step_seconds`, `guess_seconds`);
+where it is not, steps are as wide as they may be.
 
 Drafts of rows with grammars are made here, of tokens that are known: so each step waits for the one before. That goes on while it brings
 more than steps that follow each other closely, and is tried again after a while.
@@ -50,7 +50,7 @@ class Speculation:
     def __init__(self, limits: Limits, cache: KVCache, table: SequenceTable, rounds: Rounds) -> None:
         assert isinstance(table.decoding, WideDecodeSet)
         self._limits, self._cache, self._table, self.members = limits, cache, table, table.decoding
-        self._costs = sorted(limits.step_seconds)
+        self._costs, self._guesses = sorted(limits.step_seconds), sorted(limits.guess_seconds)
         most = limits.max_width
         self._widths = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
         self._rows: DecodingRows | None = None
@@ -148,20 +148,14 @@ class Speculation:
         rates = [(each.acceptance, bound) for each, bound in zip(rows.sequences, most, strict=True)]
         speeds = {
             width: sum(_expected(rate, min(width, bound)) for rate, bound in rates)
-            / self._seconds(width * len(most))
+            / (self._seconds(width * len(most)) + (width - 1) * _interpolate(self._guesses, len(most)))
             for width in widths
         }
         best = max(speeds, key=lambda width: speeds[width])
         return best if speeds[best] > CLEARLY_BETTER * speeds[1] else 1
 
     def _seconds(self, num_tokens: int) -> float:
-        """Seconds of a step of this many tokens, on the line through the two measured ones that are nearest."""
-        if len(self._costs) == 1:
-            return self._costs[0][1]
-        right = bisect.bisect_left(self._costs, (num_tokens, 0.0))
-        right = min(max(right, 1), len(self._costs) - 1)
-        (low, fast), (high, slow) = self._costs[right - 1 : right + 1]
-        return max(fast + (num_tokens - low) * (slow - fast) / (high - low), 1e-9)
+        return max(_interpolate(self._costs, num_tokens), 1e-9)
 
     def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
         """As `InFlightStep.land`, of each row's first token; the rounds have the others."""
@@ -189,6 +183,15 @@ class Speculation:
             if count and drafts:
                 seen = (count - 1) / min(count, drafts)
                 sequence.acceptance += LEARNING_RATE * (seen - sequence.acceptance)
+
+
+def _interpolate(measured: list[tuple[int, float]], count: int) -> float:
+    """Seconds of so many tokens or rows, on the line through the two measured ones that are nearest; 0 where nothing is."""
+    if len(measured) < 2:
+        return measured[0][1] if measured else 0.0
+    right = min(max(bisect.bisect_left(measured, (count, 0.0)), 1), len(measured) - 1)
+    (low, fast), (high, slow) = measured[right - 1 : right + 1]
+    return fast + (count - low) * (slow - fast) / (high - low)
 
 
 def _expected(rate: float, width: int) -> float:

@@ -39,7 +39,7 @@ from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.adapters.pytorch.sleeping import Memory, host_memories
-from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, step_costs
+from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, guess_costs, step_costs
 from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
@@ -154,7 +154,7 @@ class _Loaded:
 
     Attributes:
         available: bytes for this part: where the ranks share a memory, its part of that; else what the rank with the least has.
-        step_seconds: as in `Limits`.
+        step_seconds, guess_seconds: as in `Limits`.
     """
 
     found: Survey
@@ -165,6 +165,7 @@ class _Loaded:
     group: RankGroup | None = None
     available: int | None = None
     step_seconds: tuple[tuple[int, float], ...] = ()
+    guess_seconds: tuple[tuple[int, float], ...] = ()
 
 
 def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: RankGroup | None) -> _Loaded:
@@ -207,10 +208,10 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
         watch.lap("choice of threads")
     threads = devices.set_threads(threads)
     measured = found.device == "cpu" and settings.speculate == "auto" and sizes.max_width > 1
-    costs = step_costs(model, dtype) if measured else ()
+    costs, guesses = (step_costs(model, dtype), guess_costs(model, dtype)) if measured else ((), ())
     if costs:
         watch.lap("cost of wide steps")
-    return _Loaded(found, sizes, threads, model, memories, step_seconds=costs)
+    return _Loaded(found, sizes, threads, model, memories, step_seconds=costs, guess_seconds=guesses)
 
 
 def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
@@ -379,7 +380,7 @@ def _build_engine(
     refusal = choices.why_not_deterministic(facts)
     seconds = getattr(runner, "step_seconds", loaded.step_seconds)
     engine = Engine(
-        limits=choices.make_limits(settings, facts, seconds, not_deterministic=refusal),
+        limits=choices.make_limits(settings, facts, seconds, loaded.guess_seconds, not_deterministic=refusal),
         cache_groups=loaded.found.spec.cache_groups,
         runner=runner,
         clock=SystemClock(),

@@ -305,6 +305,7 @@ def make_limits(
     settings: EngineSettings,
     sizes: EngineSizes,
     step_seconds: tuple[tuple[int, float], ...] = (),
+    guess_seconds: tuple[tuple[int, float], ...] = (),
     *,
     not_deterministic: str = "",
 ) -> Limits:
@@ -312,6 +313,7 @@ def make_limits(
     return Limits(
         **sizes.sizes(),
         step_seconds=step_seconds if settings.speculate == "auto" else (),
+        guess_seconds=guess_seconds,
         deterministic=settings.deterministic,
         not_deterministic=not_deterministic,
         isolated=settings.isolation,
