@@ -1,4 +1,4 @@
-"""Launches of kernels: programmatic dependent launch (see `pdl.py`), shared memory, and rows in 8-bit floats, which products of several kinds read."""
+"""Launches of kernels: programmatic dependent launch (see `pdl.py`), and shared memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any, NamedTuple, Self
 import torch
 import triton
 from torch import Tensor
-
-from nanoserve.kernels.device.triton import quantize_rows_kernel
-from nanoserve.kernels.gates import Activation
 
 next_power_of_2 = functools.cache(triton.next_power_of_2)
 """Triton's own takes a microsecond or two, which a layer's launches would pay ten times over."""
@@ -59,24 +56,3 @@ class SplitScratch(NamedTuple):
         return cls(
             *(torch.empty(shape, device=device, dtype=torch.float32) for shape in ((sums, width), sums, sums))
         )
-
-
-def quantize_rows_into(
-    x: Tensor, out: Tensor, scales: Tensor, *, activation: Activation | None = None, pdl: bool = False
-) -> None:
-    """Round each row to 8-bit floats times a scale, with which the largest becomes the largest of them, 448.
-
-    A number is off by at most 2^-4 of itself, or by 2^-10 of the scale if it is among the smallest.
-
-    Args:
-        x: [M, size], contiguous, any float dtype; or [M, 2 * size] with `activation`, gate and up projections.
-        out: float8_e4m3fn [M, size], contiguous.
-        scales: float32 [M].
-        activation: of the gate, if what is rounded is activation(gate) * up.
-        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
-    """
-    num_rows, size = out.shape
-    quantize_rows_kernel[(num_rows,)](
-        x_ptr=x, out_ptr=out, scale_ptr=scales, SIZE=size, ACTIVATION=activation,
-        BLOCK=next_power_of_2(size), PDL=pdl, num_warps=min(16, max(1, next_power_of_2(size) // 256)), **launch_options(pdl),
-    )  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import quantize_rows_into
 from nanoserve.kernels.experts import reference
 from nanoserve.kernels.experts.launch import (
     ExpertsWorkspace,
@@ -19,6 +18,7 @@ from nanoserve.kernels.experts.launch import (
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.forms import Form, StoredWeight
+from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.testing import (
     Comparison,
     Inputs,

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nanoserve.kernels.device.launch import launch_options, quantize_rows_into, shared_memory, supports_pdl
+from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.triton import (
     stored_listed_kernel,
@@ -38,6 +38,7 @@ from nanoserve.kernels.experts.tuning import (
     stored_gate_up_tile,
 )
 from nanoserve.kernels.forms import PLAIN, StoredWeight, form_of, row_arguments, step_arguments
+from nanoserve.kernels.forms.launch import quantize_rows_into
 
 
 class ExpertsWorkspace(NamedTuple):

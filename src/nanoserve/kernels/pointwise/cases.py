@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import quantize_rows_into
 from nanoserve.kernels.forms import FP8
 from nanoserve.kernels.forms.fp8 import LARGEST
+from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.pointwise import launch, reference
 from nanoserve.kernels.testing import Comparison, Inputs, expect

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.kernels.device.launch import quantize_rows_into
+from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.linear.launch import (
     fp8_linear,
     invariant_linear,
