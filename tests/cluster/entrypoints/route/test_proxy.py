@@ -25,10 +25,12 @@ class Pieces(httpx.AsyncByteStream):
 
     def __init__(self, *pieces: bytes, breaks: bool = False, waits: bool = False) -> None:
         self.pieces, self.breaks, self.waits, self.is_closed = pieces, breaks, waits, False
+        self.is_read = asyncio.Event()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for each in self.pieces:
             yield each
+        self.is_read.set()
         if self.breaks:
             raise httpx.ReadError("the connection was reset")
         if self.waits:
@@ -276,7 +278,7 @@ def test_a_client_that_leaves_ends_its_request_at_the_replica() -> None:
     world = World(lambda _: httpx.Response(200, headers=SSE, stream=stream))
 
     async def leave() -> None:
-        answer = await _ask(world, leaves=asyncio.sleep(0.01))
+        answer = await _ask(world, leaves=stream.is_read.wait())
         assert not answer.is_whole
 
     asyncio.run(leave())
