@@ -12,6 +12,7 @@ from nanoserve.adapters.pytorch.layers.part import Part, Product
 from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
+from nanoserve.kernels.forms import FP8
 from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec
 from tests.tiny_spec import tiny_spec
@@ -67,6 +68,18 @@ def test_a_rehearsal_passes_through_a_layer_of_each_kind_in_each_cache_group() -
     assert passed == [0, 2, 3]
     whole = ForwardLauncher(model, nothing, nothing, nothing, invariant=False)
     assert whole._layers == model.layers
+
+
+def test_layers_whose_weights_are_kept_in_another_form_are_of_another_kind() -> None:
+    model = uneven()
+    attention: Any = model.layers[4][0]
+    attention.qkv.weight_form, attention.qkv.weight_scales = (
+        FP8(128),
+        torch.nn.Parameter(torch.ones(1), requires_grad=False),
+    )
+    assert [model.layers.index(parts) for parts in model.kinds()] == [0, 2, 3, 4]
+    forms = [each.linear.weight_form for each in model.products() if each.name == "qkv"]
+    assert forms == [None, FP8(128)]
 
 
 def test_products_are_those_of_every_layer_each_shape_once() -> None:

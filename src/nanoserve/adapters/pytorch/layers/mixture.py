@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts import Experts, Routing
+from nanoserve.kernels.forms import Form, form_of
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -28,3 +29,8 @@ class Mixture:
     record: Tensor | None
     experts: Experts
     exact: bool
+
+    @property
+    def forms(self) -> tuple[Form, Form]:
+        """How both weights of the experts are kept."""
+        return form_of(self.experts.gate_up), form_of(self.experts.down)

@@ -57,3 +57,4 @@ class PackedLinear(Linear):
     def __init__(self, plain: Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = plain.in_features, plain.out_features, plain.bias
+        self.weight_form = None

@@ -176,10 +176,12 @@ class DecoderModel(nn.Module):
         return torch.tensor(scale, dtype=torch.get_default_dtype(), device="cpu").item()
 
     def products(self) -> tuple[Product, ...]:
-        """The layers' products, each shape once, those of a head that drafts, and the head: what a device must be able to compute."""
-        found: dict[tuple[str, int, int], Product] = {}
+        """The layers' products, each shape and form once, those of a head that drafts, and the head: what a device must be able to compute."""
+        found: dict[object, Product] = {}
         for each in (product for parts in self.layers for part in parts for product in part.products()):
-            found.setdefault((each.name, each.linear.out_features, each.linear.in_features), each)
+            linear = each.linear
+            key = (each.name, linear.out_features, linear.in_features, linear.weight_form)
+            found.setdefault(key, each)
         drafting: tuple[Product, ...] = () if self.draft_head is None else self.draft_head.products()
         return *found.values(), *drafting, Product("head", self.head, self.norm)
 
@@ -190,19 +192,22 @@ class DecoderModel(nn.Module):
         return sum(each.linear.weight.numel() for each in products) / len(self.layers)
 
     def mixtures(self) -> tuple[Mixture, ...]:
-        """The layers' mixtures of experts, each shape once."""
+        """The layers' mixtures of experts, each shape and form once."""
         found: dict[object, Mixture] = {}
         for part in (part for parts in self.layers for part in parts):
             if (mixture := part.mixture()) is not None:
-                found.setdefault((mixture.routing, mixture.experts.gate_up.shape), mixture)
+                key = (mixture.routing, mixture.experts.gate_up.shape, mixture.forms)
+                found.setdefault(key, mixture)
         return tuple(found.values())
 
     def kinds(self) -> tuple[tuple[Part, ...], ...]:
-        """One layer of each kind: those with the same types of parts in the same cache group launch the same kernels."""
+        """One layer of each kind: those with the same types of parts and forms of weights in the same cache group launch the same kernels."""
         groups = {layer: group for group in self.spec.cache_groups for layer in group.layers}
         kinds: dict[object, tuple[Part, ...]] = {}
         for number, parts in enumerate(self.layers):
-            kinds.setdefault((groups[number].kind, *map(type, parts)), parts)
+            forms = [product.linear.weight_form for part in parts for product in part.products()]
+            mixtures = [each.forms for part in parts if (each := part.mixture())]
+            kinds.setdefault((groups[number].kind, *map(type, parts), *forms, *mixtures), parts)
         return tuple(kinds.values())
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
