@@ -23,6 +23,13 @@ def _load_item(items_ptr, item):
 
 
 @triton.jit
+def _load_tokens(item, order_ptr, i):
+    """An item's i-th tokens, 0 behind the last."""
+    _, _, _, place, count = item
+    return tl.load(order_ptr + place + i, mask=i < count, other=0).to(tl.int64)
+
+
+@triton.jit
 def _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K: tl.constexpr):
     """A [WARPS, 16, PIECE] of an item's ranks and some elements; the pointers to it."""
     slot, rank, first, _, count = item
@@ -53,7 +60,7 @@ def shrink_kernel(
 ):  # fmt: skip
     """Program (part and split, i): shrunk[split, t, part RANK + r] = x[t, slice] A[part, r, slice]^T for tokens t and ranks r of every so manieth item.
 
-    Each warp multiplies a piece of a step by itself. The first A is in flight before the wait. One token is multiplied by the norm's weight, and on the CUDA cores; its
+    Each warp multiplies a piece of a step by itself. The first tokens and A are in flight before the wait, and nothing is asked for behind the last item. One token is multiplied by the norm's weight, and on the CUDA cores; its
     factor 1 / rms is left to who reads the sums.
     """
     let_next_start(PDL)
@@ -67,12 +74,12 @@ def shrink_kernel(
     if norm_ptr is not None:
         norm_ptrs = norm_ptr + start + ks
     item = _load_item(items_ptr, tl.program_id(1))
+    tokens = _load_tokens(item, order_ptr, i)
     a, a_ptrs = _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
     num_items = tl.load(items_ptr)
     wait_for_last(PDL)
     for number in tl.range(tl.program_id(1), num_items, tl.num_programs(1), num_stages=1):
-        _, _, first, place, count = item
-        tokens = tl.load(order_ptr + place + i, mask=i < count, other=0).to(tl.int64)
+        _, _, first, _, count = item
         x_ptrs = x_ptr + tokens[None, :, None] * x_stride + start + ks
         present = (i < count)[None, :, None]
         x = tl.load(x_ptrs, mask=present & (ks < left), other=0.0)
@@ -87,8 +94,10 @@ def shrink_kernel(
         columns = part * RANK + first + units
         shrunk_ptrs = shrunk_ptr + split * split_stride + tokens[:, None] * WIDTH + columns[None, :]
         tl.store(shrunk_ptrs, tl.sum(sums, 0), mask=(i < count)[:, None])
-        item = _load_item(items_ptr, tl.minimum(number + tl.num_programs(1), num_items))
-        a, a_ptrs = _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
+        if number + tl.num_programs(1) < num_items:
+            item = _load_item(items_ptr, number + tl.num_programs(1))
+            tokens = _load_tokens(item, order_ptr, i)
+            a, a_ptrs = _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
 
 
 @triton.jit
