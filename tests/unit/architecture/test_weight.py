@@ -15,13 +15,13 @@ CLUSTER_BOUND = 4500
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3958,
+    "ports": 3998,
     "domain": 8862,
     "kernels": 14360,
     "adapters/pytorch": 15300,
     "adapters": 10965,
     "entrypoints/server": 10790,
-    "entrypoints": 11576,
+    "entrypoints": 11750,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
