@@ -20,12 +20,13 @@ import attrs
 
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.traffic import TracedRequest
 from nanoserve_cluster.domain.routing.policies import POLICIES
 from nanoserve_cluster.domain.simulation.summary import summarise
 from nanoserve_cluster.domain.simulation.workload import WorkloadShape
 from nanoserve_cluster.entrypoints.simulate.assembly import ReplicaShape, draw_load, simulate
 from nanoserve_cluster.entrypoints.simulate.hardware import GPUS, kv_blocks, step_cost
-from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, TracedRequest
+from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun
 
 BLOCK_SIZE = 64
 CHAT = WorkloadShape(rate=1.0, duration=1.0)

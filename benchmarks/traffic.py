@@ -62,6 +62,7 @@ from nanoserve.entrypoints.bench.serving.client import (
     run_loop,
 )
 from nanoserve.entrypoints.bench.serving.level import LoadLevel, judge
+from nanoserve.entrypoints.bench.serving.request_files import read_requests
 from nanoserve.entrypoints.client.server import (
     DONE,
     EventReader,
@@ -70,7 +71,6 @@ from nanoserve.entrypoints.client.server import (
     read_address,
 )
 from nanoserve.ports.errors import BadValueError, NanoserveError
-from nanoserve_cluster.adapters.request_files import read_requests
 
 WARMUP: Final = 16
 COLUMNS: Final = {

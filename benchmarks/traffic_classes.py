@@ -10,10 +10,9 @@ from typing import Final
 import attrs
 
 from nanoserve.entrypoints.bench.serving.client import draw_schedule
-from nanoserve_cluster.ports.simulation import TracedRequest
+from nanoserve.entrypoints.bench.serving.request_files import IDS, prompt_ids
+from nanoserve.ports.traffic import TracedRequest
 
-IDS: Final = range(20, 1000)
-"""Prompts are drawn from these ids, which every model has; the lowest ones are often special tokens."""
 MOST: Final = 8
 """Log-normal lengths are cut at so many times their median."""
 
@@ -120,20 +119,8 @@ def draw_sessions(
 
 def traced_sessions(requests: Iterable[TracedRequest], scale: float = 1.0) -> list[Session]:
     """A trace as sessions of one turn each, with lengths and times multiplied; equal pieces of prompts are equal ids."""
-    return [
-        Session(
-            scale * each.at,
-            (Turn(_pieces(each, scale), max(1, round(scale * each.output_tokens)), 0.0),),
-        )
-        for each in requests
-    ]
-
-
-def _pieces(request: TracedRequest, scale: float) -> tuple[int, ...]:
-    lengths = [(piece, max(1, round(scale * length))) for piece, length in request.prompt]
-    return tuple(
-        token for piece, length in lengths for token in _tokens(random.Random(f"piece {piece}"), length)
-    )
+    scaled = (each.scaled(scale) for each in requests)
+    return [Session(each.at, (Turn(tuple(prompt_ids(each)), each.output_tokens, 0.0),)) for each in scaled]
 
 
 def _starts(

@@ -48,35 +48,6 @@ class ComputedStep:
 
 
 @attrs.frozen(kw_only=True)
-class TracedRequest:
-    """One request of a trace, without words.
-
-    Attributes:
-        at: seconds since the trace began.
-        prompt: pieces (id, tokens): equal ids are equal text. A piece that is an answer has the id of the piece before it, and 1 more.
-        output_tokens: how many the answer has.
-        affinity: equal for the requests of one conversation.
-    """
-
-    at: float
-    prompt: tuple[tuple[int, int], ...]
-    output_tokens: int
-    affinity: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return sum(count for _, count in self.prompt)
-
-    def token_ids(self) -> tuple[int, ...]:
-        """The prompt, token by token."""
-        ids: list[int] = []
-        for piece, count in self.prompt:
-            ids += [piece] * count
-        return tuple(ids)
-
-
-@attrs.frozen(kw_only=True)
 class Outage:
     """Replicas die together at `at`, with all that they were doing, and are back `seconds` later with empty caches."""
 

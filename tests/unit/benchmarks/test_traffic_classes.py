@@ -14,7 +14,6 @@ from benchmarks.traffic_classes import (
     CLASSES,
     CONVERSATIONS,
     FEW_SHOT,
-    IDS,
     MOST,
     RAG,
     STEADY,
@@ -24,7 +23,8 @@ from benchmarks.traffic_classes import (
     draw_sessions,
     traced_sessions,
 )
-from nanoserve_cluster.ports.simulation import TracedRequest
+from nanoserve.entrypoints.bench.serving.request_files import IDS
+from nanoserve.ports.traffic import TracedRequest
 
 COUNT = 60
 

@@ -74,7 +74,7 @@ _SERVED_MODEL: Final = attrs.evolve(
     default="",
 )
 _LENGTHS: Final = {
-    "num_prompts": "Requests at each rate or concurrency; 100 if not given.",
+    "num_prompts": "Requests at each rate or concurrency; 100 if not given. Of a trace the first ones, or all.",
     "input_len": "Tokens (for chats: words) of each prompt; 256 if not given.",
     "output_len": "Tokens of each answer; 128 if not given.",
 }
@@ -87,6 +87,11 @@ _LENGTHS: Final = {
         "Load": (
             *settings_of(command_settings.ServeBenchSettings),
             *(attrs.evolve(each, summary=_LENGTHS[each.name]) for each in options.named(_BENCH, *_LENGTHS)),
+            options.option(
+                "--trace",
+                "trace_file",
+                help="Send the requests of a published trace at their times: Mooncake's JSON lines, or Azure's table.",
+            ),
             _json_file("Write every number of every request here."),
             options.option("--plot", "plot_file", help="Draw latency against throughput into this PNG file."),
         ),

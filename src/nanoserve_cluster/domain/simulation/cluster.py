@@ -31,6 +31,7 @@ import attrs
 from nanoserve.ports.errors import BadValueError, RequestRefusedError
 from nanoserve.ports.events import SequencePreempted, TokensGenerated
 from nanoserve.ports.request import FinishReason
+from nanoserve.ports.traffic import TracedRequest
 from nanoserve_cluster.domain.routing.prefix_index import PrefixIndex
 from nanoserve_cluster.domain.routing.router import Router
 from nanoserve_cluster.domain.simulation.replica import Attempt, SimulatedEngine, SimulatedReplica
@@ -44,7 +45,6 @@ from nanoserve_cluster.ports.simulation import (
     Scenario,
     ServedRequest,
     SimulatedRun,
-    TracedRequest,
 )
 
 

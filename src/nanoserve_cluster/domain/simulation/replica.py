@@ -11,9 +11,10 @@ from nanoserve.ports.driving import EngineHandle
 from nanoserve.ports.events import EngineEvent
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.traffic import TracedRequest
 from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.domain.simulation.cost_runner import CostRunner
-from nanoserve_cluster.ports.simulation import ComputedStep, TracedRequest, VirtualClock
+from nanoserve_cluster.ports.simulation import ComputedStep, VirtualClock
 
 
 @attrs.frozen

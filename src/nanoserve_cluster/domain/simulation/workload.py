@@ -17,7 +17,8 @@ from typing import Final
 import attrs
 
 from nanoserve.ports.checks import check_integer, check_number
-from nanoserve_cluster.ports.simulation import RandomSource, TracedRequest
+from nanoserve.ports.traffic import TracedRequest
+from nanoserve_cluster.ports.simulation import RandomSource
 
 _SIGMA: Final = 0.6
 """The standard deviation of the logarithm of a length: the 99th percentile is about 3.4 times the mean."""

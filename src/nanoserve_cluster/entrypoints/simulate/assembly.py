@@ -12,11 +12,12 @@ from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import CacheGroup
+from nanoserve.ports.traffic import TracedRequest
 from nanoserve_cluster.domain.simulation.cluster import Cluster
 from nanoserve_cluster.domain.simulation.cost_runner import CostRunner
 from nanoserve_cluster.domain.simulation.replica import SimulatedEngine
 from nanoserve_cluster.domain.simulation.workload import WorkloadShape, draw_trace
-from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, TracedRequest, VirtualClock
+from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, VirtualClock
 from nanoserve_cluster.ports.step_cost import StepCost, StepWork
 
 MANY_TOKENS: Final = 2**62

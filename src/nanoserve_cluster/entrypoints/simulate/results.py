@@ -9,7 +9,8 @@ import attrs
 
 from nanoserve.entrypoints.bench.report import number, show, table
 from nanoserve.entrypoints.bench.serving.level import GOOD_ENOUGH
-from nanoserve_cluster.ports.simulation import RunFigures, Scenario, SimulatedRun, TracedRequest
+from nanoserve.ports.traffic import TracedRequest
+from nanoserve_cluster.ports.simulation import RunFigures, Scenario, SimulatedRun
 
 _REFUSED: Final = {
     "PromptTooLongError": "have prompts longer than --max-model-len",

@@ -10,13 +10,14 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.bench.report import check_plot, check_writable, doing, head, write_report
+from nanoserve.entrypoints.bench.serving.request_files import read_requests
 from nanoserve.entrypoints.compose.bootstrap import read_model_spec
 from nanoserve.entrypoints.compose.choices import choose_sizes
 from nanoserve.entrypoints.compose.config.configuration import Configuration
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.adapters.request_files import read_requests
+from nanoserve.ports.traffic import TracedRequest
 from nanoserve_cluster.domain.routing.policies import POLICIES
 from nanoserve_cluster.domain.simulation.summary import JUDGED, by_window, summarise
 from nanoserve_cluster.domain.simulation.workload import WorkloadShape
@@ -32,14 +33,7 @@ from nanoserve_cluster.entrypoints.simulate.calibration import LIMITS, MeasuredR
 from nanoserve_cluster.entrypoints.simulate.hardware import GPUS, check_simulated, kv_blocks, step_cost
 from nanoserve_cluster.entrypoints.simulate.results import SimulatedCase, draw_windows, show_cases
 from nanoserve_cluster.entrypoints.simulate.settings import ClusterSettings, TrafficSettings
-from nanoserve_cluster.ports.simulation import (
-    Incident,
-    Outage,
-    RollingRestart,
-    ScaleUp,
-    Scenario,
-    TracedRequest,
-)
+from nanoserve_cluster.ports.simulation import Incident, Outage, RollingRestart, ScaleUp, Scenario
 
 DEFAULT_MODEL: Final = "shape:llama-3.1-8b"
 DEFAULT_LOAD: Final = 0.8

@@ -12,10 +12,11 @@ from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.trace import TraceRecord
+from nanoserve.ports.traffic import TracedRequest
 from nanoserve_cluster.domain.simulation.cluster import Cluster
 from nanoserve_cluster.domain.simulation.cost_runner import CostRunner
 from nanoserve_cluster.domain.simulation.replica import SimulatedEngine
-from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, TracedRequest, VirtualClock
+from nanoserve_cluster.ports.simulation import Scenario, SimulatedRun, VirtualClock
 from nanoserve_cluster.ports.step_cost import StepCost
 
 COST = StepCost(weights=1.0, token=0.1)

@@ -283,9 +283,13 @@ class RequestShape:
 
     def draw(self, draw: random.Random) -> bytes:
         """One request with a random prompt."""
+        return self.ask(draw.choices(range(self.vocab_size or len(WORDS)), k=self.input_len))
+
+    def ask(self, tokens: Sequence[int]) -> bytes:
+        """One request for these ids, or for a word for each of them where the server gets words."""
         if self.endpoint == "completions" and self.vocab_size is not None:
-            return self.request({"prompt": draw.choices(range(self.vocab_size), k=self.input_len)})
-        text = " ".join(draw.choices(WORDS, k=self.input_len))
+            return self.request({"prompt": tokens})
+        text = " ".join(WORDS[token % len(WORDS)] for token in tokens)
         if self.endpoint == "chat":
             return self.request({"messages": [{"role": "user", "content": text}]})
         return self.request({"prompt": text})
@@ -307,13 +311,15 @@ class RequestShape:
 
 @attrs.frozen(kw_only=True)
 class OfferedLoad:
-    """Requests per second of an open loop, or the most that are unanswered in a closed one."""
+    """Requests per second of an open loop, or the most that are unanswered in a closed one; neither where requests have times of their own."""
 
     rate: float | None = None
     concurrency: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.rate:g} req/s" if self.rate is not None else f"{self.concurrency} at once"
+        if self.rate is not None:
+            return f"{self.rate:g} req/s"
+        return "the trace's times" if self.concurrency is None else f"{self.concurrency} at once"
 
 
 @attrs.frozen(kw_only=True)

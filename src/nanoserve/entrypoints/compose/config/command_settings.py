@@ -159,5 +159,6 @@ class ServeBenchSettings:
     slo: tuple[tuple[str, float], ...] = setting(
         (), _OBJECTIVES, "Most milliseconds of a good request: ttft:500,itl:50,tpot:50,e2e:5000."
     )
+    trace_scale: float = setting(1.0, number(above=0.0), "Multiplies the lengths and times of a --trace.")
     warmup_requests: int = setting(4, integer(low=1), "Requests sent before, and not counted.")
     client_timeout: float = setting(600.0, number(above=0.0), "Seconds after which a request is given up.")

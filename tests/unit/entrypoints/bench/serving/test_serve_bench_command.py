@@ -100,6 +100,55 @@ def test_a_sweep_shows_its_loads_in_order_and_draws_them(
     assert report["knee"]["best_within_slo"] == 2
 
 
+@pytest.fixture
+def trace(tmp_path: pathlib.Path) -> str:
+    """Two requests with a common block, 300 ms apart, and one more that is longer than the server's context."""
+    lines = [
+        {"timestamp": 0, "input_length": 900, "output_length": 7, "hash_ids": [50, 60]},
+        {"timestamp": 300, "input_length": 900, "output_length": 4, "hash_ids": [50, 61]},
+        {"timestamp": 900, "input_length": 5000, "output_length": 4, "hash_ids": [*range(10)]},
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_a_trace_comes_at_its_times_and_shares_what_it_shares(
+    server: TimedServer, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, trace: str, endpoint: str
+) -> None:
+    path = tmp_path / "out.json"
+    asked = ("--trace", trace, "--num-prompts", "2", "--trace-scale", "0.5", "--warmup-requests", "1")
+    assert bench("--url", server.url, *asked, "--endpoint", endpoint, "--json", str(path)) == 0
+    assert f"{endpoint}: {trace}" in capsys.readouterr().out.replace("\n", "")
+    _, *bodies = server.bodies
+    said = [each["prompt"] if "prompt" in each else each["messages"][0]["content"].split() for each in bodies]
+    first, second = said
+    assert [len(each) for each in said] == [450, 450]
+    assert first[:256] == second[:256]
+    assert first[256:] != second[256:]
+    assert [each["max_tokens"] for each in bodies] == [4, 2]
+    (level,) = json.loads(path.read_text())["levels"]
+    assert [each["scheduled"] for each in level["outcomes"]] == [0, 150]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "trace_scale: the longest request of the trace has 5004 tokens"),
+        ((), "and timed takes 4096: try 0.818"),
+        (("--concurrency", "3"), "concurrency: is for drawn requests"),
+        (("--output-len", "3"), "output_len: is for drawn requests"),
+    ],
+)
+def test_a_trace_that_does_not_fit_is_refused_before_anything_is_sent(
+    server: TimedServer, capsys: pytest.CaptureFixture[str], trace: str, arguments: tuple[str, ...], said: str
+) -> None:
+    assert bench("--url", server.url, "--trace", trace, *arguments) != 0
+    assert said in capsys.readouterr().err
+    assert not server.bodies
+
+
 def test_failures_are_listed_by_kind(server: TimedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.behaviour.refuse = (4, 503)
     assert bench("--url", server.url, "--num-prompts", "14", *SMALL) == 0

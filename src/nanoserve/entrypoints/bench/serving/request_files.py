@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import pathlib
+import random
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -17,7 +18,7 @@ import attrs
 import msgspec
 
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.ports.simulation import TracedRequest
+from nanoserve.ports.traffic import TracedRequest
 
 MOONCAKE_BLOCK: Final = 512
 AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -25,6 +26,19 @@ _FORMATS: Final = (
     'Mooncake\'s JSON lines ({"timestamp": ..., "input_length": ..., "output_length": ..., "hash_ids": [...]}) '
     f"or Azure's table ({','.join(AZURE_COLUMNS)})"
 )
+
+
+IDS: Final = range(20, 1000)
+"""Prompts are drawn from these ids, which every model has; the lowest ones are often special tokens."""
+
+
+def prompt_ids(request: TracedRequest) -> list[int]:
+    """A prompt in ids that a model has: those of a piece are drawn, and the same for equal pieces."""
+    ids: list[int] = []
+    for piece, count in request.prompt:
+        draw = random.Random(f"piece {piece}")  # noqa: S311 - a benchmark wants repeatable numbers
+        ids += draw.choices(IDS, k=count)
+    return ids
 
 
 class _MooncakeLine(msgspec.Struct):

@@ -4,8 +4,8 @@ import pathlib
 
 import pytest
 
+from nanoserve.entrypoints.bench.serving.request_files import read_requests
 from nanoserve.ports.errors import BadValueError
-from nanoserve_cluster.adapters.request_files import read_requests
 
 MOONCAKE = """\
 {"timestamp": 3500, "input_length": 1100, "output_length": 52, "hash_ids": [46, 47, 9]}
