@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.pytorch.sampling import drawn_from, score_tensors
+from nanoserve.adapters.pytorch.sampling.logprobs import likeliest
 from nanoserve.adapters.pytorch.sampling.row_settings import device_settings
 from nanoserve.kernels.sampling import reference
 from nanoserve.ports.step import RowSampling
@@ -34,13 +35,15 @@ def test_the_likeliest_token_has_rank_one_also_on_a_tie() -> None:
     assert entry.rank == 1
 
 
-def test_which_of_equally_likely_tokens_are_reported_does_not_depend_on_what_other_rows_report() -> None:
-    logits = torch.randn(2, 900, generator=torch.Generator().manual_seed(1)).mul(2).round()
-    alone, _ = score_tensors(logits, TOKENS[:2], (3, 0)).read()
-    beside, _ = score_tensors(logits, TOKENS[:2], (3, 400)).read()
-    likely = sorted(range(900), key=lambda token: (-float(logits[0, token]), token))
-    assert beside == alone
-    assert [token for token, _ in alone.top] == likely[:3]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_which_of_equally_likely_tokens_are_reported_does_not_depend_on_what_other_rows_report(
+    dtype: torch.dtype,
+) -> None:
+    logits = torch.randn(40, 900, generator=torch.Generator().manual_seed(1)).mul(2).round().to(dtype)
+    logits[:, 800:] = -math.inf
+    for count in (1, 3, 400, 850):
+        for row, ids in zip(logits.tolist(), likeliest(logits, count).tolist(), strict=True):
+            assert ids == sorted(range(900), key=lambda token: (-row[token], token))[:count]
 
 
 def test_logits_that_are_not_numbers_are_scored_too() -> None:

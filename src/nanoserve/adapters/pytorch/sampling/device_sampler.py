@@ -16,7 +16,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.sampling.bias import LogitBias
 from nanoserve.adapters.pytorch.sampling.dense_penalties import DensePenalties
 from nanoserve.adapters.pytorch.sampling.exclusions import Exclusions
-from nanoserve.adapters.pytorch.sampling.logprobs import Scores, drawn_from, pack, unpack
+from nanoserve.adapters.pytorch.sampling.logprobs import Scores, drawn_from, likeliest, pack, unpack
 from nanoserve.adapters.pytorch.sampling.part import SamplerPart, SamplerParts
 from nanoserve.adapters.pytorch.sampling.row_settings import DeviceSettings, device_settings
 from nanoserve.kernels.logits.launch import token_logprobs
@@ -57,10 +57,10 @@ def score_on_device(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Sc
     )  # of its own: halves of one tensor would not always be aligned for the kernel
     ranks = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     token_logprobs(logits, token_ids, logprobs=logprobs, ranks=ranks, totals=totals)
-    largest = logits.topk(min(max(top, default=0), vocab_size), dim=-1)
-    top_logprobs = largest.values.float() - totals[:, None]
+    ids = likeliest(logits, min(max(top, default=0), vocab_size))
+    top_logprobs = logits.gather(-1, ids).float() - totals[:, None]
     tokens = torch.where(token_ids < 0, -1 - token_ids, token_ids)
-    return Scores(tokens, logprobs, ranks, largest.indices, top_logprobs, tuple(top))
+    return Scores(tokens, logprobs, ranks, ids, top_logprobs, tuple(top))
 
 
 def pack_scores(logits: Tensor, token_ids: Tensor, rows: tuple[int, ...], top: Sequence[int]) -> PackedScores:

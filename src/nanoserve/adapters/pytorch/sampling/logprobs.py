@@ -72,26 +72,40 @@ def unpack(packed: Tensor, top: Sequence[int]) -> list[TokenLogprobs]:
 def score_tensors(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scores:
     """Log-softmax at `token_ids` [n] of logits [n, vocab] float32, with the `top[i]` likeliest beside them.
 
-    A token's rank is one more than the number of strictly likelier tokens. Of equally likely ones, those with the lowest ids come first on a CPU.
+    A token's rank is one more than the number of strictly likelier tokens. Of equally likely ones, those with the lowest ids come first.
     """
     total = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(-1, token_ids[:, None])
     ranks = (logits > own).sum(-1) + 1
     count = min(max(top, default=0), logits.shape[-1])
-    ids = _likeliest(logits, count) if logits.device.type == "cpu" and count else logits.topk(count).indices
+    ids = likeliest(logits, count)
     return Scores(token_ids, (own - total)[:, 0], ranks, ids, logits.gather(-1, ids) - total, tuple(top))
 
 
-def _likeliest(logits: Tensor, count: int) -> Tensor:
-    """The ids [n, count] of the largest of logits [n, vocab] float32, of equal ones the lowest.
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """The ids [n, count] of the largest of logits [n, vocab] of any float dtype, of equal ones the lowest; the host waits for nothing.
 
-    Which of equal ones `topk` finds depends on `count`, and so on what other rows of the step report.
+    Which of equal ones `topk` finds depends on `count`, and so on what other rows of the step report. Here it finds the last value, and then
+    which of the tokens that have it come first.
     """
-    largest = logits.topk(count, dim=-1)
-    for row, ids, least in zip(logits, largest.indices, largest.values[:, -1], strict=True):
-        found = (~(row < least)).nonzero()[:, 0]  # in the order of ids; NaN is among them, as `topk` has it
-        ids.copy_(found[row[found].argsort(descending=True, stable=True)[:count]])
-    return largest.indices
+    num_rows, vocab_size = logits.shape
+    if not count or not num_rows:
+        return torch.empty(num_rows, count, dtype=torch.int64, device=logits.device)
+    ids = torch.arange(vocab_size, dtype=torch.int32, device=logits.device)
+    found = list[Tensor]()
+    for start in range(0, num_rows, _ROWS_AT_ONCE):
+        part = logits[start : start + _ROWS_AT_ONCE]
+        values, larger = part.topk(count, dim=-1)
+        last = values[:, -1:]
+        equal = torch.where(part == last, ids, vocab_size).topk(count, largest=False).values.long()
+        either = torch.where(values <= last, vocab_size, larger)  # NaN is the largest, as `topk` has it
+        either = torch.cat((either, equal), dim=-1).sort(dim=-1).values
+        at_most = torch.where(
+            either < vocab_size, part.gather(-1, either.clamp(max=vocab_size - 1)), -torch.inf
+        )
+        order = at_most.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+        found.append(either.gather(-1, order).clamp(max=vocab_size - 1))
+    return torch.cat(found)
 
 
 def drawn_from(logits: Tensor, token_ids: Tensor, settings: Sequence[DeviceSettings]) -> Tensor:
