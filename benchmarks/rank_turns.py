@@ -94,7 +94,8 @@ def main() -> None:
         return
     joins = [Join(number, options.ranks, {}) for number in range(1, options.ranks)]
     command = (sys.executable, "-m", "benchmarks.rank_turns", "--follow")
-    ranks = Ranks([Rank.launch(join.rank, command) for join in joins], joins)
+    ranks = Ranks([Rank.launch(join.rank, command) for join in joins])
+    ranks.join(joins)
     leading: LeadingRunner[Any] = LeadingRunner(Idle(), ranks, is_watchful=False)
     alone, led = (Subject(runner, options.rows) for runner in (Idle(), leading))
     for _ in range(ROUNDS):

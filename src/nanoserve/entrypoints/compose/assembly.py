@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -13,6 +14,9 @@ from nanoserve.ports.engine_facts import EngineFacts
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.pooling import PoolerSpec
 from nanoserve.ports.sampling import SamplingDefaults
+
+if TYPE_CHECKING:
+    from nanoserve.adapters.engine_process.ranks.leader import Ranks
 
 Observed = Callable[[Sequence[int]], driven.Activations]
 """Our model's forward pass over one prompt, layer by layer."""
@@ -69,6 +73,7 @@ class Survey:
         folder: None for a shape with random weights.
         parked: KV blocks of each cache group, of an engine that is to sleep beside another one; empty for others.
         draft: the folder of a head that drafts.
+        others: the processes of the other ranks; None if the model is not split.
     """
 
     spec: ModelSpec
@@ -77,6 +82,7 @@ class Survey:
     dtype: str
     parked: tuple[int, ...] = ()
     draft: str | None = None
+    others: Ranks | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -55,7 +55,7 @@ def assemble(
     """
     refuse_shape(settings.model, "generate text")
     watch = watch or Stopwatch()
-    found = survey(settings, watch)
+    found = survey(settings, watch, leads=True)
     from nanoserve.entrypoints.compose.building import build_assembly  # noqa: PLC0415 - loads torch
 
     return build_assembly(settings, attrs.evolve(found, parked=num_blocks), watch)
@@ -79,7 +79,7 @@ def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
     if settings.kv_cache_dtype != "auto":
         message = "rounds keys and values, as transformers does not; leave it out to verify"
         raise BadValueError("kv_cache_dtype", f"{settings.kv_cache_dtype} {message}")
-    found = survey(settings)
+    found = survey(settings, leads=True)
     if any(isinstance(group.kind, Uncached) for group in found.spec.cache_groups):
         raise BadValueError(
             "model", "is an encoder, which writes no text to compare; try it with `nanoserve embed`"
@@ -92,14 +92,16 @@ def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
 def assemble_bench(settings: EngineSettings, watch: Stopwatch | None = None) -> BenchParts:
     """An engine without tokenizer, over a model's own weights or random ones of a shape; `watch` times its start."""
     watch = watch or Stopwatch()
-    found = survey(settings, watch)
+    found = survey(settings, watch, leads=True)
     from nanoserve.entrypoints.compose.building import build_bench  # noqa: PLC0415 - loads torch
 
     return build_bench(settings, found, watch)
 
 
-def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
+def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: bool = False) -> Survey:
     """Find a model and decide where and in which numbers it is computed, without loading its weights.
+
+    With `leads` the other ranks' processes start, so that they import what they need while this one does.
 
     Raises `ModelLoadError` or `BadValueError`.
     """
@@ -111,13 +113,18 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None) -> Survey:
     if settings.draft is not None:
         draft = _resolve(settings.draft)
         spec = attrs.evolve(spec, draft=read_draft(draft, spec, folder))
+    others = None
+    if leads and settings.tensor_parallel_size > 1:
+        from nanoserve.adapters.engine_process.ranks.leader import launch_ranks  # noqa: PLC0415 - few have them
+
+        others = launch_ranks("nanoserve.entrypoints.compose.follower", settings.tensor_parallel_size)
     prepare_process()
     if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()
     from nanoserve.entrypoints.compose.building import survey_device  # noqa: PLC0415 - loads torch
 
     watch.lap("imports")
-    found = attrs.evolve(survey_device(settings, spec, folder), draft=draft)
+    found = attrs.evolve(survey_device(settings, spec, folder), draft=draft, others=others)
     watch.lap("device")
     return found
 

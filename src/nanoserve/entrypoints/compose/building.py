@@ -131,18 +131,14 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
     """The part of a rank other than the first: the bytes free beside it, and the function that makes its runner when all ranks have met."""
     communicator = GlooRanks(rank, settings.tensor_parallel_size)
     loaded = _load(settings, found, Stopwatch(), communicator)
-
     weights = ModelWeights(loaded.model, found.folder, settings.quantization)
 
     def make(build: Build) -> tuple[TorchRunner | CudaRunner, ModelWeights]:
-        def meet(_: object = None) -> None:
-            communicator.meet(build.port)
-
         if found.device == "cuda":
-            runner, _ = _make_gpu_runner(settings, loaded, build.sizes, None, ranks=communicator, meet=meet)
-            return runner, weights
+            others: Any = {"ranks": communicator, "meet": lambda _: communicator.meet(build.port)}
+            return _make_gpu_runner(settings, loaded, build.sizes, None, **others)[0], weights
         made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
-        meet()
+        communicator.meet(build.port)
         return made, weights
 
     return available_memory(devices.DEVICES[found.device]), make
@@ -175,9 +171,8 @@ def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: 
     loaded = _load(settings, found, watch, group.communicator)
     free = min(*group.others.loaded(), available_memory(devices.DEVICES[found.device]))
     watch.lap("other ranks")
-    if found.device == "cpu":
-        free //= settings.tensor_parallel_size
-    return attrs.evolve(loaded, group=group, available=free)
+    sharing = settings.tensor_parallel_size if found.device == "cpu" else 1
+    return attrs.evolve(loaded, group=group, available=free // sharing)
 
 
 def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Communicator = ALONE) -> _Loaded:

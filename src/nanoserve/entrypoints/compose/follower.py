@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 
@@ -10,7 +11,7 @@ from nanoserve.adapters.engine_process.ranks.follower import MakeRunner, follow
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.entrypoints.compose.bootstrap import survey
 from nanoserve.entrypoints.compose.config.configuration import argument_settings
-from nanoserve.entrypoints.compose.process import silence_warnings
+from nanoserve.entrypoints.compose.process import prepare_process, silence_warnings
 
 
 def main() -> int:
@@ -19,15 +20,15 @@ def main() -> int:
     become_host()
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    return follow(connection, _load, is_watchful=lambda join: bool(join.settings["paranoid"]))
+    prepare_process()
+    from nanoserve.entrypoints.compose.building import load_part  # noqa: PLC0415 - while the first rank imports
 
+    def load(join: Join) -> tuple[int, MakeRunner]:
+        os.environ.update(join.environment)
+        settings = argument_settings(join.settings)
+        return load_part(settings, survey(settings), join.rank)
 
-def _load(join: Join) -> tuple[int, MakeRunner]:
-    settings = argument_settings(join.settings)
-    found = survey(settings)
-    from nanoserve.entrypoints.compose.building import load_part  # noqa: PLC0415 - loads torch
-
-    return load_part(settings, found, join.rank)
+    return follow(connection, load, is_watchful=lambda join: bool(join.settings["paranoid"]))
 
 
 if __name__ == "__main__":

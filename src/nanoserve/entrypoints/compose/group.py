@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
-from nanoserve.adapters.engine_process.launching import own_program
-from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
+from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Ranks
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.adapters.pytorch.devices import count_gpus
 from nanoserve.adapters.pytorch.models import split_spec
@@ -17,9 +16,6 @@ from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.entrypoints.compose.assembly import Survey
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_facts import EngineSizes
-
-FOLLOWER_COMMAND: Final = own_program("nanoserve.entrypoints.compose.follower")
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 @attrs.frozen(eq=False)
@@ -53,21 +49,18 @@ def start_group(settings: EngineSettings, found: Survey) -> RankGroup | None:
     """The other ranks, which begin to load their parts; None if the model is not split. Raises `BadValueError` or `RunnerLostError`."""
     size = settings.tensor_parallel_size
     split_spec(found.spec, size, expert_parallel=settings.expert_parallel)
-    if size == 1:
+    if found.others is None:
         return None
     same = attrs.asdict(settings) | {"device": found.device, "dtype": found.dtype}
     if found.folder is not None:
         same |= {"model": found.folder, "revision": None}
-    joins = [Join(rank, size, same) for rank in range(1, size)]
-    others = [
-        Rank.launch(join.rank, FOLLOWER_COMMAND, _own_gpu(join.rank) if found.device == "cuda" else None)
-        for join in joins
-    ]
-    return RankGroup(Ranks(others, joins), GlooRanks(0, size))
+    see = _own_gpu if found.device == "cuda" else lambda _: {}
+    found.others.join([Join(rank, size, same, see(rank)) for rank in range(1, size)])
+    return RankGroup(found.others, GlooRanks(0, size))
 
 
 def _own_gpu(rank: int) -> dict[str, str]:
     """Lets a rank see all GPUs, its own as the first, which is the one that a process computes on."""
-    listed = os.environ.get(VISIBLE)
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = listed.split(",") if listed else [str(number) for number in range(count_gpus())]
-    return {VISIBLE: ",".join([*names[rank:], *names[:rank]])}
+    return {"CUDA_VISIBLE_DEVICES": ",".join([*names[rank:], *names[:rank]])}

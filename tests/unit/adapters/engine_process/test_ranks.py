@@ -16,12 +16,12 @@ import pytest
 from nanoserve.adapters.engine_process.ranks import leader
 from nanoserve.adapters.engine_process.ranks.follower import follow
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner, Rank, Ranks
-from nanoserve.adapters.engine_process.wire.plans import Build, Join
+from nanoserve.adapters.engine_process.wire.plans import Build, Join, RankWire
 from nanoserve.adapters.system.process import SystemClock
 from nanoserve.domain.engine import Engine
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.errors import ModelLoadError, RunnerLostError, StepFailedError
+from nanoserve.ports.errors import BadValueError, ModelLoadError, RunnerLostError, StepFailedError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.grammar import Masks
 from nanoserve.ports.model_spec import CacheGroup
@@ -103,7 +103,8 @@ def group(
     thread = threading.Thread(target=work, daemon=True)
     process: Any = ThreadProcess(thread)
     rank = Rank(1, process, ours)
-    ranks = Ranks([rank], [Join(1, 2, {"model": "m"})])
+    ranks = Ranks([rank])
+    ranks.join([Join(1, 2, {"model": "m"})])
     own = SpyRunner()
     thread.start()
     try:
@@ -232,3 +233,22 @@ def test_a_rank_that_cannot_load_says_why() -> None:
     message = r"rank 1 could not load its part: .*no part 1 of 2 of m"
     with group(load=load) as world, pytest.raises(ModelLoadError, match=message):
         world.ranks.loaded()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"), [(BadValueError("draft", "is refused"), False), (RuntimeError("a fault"), True)]
+)
+def test_a_refusal_is_the_first_ranks_to_tell(
+    error: Exception, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Settings that one rank refuses are refused by the first one, too, which ends at once; a fault that it did not hear is printed."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(RankWire().encode(Join(1, 2, {})))
+
+        def load(_: Join) -> Any:
+            ours.close()
+            raise error
+
+        assert follow(theirs, load, is_watchful=lambda _: False) == 1
+    assert bool(capfd.readouterr().err) == is_told

@@ -15,7 +15,7 @@ def test_the_order_in_which_a_rank_sees_the_gpus(
     monkeypatch: pytest.MonkeyPatch, listed: str | None, rank: int, order: str
 ) -> None:
     monkeypatch.setattr(group, "count_gpus", lambda: 4)
-    monkeypatch.delenv(group.VISIBLE, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
-        monkeypatch.setenv(group.VISIBLE, listed)
-    assert group._own_gpu(rank) == {group.VISIBLE: order}
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert group._own_gpu(rank) == {"CUDA_VISIBLE_DEVICES": order}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import socket
 import traceback
@@ -31,10 +30,13 @@ def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[plan
     except ConnectionError:  # the first rank has closed the connection, or ended
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the first rank must know
-        with contextlib.suppress(OSError):
+        try:
             connection.sendall(wire.encode(plans.Unable(f"{type(error).__name__}: {error}")))
-            return 1
-        traceback.print_exc()
+        except OSError:
+            if not isinstance(
+                error, NanoserveError
+            ):  # such a refusal is the first rank's as well, which has said it
+                traceback.print_exc()
         return 1
     return 0
 

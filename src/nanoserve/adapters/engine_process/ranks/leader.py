@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import signal
 import socket
@@ -12,10 +11,10 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from nanoserve.adapters.engine_process.launching import start_program
+from nanoserve.adapters.engine_process.launching import own_program, start_program
 from nanoserve.adapters.engine_process.wire import plans
 from nanoserve.adapters.engine_process.wire.codec import bodies_from
 from nanoserve.ports.driven import ModelRunner
@@ -36,30 +35,22 @@ class Rank:
     """Another rank: its process, the connection to it (sockets without a name), and its `complaint`, once it has said why it cannot go on."""
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-        self.number = number
-        self.process = process
-        self.connection = connection
+        self.number, self.process, self.connection = number, process, connection
         self._wire, self._bodies = plans.RankWire(), bodies_from(connection)
         self.complaint = ""
 
     @classmethod
-    def launch(cls, number: int, command: Sequence[str], settings: Mapping[str, str] | None = None) -> Rank:
-        """Start the command with the file descriptor of its connection as the last argument, and settings of its environment.
+    def launch(cls, number: int, command: Sequence[str]) -> Rank:
+        """Start the command with the file descriptor of its connection as the last argument.
 
         A terminal's Ctrl-C is for the first rank alone: an engine's host ignores it, and what it starts does so, too; elsewhere
         the rank gets a process group of its own. Raises `RunnerLostError`.
         """
-        is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        group = None if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else 0
         ours, theirs = socket.socketpair()
         with theirs:
-            environment = None if settings is None else os.environ | settings
             try:
-                process = start_program(
-                    command,
-                    [theirs.fileno()],
-                    process_group=None if is_ignored else 0,
-                    env=environment,
-                )
+                process = start_program(command, [theirs.fileno()], process_group=group)
             except OSError as error:
                 ours.close()
                 raise RunnerLostError(f"rank {number} could not be started: {error}") from error
@@ -96,14 +87,17 @@ class Rank:
 class Ranks:
     """All ranks but the first. They end when this object is closed or forgotten, and with the thread that launched them."""
 
-    def __init__(self, others: Sequence[Rank], joins: Sequence[plans.Join]) -> None:
+    def __init__(self, others: Sequence[Rank]) -> None:
         self._others = others
         self._wire = plans.RankWire()
         self._poll = select.poll()
         for each in self._others:
             self._poll.register(each.connection, 0)  # hang-ups are reported without being asked for
         self._end = weakref.finalize(self, _end, others)
-        for each, join in zip(others, joins, strict=True):
+
+    def join(self, joins: Sequence[plans.Join]) -> None:
+        """Let each rank load its part. Raises `RunnerLostError`."""
+        for each, join in zip(self._others, joins, strict=True):
             self._send_to(each, self._wire.encode(join))
 
     def loaded(self) -> list[int]:
@@ -200,6 +194,11 @@ class Ranks:
             rank.connection.sendall(frame)
         except OSError as error:
             self.lose(error)
+
+
+def launch_ranks(module: str, size: int) -> Ranks:
+    """Start all ranks but the first, as programs of that module. Raises `RunnerLostError`."""
+    return Ranks([Rank.launch(number, own_program(module)) for number in range(1, size)])
 
 
 def _watch(

@@ -23,11 +23,12 @@ from nanoserve.ports.step import (
 
 
 class Join(msgspec.Struct, array_like=True, tag=0):
-    """Load the part of `rank` among `size` ranks; `settings` are the engine's, by name. Answered by `Loaded` or `Unable`."""
+    """Load the part of `rank` among `size` ranks; `settings` are the engine's, by name, and `environment` is added to its own. Answered by `Loaded` or `Unable`."""
 
     rank: int
     size: int
     settings: dict[str, str | int | float | bool | None]
+    environment: dict[str, str] = {}
 
 
 class Build(msgspec.Struct, array_like=True, tag=1):
