@@ -21,7 +21,8 @@ from nanoserve.adapters.pytorch.cuda.linear_ops import LinearOps
 from nanoserve.adapters.pytorch.cuda.policies import Wide, policy_for
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
-from nanoserve.adapters.pytorch.layers.part import Part, Product
+from nanoserve.adapters.pytorch.layers.part import Part
+from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models.eagle import EagleHead

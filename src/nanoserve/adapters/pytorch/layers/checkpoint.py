@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import Linear
+
+Storable = Sequence[tuple[nn.Module, str]]
+"""Parameters, by module and name, that are kept as a checkpoint stores them either all or not at all."""
 
 
 class Stored(nn.Module):
@@ -24,6 +27,14 @@ class Stored(nn.Module):
     def sections(self) -> dict[str, tuple[int, ...]]:
         """Sizes of the matrices in those tensors that hold several, one behind another, each of which is split over ranks."""
         return {}
+
+    def storable(self) -> Iterable[Storable]:
+        """The parameters that may stay as a checkpoint stores them; parameter `x` then has its scales in `x_scales`."""
+        return [[(each, "weight")] for each in self.modules() if isinstance(each, Linear)]
+
+    def kept_scales(self) -> Tensor | None:
+        """Float32 [2, num_kv_heads]: scales of keys and values that a cache keeps in 8-bit floats; None where it keeps none."""
+        return None
 
     def fill_plainly(self) -> None:
         """Without a checkpoint: set plain values where random noise would be useless, such as in norms."""

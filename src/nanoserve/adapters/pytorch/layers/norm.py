@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from nanoserve.adapters.pytorch.layers.checkpoint import Stored
+from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.kernels.pointwise import layer_norm, rms_norm
 from nanoserve.ports.model_spec import NormSpec
 
@@ -18,6 +18,14 @@ class Norms:
     before: str | None
     after: str | None = None
     of_sum: str | None = None
+
+    def tensors(self, *norms: Norm | None) -> dict[str, Tensor]:
+        """The tensors of a part's norms, in the order of their names here, as a checkpoint holds them."""
+        named = zip((self.before, self.after, self.of_sum), norms, strict=True)
+        found = [
+            prefixed(name, norm.checkpoint_tensors()) for name, norm in named if name and norm is not None
+        ]
+        return {name: tensor for each in found for name, tensor in each.items()}
 
 
 class RMSNorm(Stored):

@@ -7,15 +7,14 @@ as attention over a cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-import attrs
-from torch import Tensor, nn
+from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.checkpoint import Stored
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norm, Norms, RMSNorm, make_norm
+from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec
@@ -49,13 +48,6 @@ class LinearOps(Protocol):
         """Add to the stream the weighted sum of what its experts make of each token's norm(stream)."""
 
 
-class LowRank(Protocol):
-    """Deltas that adapters add to the products of one step's T tokens."""
-
-    def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
-        """Add to `product` [T, out_features] of x [T, in_features] and a linear layer what the tokens' adapters make of x."""
-
-
 class Step(Protocol):
     """The mixing of one step's T tokens."""
 
@@ -64,35 +56,6 @@ class Step(Protocol):
 
         Also writes the layer's cache of the tokens.
         """
-
-
-@attrs.frozen(eq=False)
-class Product:
-    """One product of a model: what a device must be able to compute, and the memory that takes.
-
-    Attributes:
-        norm: comes before it; None where there is none, as where its input is no residual stream.
-        gate: the activation, if the weight's rows are those of a gate and an up projection.
-        follows: whether it reads what another product has made of the stream.
-        added: whether its result is added to the stream; `post_norm`, what norms it before.
-    """
-
-    name: str
-    linear: Linear
-    norm: Norm | None = None
-    gate: Activation | None = None
-    follows: bool = False
-    added: bool = attrs.field(default=attrs.Factory(lambda self: self.norm is None, takes_self=True))
-    post_norm: Norm | None = None
-
-    @property
-    def width(self) -> int:
-        """Elements of one row of the result."""
-        return self.linear.out_features // (1 if self.gate is None else 2)
-
-
-Storable = Sequence[tuple[nn.Module, str]]
-"""Parameters, by module and name, that are kept as a checkpoint stores them either all or not at all."""
 
 
 class Part(Stored):
@@ -113,12 +76,7 @@ class Part(Stored):
 
     def norm_tensors(self) -> dict[str, Tensor]:
         """The norms' tensors as a checkpoint holds them."""
-        tensors: dict[str, Tensor] = {}
-        names, norms = attrs.astuple(self._norms), (self.norm, self.post_norm, self.sum_norm)
-        for name, norm in zip(names, norms, strict=True):
-            if name and norm is not None:
-                tensors |= prefixed(name, norm.checkpoint_tensors())
-        return tensors
+        return self._norms.tensors(self.norm, self.post_norm, self.sum_norm)
 
     def run(self, ops: LinearOps, step: Step, /) -> None:
         """Add this part's output to the stream."""
@@ -130,12 +88,4 @@ class Part(Stored):
 
     def mixture(self) -> Mixture | None:
         """The experts, where this part is made of some."""
-        return None
-
-    def storable(self) -> Iterable[Storable]:
-        """The parameters that may stay as a checkpoint stores them; parameter `x` then has its scales in `x_scales`."""
-        return [[(each, "weight")] for each in self.modules() if isinstance(each, Linear)]
-
-    def kept_scales(self) -> Tensor | None:
-        """Float32 [2, num_kv_heads]: scales of keys and values that a cache keeps in 8-bit floats; None where it keeps none."""
         return None

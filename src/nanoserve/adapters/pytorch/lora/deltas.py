@@ -19,7 +19,7 @@ from nanoserve.ports.step import Chunk, LoraLoad
 
 @attrs.frozen(eq=False)
 class Deltas:
-    """Fulfils `layers.part.LowRank`.
+    """Fulfils `models.decoder.LowRank`.
 
     Attributes:
         groups: for each adapter the tokens that have it, int64, and its numbers.

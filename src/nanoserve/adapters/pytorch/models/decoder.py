@@ -8,7 +8,7 @@ run over the operations of `cuda/linear_ops.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -19,8 +19,9 @@ from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norm, RMSNorm, make_norm
-from nanoserve.adapters.pytorch.layers.part import LowRank, Part, Product
+from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.layers.pooled import PooledDense, make_pooled
+from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.linear import Linear, in_fixed_rows
 from nanoserve.adapters.pytorch.mixers import kind_of
@@ -283,6 +284,13 @@ class DecoderModel(nn.Module):
     def move_rotary(self, device: torch.device) -> None:
         """Compute rotations on the device where the weights are."""
         self._rotaries = make_rotaries(self.spec, device)
+
+
+class LowRank(Protocol):
+    """Deltas that adapters add to the products of one step's T tokens."""
+
+    def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
+        """Add to `product` [T, out_features] of x [T, in_features] and a linear layer what the tokens' adapters make of x."""
 
 
 class TorchLinearOps:

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from nanoserve.adapters.pytorch.layers.part import Part, Storable
+from nanoserve.adapters.pytorch.layers.checkpoint import Storable
+from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf, packed_tensors
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices

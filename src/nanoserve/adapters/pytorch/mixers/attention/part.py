@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Step
+from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.layers.rotary import gates_last, turn_heads
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import AttentionSpec

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms
-from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Step
+from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import BidirectionalSpec
 from nanoserve.ports.model_spec import ModelSpec

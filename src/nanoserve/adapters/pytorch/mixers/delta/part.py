@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed, rows
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
-from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Product, Step
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Step
+from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaWeights
 from nanoserve.ports.layer_spec import DeltaSpec
