@@ -169,7 +169,7 @@ def microseconds(runner: CudaRunner, launch: Callable[[], object]) -> float:
 def time_parts(runner: CudaRunner, batch: int, width: int) -> str:
     """Of a step over padded places: the model at this width and narrow, and the head's two parts."""
     decoding, launcher = runner._decoding, runner._launcher  # noqa: SLF001 - as above
-    key = decoding.key(batch, 512, special=False, width=width)
+    key = decoding.keys.of(batch, 512, special=False, width=width)
     places, head = decoding.sink_places[: key.places], launcher.head
     assert head is not None
     how: dict[str, Any] = {"splits": key.splits, "width": key.width}

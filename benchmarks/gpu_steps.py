@@ -90,7 +90,7 @@ def time_steps(
     for step in range(4):
         runner.collect(runner.submit(StepPlan(step=2 + step, decoding=decoding, width=width)))
     launcher = runner._decoding  # noqa: SLF001 - the benchmark times what the runner launches
-    key = launcher.key(batch, context, special=False, width=width)
+    key = launcher.keys.of(batch, context, special=False, width=width)
     times = []
     with torch.inference_mode():
         for _ in range(REPEATS):

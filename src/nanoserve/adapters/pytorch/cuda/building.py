@@ -318,7 +318,7 @@ class _Site:
         how = {"graphs": graphs, "pdl": self.pdl}
         how["propose"] = drafter(arena) if self._head is None else self._head.propose
         decoding = Decoding(launcher, rehearsal, arena, drawing, special, **how)
-        scoring, pooling = PromptScoring(), RowPooling(launcher.logits, launcher.pooled_layers)
+        scoring, pooling = PromptScoring(), RowPooling(launcher.logits.apart, launcher.pooled_layers)
         reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}
         updates = RowUpdates(arena, batches, sampler, **reads, kv=kv, loras=self.loras, records=records)
         offload = Offload(kv, sizes.host_slots) if sizes.host_slots else None

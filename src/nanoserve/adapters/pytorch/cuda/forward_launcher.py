@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
 from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
 from nanoserve.adapters.pytorch.cuda.linear_ops import LinearOps
+from nanoserve.adapters.pytorch.cuda.logits import Logits
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.policies import Invariant, Wide, policy_for
@@ -36,7 +36,7 @@ class ForwardLauncher:
         mixers: of all layers of the model; `head`: drafts, of what it taps from between layers.
         records: of the experts that tokens go through; None where they are not recorded.
         encoder: of a model that only computes whole texts.
-        multiplications: see `DecoderModel`.
+        logits: of hidden states. `multiplications`: see `DecoderModel`.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ForwardLauncher:
         self.multiplications, self.pooled_layers = model.multiplications, model.pooled_layers
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._encoder = model if isinstance(model, Encoder) else None
-        self._logit_divisor, self._logit_cap = model.spec.logit_divisor, model.spec.logit_soft_cap
         self._arena, self._space, self.mixers = arena, space, mixers
         self._sums, self._many = sums or Sums(), Invariant() if invariant else Wide()
+        self.logits = Logits(model, arena, space, self._sums, self._many.products)
 
     def decode(
         self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False, width: int = 0
@@ -81,7 +81,7 @@ class ForwardLauncher:
         self._run(self._layers, ops, step)
         if self.records is not None:
             self.records.keep_of(self._arena, self._arena.places[:0], places)
-        return self._capped(ops.logits(self._norm, self._head))
+        return self.logits.cap(ops.logits(self._norm, self._head))
 
     def mixed(
         self,
@@ -121,7 +121,7 @@ class ForwardLauncher:
         if self.records is not None:
             self.records.keep_of(arena, rows, places)
         hidden = ops.complete(self._norm)
-        return hidden if num_chosen is None or is_narrow else self.choose(hidden, num_chosen)
+        return hidden if num_chosen is None or is_narrow else self.logits.choose(hidden, num_chosen)
 
     def _embed_newest(self, places: Tensor, stream: Tensor, *, pdl: bool) -> None:
         tokens, lengths, weight = self._arena.tokens, self._arena.lengths, self._embedding.weight
@@ -136,31 +136,3 @@ class ForwardLauncher:
         for parts in layers:
             for part in parts:
                 part.run(ops, step)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
-        out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        return self._compared(hidden, out).float()
-
-    def choose(self, hidden: Tensor, count: int) -> Tensor:
-        """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
-        indices, out = self._arena.logits_indices[:count], self._space.chosen[:count]
-        return torch.index_select(hidden, 0, indices, out=out)
-
-    def chosen_logits(self, chosen: Tensor) -> Tensor:
-        """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
-        return self._compared(chosen, self._space.logits[: len(chosen)])
-
-    def _compared(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Logits [S, vocab] in `out`."""
-        head = self._head
-        self._many.products.multiply(self._space, hidden, head, self._sums.columns(out, head.out_features))
-        self._sums.gather(out)
-        return self._capped(out)
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""
-        cap = self._logit_cap
-        if self._logit_divisor != 1.0:
-            logits.div_(self._logit_divisor)
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

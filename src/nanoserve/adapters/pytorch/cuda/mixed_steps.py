@@ -112,7 +112,7 @@ class MixedSteps:
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
             if step.sampling:
-                self._launcher.chosen_logits(hidden)
+                self._launcher.logits.of(hidden)
             return MixedRun(step, self._logits[: len(step.sampling)], "eager")
         step, how = self._padded(shape, chunks, batch)
         return MixedRun(step, self._logits[: len(step.sampling)], how)
@@ -177,9 +177,9 @@ class MixedSteps:
         count, scores = len(step.sampling), list[PromptScores]()
         fetched = self._fetched(self._pooling.pool(chunks, hidden) if pooled else ())
         if scored:
-            scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits)
+            scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits.apart)
         if count:
-            self._launcher.chosen_logits(self._launcher.choose(hidden, count))
+            self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
         return MixedRun(step, self._logits[:count], "eager", tuple(scores), fetched)
 
     def _whole(
@@ -196,7 +196,7 @@ class MixedSteps:
         self._arena.flush()
         count = len(batch.places)
         # By bucket, not by count: the tilings that rehearsals have compiled are those of buckets.
-        splits = self._decoding.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
+        splits = self._decoding.keys.splits(bucket_of(max(count, 1), self._arena.sizes.max_num_seqs), longest)
         chosen = None if choose is None else len(step.sampling) + len(choose)
         hidden = self._launcher.mixed(step, count, splits=splits, num_chosen=chosen, lora_units=lora_units)
         self._let_learn(step, count, splits, len(step.sampling))
@@ -224,7 +224,7 @@ class MixedSteps:
         if shape.pools:
             self._states[shape] = hidden
         else:
-            self._launcher.chosen_logits(hidden)
+            self._launcher.logits.of(hidden)
 
     def _pooled_shape(self, chunks: Sequence[Chunk], *, chooses: bool) -> Shape | None:
         """As `_shape`, of a step that yields vectors alone."""
@@ -264,5 +264,5 @@ class MixedSteps:
         if tokens + places > sizes.max_num_batched_tokens or places + ends > chosen:
             return None
         # Rounded up, so that rows that grow seldom ask for another graph.
-        splits = self._decoding.splits(max(places, 1), 1 << (longest - 1).bit_length())
+        splits = self._decoding.keys.splits(max(places, 1), 1 << (longest - 1).bit_length())
         return self._worthwhile(Shape(tokens, places, chosen, most, splits))

@@ -12,7 +12,8 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, bucket_of, buckets, widths_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
-from nanoserve.adapters.pytorch.cuda.decoding import FIRST_GRAPHS, TYPICAL_LENGTH, Decoding, Key
+from nanoserve.adapters.pytorch.cuda.decoding import Decoding
+from nanoserve.adapters.pytorch.cuda.decoding_keys import FIRST_GRAPHS, TYPICAL_LENGTH, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
@@ -66,7 +67,7 @@ class Rehearsal:
         for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
             for adapted, width in itertools.product(ways, {1, self._arena.sizes.max_width}):
                 how: dict[str, Any] = {"special": False, "adapted": adapted, "width": width}
-                self._decoding.capture(self._decoding.key(bucket, TYPICAL_LENGTH, **how))
+                self._decoding.capture(self._decoding.keys.of(bucket, TYPICAL_LENGTH, **how))
         return self._step_seconds() if self._arena.sizes.max_width > 1 else ()
 
     def _step_seconds(self) -> tuple[tuple[int, float], ...]:
@@ -78,7 +79,7 @@ class Rehearsal:
             return ()
         found = []
         for size in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}):
-            key, ends = self._decoding.key(size, TYPICAL_LENGTH, special=False), []
+            key, ends = self._decoding.keys.of(size, TYPICAL_LENGTH, special=False), []
             for _ in range(TIMED + 1):
                 self._decoding.run(key)
                 ends.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
@@ -125,7 +126,7 @@ class Rehearsal:
             for splits in every_splits:
                 hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
                 self._learn(chunk, min(size, most_beside), splits)
-            logits = launcher.chosen_logits(launcher.choose(hidden, size))
+            logits = launcher.logits.of(launcher.logits.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._draw(shaped, size)
                 self._decoding.special.blocks.exclude(shaped)
@@ -159,6 +160,9 @@ class Rehearsal:
         """Each number of splits that a batch of this size can meet: every one is another kernel to add them up."""
         longest, found = self._arena.sizes.max_model_len, set[int]()
         while longest:
-            found |= {self._decoding.splits(bucket, longest), self._decoding.splits(bucket, longest // 2 + 1)}
+            found |= {
+                self._decoding.keys.splits(bucket, longest),
+                self._decoding.keys.splits(bucket, longest // 2 + 1),
+            }
             longest //= 2
         return found

@@ -146,7 +146,7 @@ class CudaRunner:
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         loras, special = self._launcher.loras, self._sampler.special(batch.places)
-        key = self._decoding.key(
+        key = self._decoding.keys.of(
             len(batch.places),
             longest,
             special=special or bool(plan.masked),

@@ -1,0 +1,50 @@
+"""Logits of hidden states, for tokens that are drawn from and for prompts that are scored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
+from nanoserve.adapters.pytorch.cuda.sums import Sums
+from nanoserve.adapters.pytorch.cuda.workspace import Workspace
+from nanoserve.adapters.pytorch.models import DecoderModel
+
+
+class Logits:
+    """The head of a model, multiplied by `products`; several ranks have the columns of each."""
+
+    def __init__(
+        self, model: DecoderModel, arena: Arena, space: Workspace, sums: Sums, products: VendorProducts
+    ) -> None:
+        self._head, self._arena, self._space, self._sums = model.head, arena, space, sums
+        self._products = products
+        self._divisor, self._cap = model.spec.logit_divisor, model.spec.logit_soft_cap
+
+    def apart(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
+        out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
+        return self._of(hidden, out).float()
+
+    def choose(self, hidden: Tensor, count: int) -> Tensor:
+        """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
+        indices, out = self._arena.logits_indices[:count], self._space.chosen[:count]
+        return torch.index_select(hidden, 0, indices, out=out)
+
+    def of(self, chosen: Tensor) -> Tensor:
+        """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
+        return self._of(chosen, self._space.logits[: len(chosen)])
+
+    def _of(self, hidden: Tensor, out: Tensor) -> Tensor:
+        columns = self._sums.columns(out, self._head.out_features)
+        self._products.multiply(self._space, hidden, self._head, columns)
+        self._sums.gather(out)
+        return self.cap(out)
+
+    def cap(self, logits: Tensor) -> Tensor:
+        """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""
+        cap = self._cap
+        if self._divisor != 1.0:
+            logits.div_(self._divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
