@@ -11,8 +11,7 @@ import torch
 
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.building import build_runner
-from nanoserve.adapters.pytorch.cuda.decoding_keys import Key
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key
 from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_model

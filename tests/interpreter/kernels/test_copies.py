@@ -77,7 +77,7 @@ SIZES = cases("size", [33], also=[16, 96, 1024])
 @SIZES
 @pytest.mark.parametrize("batch", [[2], [3, 0, 2, 1], [1, 1, 1], [0, 2, 1, 3, 1, 1]], ids=str)
 def test_newest(batch: list[int], size: int, inputs: Inputs) -> None:
-    agree(check_embed_newest(inputs, inputs.normal(50, size), batch), 0)
+    agree(check_embed_newest(inputs, inputs.normal(50, size), places=batch), 0)
 
 
 @SIZES
@@ -94,7 +94,7 @@ def test_the_scale_is_rounded_to_the_dtype_of_the_vectors(half: torch.dtype, dev
 
 
 def test_rows_of_an_arena_wider_than_its_tokens(inputs: Inputs) -> None:
-    agree(check_embed_newest(inputs, inputs.normal(50, 16), [3, 2, 1, 0], width=30), 0)
+    agree(check_embed_newest(inputs, inputs.normal(50, 16), places=[3, 2, 1, 0], width=30), 0)
 
 
 def test_drafts_behind_the_newest_token(inputs: Inputs) -> None:

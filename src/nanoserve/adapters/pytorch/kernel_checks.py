@@ -130,3 +130,10 @@ def of_each(
 ) -> Callable[[Bench], Iterator[Comparison]]:
     """A check of each product, or of each kind of heads, of a model."""
     return lambda bench: chain.from_iterable(check(bench.inputs, each) for each in of(bench))
+
+
+def with_each(
+    check: Callable[..., Iterator[Comparison]], of: Callable[[Bench], Iterable[tuple[Any, ...]]]
+) -> Callable[[Bench], Iterator[Comparison]]:
+    """A check with each tuple of arguments."""
+    return lambda bench: chain.from_iterable(check(bench.inputs, *each) for each in of(bench))

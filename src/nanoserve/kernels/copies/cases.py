@@ -68,9 +68,9 @@ def rows_of_tokens(inputs: Inputs, vocab_size: int, width: int = max(LENGTHS)) -
 def check_embed_newest(
     inputs: Inputs,
     weight: Tensor,
+    scale: float | None = None,
     places: Sequence[int] = (2, 0, 3, 1),
     width: int = max(LENGTHS),
-    scale: float | None = None,
 ) -> Iterator[Comparison]:
     """The newest token of each place's row; places may share one."""
     tokens = rows_of_tokens(inputs, len(weight), width)

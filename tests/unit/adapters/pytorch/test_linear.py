@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.linear import Linear, onednn, pack_linears
-from nanoserve.adapters.pytorch.linear.int4 import Int4Linear
-from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
+from nanoserve.adapters.pytorch.linear.integers import Int4Linear, Int8Linear
 from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.ports.errors import BadValueError
 

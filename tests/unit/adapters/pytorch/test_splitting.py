@@ -16,8 +16,7 @@ from torch import Tensor
 
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.spec import read_spec
-from nanoserve.adapters.pytorch.linear.int4 import Int4Linear
-from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
+from nanoserve.adapters.pytorch.linear.integers import Int4Linear, Int8Linear
 from nanoserve.adapters.pytorch.models import PAGES, DecoderModel, build_model
 from nanoserve.kernels.forms import StoredWeight
 from nanoserve.ports.errors import BadValueError, ModelLoadError

@@ -1,7 +1,7 @@
 """Steps in which every row decodes, kernel by kernel or as whole CUDA graphs.
 
 A graph is captured once per size of batch and replayed, which costs the host microseconds. Every kernel must have been compiled
-and loaded before it is captured, so each capture begins with a rehearsal. A step's key (`decoding_keys.py`) has its size and kind. Where rows follow a grammar, the forward pass is one
+and loaded before it is captured, so each capture begins with a rehearsal. A step's key (`graphs.py`) has its size and kind. Where rows follow a grammar, the forward pass is one
 graph and the draw another, because their masks come between the two.
 """
 
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.decoding_keys import DRAW_ALONE, Key, Keys
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs
+from nanoserve.adapters.pytorch.cuda.graphs import DRAW_ALONE, Graphs, Key, Keys
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 
 Propose = Callable[..., None]

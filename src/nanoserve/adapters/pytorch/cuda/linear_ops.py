@@ -24,8 +24,8 @@ from nanoserve.adapters.pytorch.cuda.low_rank import StepLoras
 from nanoserve.adapters.pytorch.cuda.many_rows import Ungated
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending, Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
-from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import LayerNorm, RMSNorm
+from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.linear.low_rank.launch import Delta, expand_into
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into, layer_norm_into

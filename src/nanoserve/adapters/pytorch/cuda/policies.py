@@ -15,8 +15,8 @@ from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy
 from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, Ungated, VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
-from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.kernels.experts.launch import choose_experts, feed_lists, feed_rows
 from nanoserve.kernels.experts.reference import Chosen

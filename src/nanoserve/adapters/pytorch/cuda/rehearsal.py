@@ -13,9 +13,9 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, bucket_of, buckets, widths_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
-from nanoserve.adapters.pytorch.cuda.decoding_keys import FIRST_GRAPHS, TYPICAL_LENGTH, Key
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.graphs import FIRST_GRAPHS, TYPICAL_LENGTH, Key
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.ports.step import Chunk
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.layers.mixture import Mixture
+from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE
 from nanoserve.adapters.pytorch.sampling import score_tensors

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Storable, prefixed, rows
-from nanoserve.adapters.pytorch.layers.mixture import Mixture
+from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
 from nanoserve.adapters.pytorch.layers.norm import Norms, RMSNorm
 from nanoserve.adapters.pytorch.layers.part import LinearOps, Part
-from nanoserve.adapters.pytorch.layers.product import Product
-from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
+from nanoserve.adapters.pytorch.layers.product import Mixture, Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.linear.plain import in_form
 from nanoserve.kernels.experts import Experts as Stack

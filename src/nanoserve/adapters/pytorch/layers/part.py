@@ -12,9 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored
-from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norm, Norms, RMSNorm, make_norm
-from nanoserve.adapters.pytorch.layers.product import Product
+from nanoserve.adapters.pytorch.layers.product import Mixture, Product
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.ports.layer_spec import Activation
 from nanoserve.ports.model_spec import ModelSpec

@@ -8,9 +8,8 @@ from typing import Final
 
 from torch import nn
 
-from nanoserve.adapters.pytorch.linear import int4, onednn
-from nanoserve.adapters.pytorch.linear.int4 import Int4Linear
-from nanoserve.adapters.pytorch.linear.int8 import Int8Linear
+from nanoserve.adapters.pytorch.linear import onednn
+from nanoserve.adapters.pytorch.linear.integers import Int4Linear, Int8Linear, fits_int4
 from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.adapters.pytorch.linear.plain import Linear
 from nanoserve.ports.errors import BadValueError
@@ -47,7 +46,7 @@ def replace_linears(model: nn.Module, make: Callable[[Linear], Linear]) -> None:
 
 
 def _pack(linear: Linear, quantization: str | None) -> Linear:
-    if quantization == "int4" and int4.fits(linear):
+    if quantization == "int4" and fits_int4(linear):
         return Int4Linear(linear)
     if quantization is not None:
         return Int8Linear(linear)

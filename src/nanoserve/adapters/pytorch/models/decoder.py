@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.experts import Experts
-from nanoserve.adapters.pytorch.layers.mixture import Mixture
 from nanoserve.adapters.pytorch.layers.norm import Norm, RMSNorm, make_norm
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.layers.pooled import PooledDense, make_pooled
-from nanoserve.adapters.pytorch.layers.product import Product
+from nanoserve.adapters.pytorch.layers.product import Mixture, Product
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.linear import Linear, in_fixed_rows
 from nanoserve.adapters.pytorch.mixers import kind_of

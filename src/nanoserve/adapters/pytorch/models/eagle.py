@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
+from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
 from nanoserve.adapters.pytorch.layers.norm import Norms, make_norm
 from nanoserve.adapters.pytorch.layers.product import Product
-from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Embedding, TorchLinearOps

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
-from nanoserve.adapters.pytorch.layers.mlp import MLP
+from nanoserve.adapters.pytorch.layers.feeds import MLP
 from nanoserve.adapters.pytorch.layers.norm import LayerNorm, Norms, make_norm
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAttention

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
+from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
 from nanoserve.adapters.pytorch.layers.norm import Norms
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 

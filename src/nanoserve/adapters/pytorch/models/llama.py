@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.layers.swiglu import SwiGLU
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 

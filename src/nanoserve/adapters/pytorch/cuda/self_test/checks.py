@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from nanoserve.adapters.pytorch.kernel_checks import (
     invariant,
     of_each,
     widths,
+    with_each,
 )
 from nanoserve.adapters.pytorch.lora.layout import Layout, Site
 from nanoserve.adapters.pytorch.mixers import KINDS
@@ -121,40 +123,12 @@ def _check_slots(bench: Bench) -> Iterator[Comparison]:
         yield from rank_sums.check_add_slots(bench.inputs, each.routing.slots, ROWS[0], size, some=True)
 
 
-def _check_gates(bench: Bench) -> Iterator[Comparison]:
-    """The gate of a batch too large for the products that have it fused in."""
-    for product in bench.products:
-        if product.gate is not None:
-            yield from pointwise.check_gated_activation(bench.inputs, ROWS[0], product.width, product.gate)
-
-
 def _check_fp8_linear(bench: Bench) -> Iterator[Comparison]:
     """Products of many rows with 8-bit floats, and the rounding of their inputs."""
     for product in bench.products:
         if takes_fp8(product.weight, bench.inputs.normal(1)):
             yield from pointwise.check_quantize_rows(bench.inputs, ROWS[0], product.weight.shape[1])
             yield from linear.check_fp8_linear(bench.inputs, product, invariant=bench.deterministic)
-
-
-def _check_packed_linear(bench: Bench) -> Iterator[Comparison]:
-    """Products of many rows with packed numbers."""
-    for product in bench.products:
-        yield from linear.check_packed_linear(bench.inputs, product)
-
-
-def _check_embedding(bench: Bench) -> Iterator[Comparison]:
-    embedding = bench.model.embedding
-    return copies.check_embed_tokens(bench.inputs, embedding.weight, embedding.scale)
-
-
-def _check_embedding_newest(bench: Bench) -> Iterator[Comparison]:
-    embedding = bench.model.embedding
-    return copies.check_embed_newest(bench.inputs, embedding.weight, scale=embedding.scale)
-
-
-def _check_drafted_draws(bench: Bench) -> Iterator[Comparison]:
-    for width in widths(bench):
-        yield from sampling.check_drafted_draws(bench.inputs, bench.spec.vocab_size, width)
 
 
 def has_head(bench: Bench) -> bool:
@@ -172,35 +146,39 @@ def _check_entering(bench: Bench) -> Iterator[Comparison]:
         )
 
 
-def _check_guesses(bench: Bench) -> Iterator[Comparison]:
-    return draft_head.check_guess_tokens(bench.inputs, bench.model.draft_head.spec.vocab_size)
+def _gates(bench: Bench) -> list[tuple[Any, ...]]:
+    """The gates of batches too large for the products that have them fused in."""
+    return [(ROWS[0], each.width, each.gate) for each in bench.products if each.gate is not None]
 
 
-def _check_kept_states(bench: Bench) -> Iterator[Comparison]:
-    for width in (1, bench.max_width):
-        yield from draft_head.check_keep_states(bench.inputs, bench.model.draft_head.spec.hidden_size, width)
+def _embedding(bench: Bench) -> list[tuple[Any, ...]]:
+    return [(bench.model.embedding.weight, bench.model.embedding.scale)]
 
 
-def _vocabulary(bench: Bench) -> list[int]:
-    return [bench.spec.vocab_size]
+def _vocabulary(bench: Bench) -> list[tuple[Any, ...]]:
+    return [(bench.spec.vocab_size,)]
+
+
+def _drafted(bench: Bench) -> list[tuple[Any, ...]]:
+    return [(bench.spec.vocab_size, width) for width in widths(bench)]
+
+
+def _head_states(bench: Bench) -> list[tuple[Any, ...]]:
+    return [(bench.model.draft_head.spec.hidden_size, width) for width in (1, bench.max_width)]
 
 
 CHECKS: Final = (
     Check("scatter_runs", lambda bench: copies.check_scatter_runs(bench.inputs)),
-    Check("embed_tokens, newest", _check_embedding_newest),
-    Check("embed_tokens", _check_embedding),
+    Check("embed_tokens, newest", with_each(copies.check_embed_newest, _embedding)),
+    Check("embed_tokens", with_each(copies.check_embed_tokens, _embedding)),
     Check("add_rms_norm_into", _check_norms),
-    Check("gated_activation_into", _check_gates),
-    Check("row_linear", of_each(linear.check_row_linear, lambda bench: bench.products), fastest),
+    Check("gated_activation_into", with_each(pointwise.check_gated_activation, _gates)),
+    Check("row_linear", of_each(linear.check_row_linear, attrgetter("products")), fastest),
     Check("skinny_linear", of_each(linear.check_skinny_linear, Bench.kept), fastest),
     Check("split_linear", of_each(linear.check_split_linear, Bench.added), fastest),
-    Check(
-        "invariant_linear",
-        of_each(linear.check_invariant_linear, lambda bench: bench.products),
-        invariant,
-    ),
+    Check("invariant_linear", of_each(linear.check_invariant_linear, attrgetter("products")), invariant),
     Check("fp8_linear", _check_fp8_linear),
-    Check("packed_linear", _check_packed_linear, fastest),
+    Check("packed_linear", of_each(linear.check_packed_linear, attrgetter("products")), fastest),
     Check("add_low_rank", _check_low_rank, lambda bench: bench.lora_rank > 0),
     Check("multiply_adapted", _check_adapted, lambda bench: bench.lora_rank > 0 and fastest(bench)),
     Check("choose_experts", _check_choices, has_experts),
@@ -209,14 +187,18 @@ CHECKS: Final = (
     Check("add_slots_into", _check_slots, lambda bench: bench.ranks > 1),
     *chain.from_iterable(kind.on_gpu().checks for kind in KINDS.values()),
     Check("copy_pages_into", lambda bench: copies.check_copy_pages(bench.inputs, (3, 5000))),
-    Check("sample_and_append", of_each(sampling.check_sample_and_append, _vocabulary)),
-    Check("sample_and_append, drafts", _check_drafted_draws, drafting),
+    Check("sample_and_append", with_each(sampling.check_sample_and_append, _vocabulary)),
+    Check("sample_and_append, drafts", with_each(sampling.check_drafted_draws, _drafted), drafting),
     Check("propose_ngrams", of_each(ngrams.check_propose_ngrams, widths), drafting),
     Check("enter_head", _check_entering, has_head),
-    Check("guess_tokens", _check_guesses, has_head),
-    Check("keep_states", _check_kept_states, has_head),
-    Check("apply_penalties", of_each(logits.check_apply_penalties, _vocabulary)),
-    Check("count_tokens", of_each(logits.check_count_tokens, _vocabulary)),
-    Check("token_logprobs", of_each(logits.check_token_logprobs, _vocabulary)),
+    Check(
+        "guess_tokens",
+        with_each(draft_head.check_guess_tokens, lambda bench: [(bench.model.draft_head.spec.vocab_size,)]),
+        has_head,
+    ),
+    Check("keep_states", with_each(draft_head.check_keep_states, _head_states), has_head),
+    Check("apply_penalties", with_each(logits.check_apply_penalties, _vocabulary)),
+    Check("count_tokens", with_each(logits.check_count_tokens, _vocabulary)),
+    Check("token_logprobs", with_each(logits.check_token_logprobs, _vocabulary)),
 )
 """A new kernel gets a line here, or in the folder of its mixer; checks run in this order."""

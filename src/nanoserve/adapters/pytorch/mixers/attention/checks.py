@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, Final
 
 from nanoserve.adapters.pytorch.kernel_checks import (
@@ -15,6 +14,7 @@ from nanoserve.adapters.pytorch.kernel_checks import (
     invariant,
     of_each,
     widths,
+    with_each,
 )
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.kernels.paged_attention import cases as paged_attention
@@ -57,17 +57,15 @@ def _check_vectors(inputs: Inputs, vectors: dict[str, Any]) -> Iterator[Comparis
     return pointwise.check_norm_qkv(inputs, ROWS[0], vectors["sizes"], norms, **how)
 
 
-def _gates(bench: Bench) -> list[int]:
-    """The widths of gated attention."""
+def _gates(bench: Bench) -> list[tuple[int, int]]:
+    """The tokens and the widths of gated attention."""
     gated = (each for each in bench.mixers(AttentionSpec) if each.gated)
-    return list(dict.fromkeys(each.num_heads * each.head_dim for each in gated))
+    return list(dict.fromkeys((ROWS[0], each.num_heads * each.head_dim) for each in gated))
 
 
-def _check_gate(inputs: Inputs, width: int) -> Iterator[Comparison]:
-    return pointwise.check_sigmoid_mul(inputs, ROWS[0], width)
+def _drafted(bench: Bench) -> list[tuple[Any, ...]]:
+    return [(heads, widths(bench)) for heads in _heads(bench)]
 
-
-_NEWEST = of_each(paged_attention.check_prefill_attention_newest, _heads)
 
 CHECKS: Final[Sequence[Check]] = (
     Check("norm_qkv_into", of_each(_check_vectors, _vectors)),
@@ -76,17 +74,16 @@ CHECKS: Final[Sequence[Check]] = (
     Check("decode_attention", of_each(paged_attention.check_decode_attention, _heads), fastest),
     Check(
         "decode_attention, drafts",
-        lambda bench: chain.from_iterable(
-            paged_attention.check_drafted_attention(bench.inputs, heads, widths(bench))
-            for heads in _heads(bench)
-        ),
+        with_each(paged_attention.check_drafted_attention, _drafted),
         lambda bench: drafting(bench) and fastest(bench),
     ),
     Check(
-        "rope_and_cache, newest",
-        of_each(rope_and_cache.check_rope_and_cache_newest, _one_kind),
+        "rope_and_cache, newest", of_each(rope_and_cache.check_rope_and_cache_newest, _one_kind), invariant
+    ),
+    Check(
+        "prefill_attention, newest",
+        of_each(paged_attention.check_prefill_attention_newest, _heads),
         invariant,
     ),
-    Check("prefill_attention, newest", _NEWEST, invariant),
-    Check("sigmoid_mul_into", of_each(_check_gate, _gates)),
+    Check("sigmoid_mul_into", with_each(pointwise.check_sigmoid_mul, _gates)),
 )

@@ -16,11 +16,7 @@ def _heads(bench: Bench) -> list[Heads]:
     tables = bench.rotations()
     return [
         Heads(
-            each.num_heads,
-            each.num_heads,
-            each.head_dim,
-            window=each.window,
-            rotations=tables[each.rotation],
+            each.num_heads, each.num_heads, each.head_dim, window=each.window, rotations=tables[each.rotation]
         )
         for each in bench.mixers(BidirectionalSpec)
     ]

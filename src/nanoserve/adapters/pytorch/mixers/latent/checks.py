@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
-from nanoserve.adapters.pytorch.kernel_checks import ROWS, Bench, Check, drafting, fastest, of_each, widths
+from nanoserve.adapters.pytorch.kernel_checks import (
+    ROWS,
+    Bench,
+    Check,
+    drafting,
+    fastest,
+    of_each,
+    widths,
+    with_each,
+)
 from nanoserve.adapters.pytorch.mixers.latent.part import INNER_NORM
 from nanoserve.kernels.latent_attention import cases as latent_attention
 from nanoserve.kernels.rope_and_cache import cases as rope_and_cache
@@ -33,9 +42,8 @@ def _check_products(inputs: Inputs, heads: LatentHeads) -> Iterator[Comparison]:
         yield from latent_attention.check_head_linear(inputs, heads, tokens)
 
 
-def _check_drafted(bench: Bench) -> Iterator[Comparison]:
-    for heads in _heads(bench):
-        yield from latent_attention.check_drafted_latents(bench.inputs, heads, widths(bench))
+def _drafted(bench: Bench) -> list[tuple[Any, ...]]:
+    return [(heads, widths(bench)) for heads in _heads(bench)]
 
 
 CHECKS: Final[Sequence[Check]] = (
@@ -44,5 +52,9 @@ CHECKS: Final[Sequence[Check]] = (
     Check("expanded_attention", of_each(latent_attention.check_expanded_attention, _heads), fastest),
     Check("latent_prefill", of_each(latent_attention.check_latent_prefill, _heads)),
     Check("latent_decode", of_each(latent_attention.check_latent_decode, _heads), fastest),
-    Check("latent_decode, drafts", _check_drafted, lambda bench: drafting(bench) and fastest(bench)),
+    Check(
+        "latent_decode, drafts",
+        with_each(latent_attention.check_drafted_latents, _drafted),
+        lambda bench: drafting(bench) and fastest(bench),
+    ),
 )

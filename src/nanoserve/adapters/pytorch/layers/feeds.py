@@ -1,4 +1,4 @@
-"""The dense feed-forward network."""
+"""Dense feed-forward networks: SwiGLU, and that of encoders."""
 
 from __future__ import annotations
 
@@ -48,3 +48,35 @@ class SwiGLU(Part):
         tensors = self.projection_tensors()
         tensors |= prefixed("down_proj", self.down.checkpoint_tensors())
         return self.norm_tensors() | prefixed("mlp", tensors)
+
+
+class MLP(Part):
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with the gate's rows first in one matrix; `names` are theirs in a checkpoint."""
+
+    def __init__(self, spec: ModelSpec, layer: int, norms: Norms, names: tuple[str, str]) -> None:
+        super().__init__(spec, norms)
+        feed = spec.layers[layer].feed
+        assert isinstance(feed, DenseSpec)
+        self._names, self.gated, self.activation = names, feed.gated, feed.activation
+        self.up = Linear(spec.hidden_size, (1 + feed.gated) * feed.size, bias=feed.bias)
+        self.down = Linear(feed.size, spec.hidden_size, bias=feed.bias)
+
+    def run(self, ops: LinearOps, _: object, /) -> None:
+        """Add to the stream, and norm the sum where a family does."""
+        project_in = ops.project_in_gated if self.gated else ops.project_in_activated
+        ops.project_out(project_in(self.norm, self.up, self.activation), self.down, self.post_norm)
+        ops.norm_stream(self.sum_norm)
+
+    def products(self) -> tuple[Product, ...]:
+        """Up, with the gate if there is one, and down."""
+        gate = self.activation if self.gated else None
+        up = Product("up", self.up, self.norm, gate=gate, added=False)
+        return up, Product("down", self.down, post_norm=self.post_norm)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """By the names of the family."""
+        up, down = (
+            prefixed(name, linear.checkpoint_tensors())
+            for name, linear in zip(self._names, (self.up, self.down), strict=True)
+        )
+        return self.norm_tensors() | up | down

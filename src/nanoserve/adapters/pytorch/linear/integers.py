@@ -1,17 +1,42 @@
-"""Weight-only int4 in groups: one scale and zero point per 32 weights of a row."""
+"""Weights rounded to integers, activations in the model's dtype: int8 with one scale for each row, int4 with a scale and zero point for each 32 of a row."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 
+MANY_ROWS = 24
+"""From here on, widening the weights once costs less than torch's int8 kernel, which is slow at arithmetic."""
 GROUP = 32
 ROWS = 16
-"""The kernel takes whole panels of this many output rows."""
+"""The kernel of int4 takes whole panels of this many output rows."""
 PIECE = 1024
 """Rows quantized at a time, which bounds the wide copies; whole panels, so that packed pieces can be joined."""
+
+
+class Int8Linear(PackedLinear):
+    """A `Linear` rounded to 8 bits, symmetric around zero; half the bytes of bfloat16."""
+
+    def __init__(self, linear: Linear) -> None:
+        super().__init__(linear)
+        weight = linear.weight.data
+        scales = weight.abs().amax(dim=1).float().div_(127)
+        self.scales = scales.clamp_(min=torch.finfo(weight.dtype).smallest_normal).to(weight.dtype)
+        self.quantized = torch.empty(weight.shape, dtype=torch.int8)
+        pieces = (torch.split(each, PIECE) for each in (self.quantized, weight, self.scales))
+        for target, source, scale in zip(*pieces, strict=True):
+            target.copy_((source.float() / scale.float()[:, None]).round_().clamp_(-127, 127))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in_features] to [T, out_features] in the dtype of `x`."""
+        if x.shape[0] >= MANY_ROWS:
+            product = F.linear(x, self.quantized.to(x.dtype).mul_(self.scales[:, None]))
+        else:
+            product = torch._weight_int8pack_mm(x, self.quantized, self.scales)  # noqa: SLF001
+        return product if self.bias is None else product + self.bias
 
 
 class Int4Linear(PackedLinear):
@@ -31,7 +56,7 @@ class Int4Linear(PackedLinear):
         return product if self.bias is None else product + self.bias
 
 
-def fits(linear: Linear) -> bool:
+def fits_int4(linear: Linear) -> bool:
     """True if the layer's shape is made of whole groups and panels."""
     rows, columns = linear.weight.shape
     return rows % ROWS == 0 and columns % GROUP == 0
