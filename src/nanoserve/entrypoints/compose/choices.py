@@ -54,8 +54,6 @@ def choose_device(
             f"{wanted} needs as many GPUs, and there are {count}; ask for fewer, or compute with device cpu"
         )
         raise BadValueError("tensor_parallel_size", message)
-    if device == "cuda" and settings.expert_parallel:
-        raise BadValueError("expert_parallel", "is not verified on several GPUs yet; take device cpu")
     asked = settings.quantization
     where, known = ("a GPU", ("fp8", "int4")) if device == "cuda" else ("a CPU", ("int8", "int4"))
     if asked is not None and asked not in known:

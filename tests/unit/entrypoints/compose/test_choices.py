@@ -86,11 +86,6 @@ def test_the_gpu_is_taken_where_there_is_one(
             None,
             "tensor_parallel_size: 2 needs as many GPUs, and there are 1; ask for fewer, or compute with device cpu",
         ),
-        (
-            EngineSettings(expert_parallel=True),
-            None,
-            "expert_parallel: is not verified on several GPUs yet",
-        ),
     ],
 )
 def test_what_a_device_cannot_do_is_refused(
