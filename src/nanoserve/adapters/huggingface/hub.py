@@ -100,7 +100,8 @@ def _check_folder(path: pathlib.Path) -> pathlib.Path:
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "~", "/")) or name.endswith("/") or name.count("/") > 1
+    is_file = "/" not in name and name.endswith((GGUF, ".safetensors"))
+    return is_file or name.startswith((".", "~", "/")) or name.endswith("/") or name.count("/") > 1
 
 
 class _NoProgress(tqdm):

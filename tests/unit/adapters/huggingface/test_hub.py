@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_loaded_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["./gone", "/gone", "~/gone", "~nobody-here", "../gone/model", "a/b/c", "gone/", "."]
+    "name", ["gone.gguf", "./gone", "/gone", "~/gone", "~nobody-here", "../gone/model", "a/b/c", "gone/", "."]
 )
 def test_a_path_that_is_no_model_folder_is_never_asked_of_the_hub(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
