@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
+from nanoserve.domain.scheduling.prompt_shares import ChunkBudget
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan, StepResult

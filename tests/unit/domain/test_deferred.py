@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from nanoserve.domain.scheduling.deferred import AFTERWARDS, DEFERRED_CHUNK
 from nanoserve.domain.scheduling.limits import Policy, RequestClass
+from nanoserve.domain.scheduling.prompt_shares import AFTERWARDS, DEFERRED_CHUNK
 from nanoserve.ports.events import SequenceAdmitted, SequencePreempted
 from nanoserve.ports.request import DEFERRED_CLASS
 from tests.unit.domain.world import World, oracle

@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
-from nanoserve.domain.kv.kinds import law_of
+from nanoserve.domain.kv.kinds import drop_behind, law_of
 from nanoserve.domain.kv.laws import Law
 from nanoserve.domain.kv.names import Names, Promises, fast_hash, strong_hash
 from nanoserve.domain.kv.states import PlannedCopy, Snapshots, States
@@ -159,8 +159,8 @@ class KVCache:
 
         Blocks that have fallen behind a sliding window are freed first.
         """
-        if self._forgets:
-            self._drop_behind(sequence, start)
+        for group, index in drop_behind(self._paged, sequence, start) if self._forgets else ():
+            self._note(trace.BlockDropped(sequence.key, group, index))
         last = -(-end // self.block_size)
         tables = sequence.block_tables
         for group, _, pool in self._paged:
@@ -174,26 +174,12 @@ class KVCache:
                 fresh = pool.allocate(last - len(table))
                 updates.append(TableUpdate(sequence.row, group, len(table), tuple(fresh)))
                 table.extend(fresh)
-                if self.journal is not None:
-                    self.journal.append(trace.TableGrown(sequence.key, group, tuple(fresh)))
+                self._note(trace.TableGrown(sequence.key, group, tuple(fresh)))
         return updates
 
     def has_room(self, count: int) -> bool:
         """True if so many blocks are free in every group."""
         return all(pool.num_free >= count for _, _, pool in self._paged)
-
-    def _drop_behind(self, sequence: Sequence, start: int) -> None:
-        for group, law, pool in self._paged:
-            table = sequence.block_tables[group]
-            index = law.first_read(start) - 1
-            while index >= 0 and table[index] != SINK_BLOCK:
-                # In the middle of a prompt a block of a window is hardly ever of use again; but what was found once may be.
-                was_found = index * self.block_size < sequence.num_cached_tokens
-                pool.release(table[index], first_out=not was_found)
-                table[index] = SINK_BLOCK
-                if self.journal is not None:
-                    self.journal.append(trace.BlockDropped(sequence.key, group, index))
-                index -= 1
 
     def may_compute_again(self, sequence: Sequence) -> bool:
         """True if its newest token may be computed once more, over what is written: no state has taken it in, no named block has it."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
+from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.laws import Find, Law
 from nanoserve.domain.kv.states import Snapshots
+from nanoserve.domain.sequence import Sequence as Tokens
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Full, Latent, PoolNeed, Recurrent, Uncached, Window
+from nanoserve.ports.step import SINK_BLOCK
+
+Groups = Sequence[tuple[int, Law, BlockAllocator]]
 
 
 @attrs.frozen(kw_only=True)
@@ -113,6 +118,20 @@ def law_of(group: CacheGroup, block_size: int) -> Law:
             return RecurrentLaw(block_size, Snapshots(block_size, *intervals))
         case Uncached():
             return UncachedLaw(block_size)
+
+
+def drop_behind(paged: Groups, sequence: Tokens, start: int) -> Iterator[tuple[int, int]]:
+    """Free the blocks that nothing from `start` on reads; yields the group and the index of each."""
+    for group, law, pool in paged:
+        table = sequence.block_tables[group]
+        index = law.first_read(start) - 1
+        while index >= 0 and table[index] != SINK_BLOCK:
+            # In the middle of a prompt a block of a window is hardly ever of use again; but what was found once may be.
+            was_found = index * law.block_size < sequence.num_cached_tokens
+            pool.release(table[index], first_out=not was_found)
+            table[index] = SINK_BLOCK
+            yield group, index
+            index -= 1
 
 
 def pool_needs(

@@ -22,9 +22,8 @@ Nothing of a plan changes once it is given out (`Draft` is still mutable, `StepP
 that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has, is withdrawn from the draft,
 and waits for its old place in the queue: it has no chunk in the draft yet, whose blocks another one could have found.
 
-A first reader can skip what has a file of its own: deferred sequences (`deferred.py`), drafts (`speculation.py`), grammars (`constraints.py`),
-copies in other tiers and recurrent states (`kv`), chunks under a bound of time (`chunk_budget.py`),
-and who is to blame for a failed step (`isolation.py`). Next: where sequences stand (`sequence_table.py`).
+A first reader can skip what has a file of its own: deferred sequences and chunks under a bound of time (`prompt_shares.py`), drafts (`speculation.py`), grammars (`constraints.py`),
+copies in other tiers and recurrent states (`kv`), and who is to blame for a failed step (`isolation.py`). Next: where sequences stand (`sequence_table.py`).
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ from typing import Any
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.scheduling.admission import check_request, expand_request
-from nanoserve.domain.scheduling.chunk_budget import ChunkBudget
 from nanoserve.domain.scheduling.constraints import Constraints
-from nanoserve.domain.scheduling.deferred import DeferredShare
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.domain.scheduling.prompt_shares import ChunkBudget, DeferredShare
 from nanoserve.domain.scheduling.rounds import Rounds
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.speculation import Speculation
@@ -292,7 +290,10 @@ class Scheduler:
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
         flight, now, drafter = self.flights.pop(0), self._clock.now(), self._speculation
-        self._observe(flight, now)
+        self.counters.note_computed(flight)
+        if self._chunk_budget is not None:
+            self._chunk_budget.observe_step(flight, self.last_commit, now)
+        self.last_commit = now
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)
         if flight.plan.invariant:
@@ -307,19 +308,6 @@ class Scheduler:
             if cleared is not None and self.suspects:  # it stands back while others are left
                 self.table.preempt(cleared)
         return progress
-
-    def _observe(self, flight: InFlightStep, now: float) -> None:
-        # With several steps in flight, this one could not begin before the one ahead of it was done.
-        seconds = now - max(flight.planned_at, self.last_commit)
-        self.last_commit = now
-        num_prefill = sum([each.length for _, each in flight.chunks]) if flight.chunks else 0
-        num_decoding, invariant = len(flight.plan.decoding), flight.plan.invariant
-        self.counters.computed_prompt_tokens += num_prefill
-        if invariant:  # what it verifies was no prompt
-            verified = [each.length for owner, each in flight.chunks if each.start >= owner.num_prompt_tokens]
-            self.counters.computed_prompt_tokens -= sum(verified)
-        if self._chunk_budget is not None and num_prefill + num_decoding and not invariant:
-            self._chunk_budget.observe(num_prefill=num_prefill, num_decoding=num_decoding, seconds=seconds)
 
     def _note_written(self, flight: InFlightStep, result: StepResult, now: float) -> None:
         """Name the blocks and states that a step has computed and copied."""

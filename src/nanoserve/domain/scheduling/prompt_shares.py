@@ -1,0 +1,90 @@
+"""The tokens of a step that prompts may have: under a bound of time, so that gaps of decoding sequences stay short, and of deferred sequences beside others."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from nanoserve.domain.scheduling.draft import Draft
+from nanoserve.domain.scheduling.sequence_table import SequenceTable
+from nanoserve.domain.scheduling.steps import InFlightStep
+from nanoserve.domain.sequence import Sequence
+
+DEFERRED_CHUNK: Final = 128
+"""The most tokens of deferred prompts in a step that others wait for, if it has no prompts of others."""
+AFTERWARDS: Final = 0.1
+"""Seconds that further deferred prompts wait for another request of others, as in a conversation."""
+
+
+def _is_answered(sequence: Sequence) -> bool:
+    """True if a client waits for each of its tokens."""
+    return not sequence.is_deferred and sequence.request.pooling is None
+
+
+class DeferredShare:
+    """The share of a scheduler's steps that its deferred sequences, such as those of batches, may have: they use what others leave."""
+
+    def __init__(self, table: SequenceTable, *, is_bounded: bool) -> None:
+        self._table, self._is_bounded = table, is_bounded
+        self._last_answered = -math.inf
+
+    def make_way(self, draft: Draft, now: float) -> None:
+        """Preempt deferred sequences that are too many beside those that are being answered, will be or just were."""
+        rows, first = self._table.rows, self._table.next_in_line()
+        if any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first)):
+            self._last_answered = now
+        rows.has_answers = now < self._last_answered + AFTERWARDS
+        while rows.has_too_many_deferred():
+            self._table.preempt(rows.youngest(), draft)
+
+    def tokens(self, draft: Draft, left: int) -> int:
+        """The number of a step's `left` tokens that deferred prompts may have."""
+        if self._is_bounded and self._table.rows.has_answers:
+            return 0 if draft.chunks else min(left, DEFERRED_CHUNK)
+        return left
+
+
+class ChunkBudget:
+    """Prefill tokens per step under an inter-token bound of `max_itl` seconds.
+
+    The first allowance follows from the separate times of decoding and of prompts. Then a step that took too long makes the
+    next ones smaller, and one that was nearly full and took less makes them larger, so what it takes beside its tokens need not be
+    known. `floor` tokens are always allowed, so that prefill goes on however tight the bound.
+    """
+
+    def __init__(self, *, max_itl: float, floor: int) -> None:
+        self._max_itl, self._floor = max_itl, floor
+        self._decode_seconds = 0.0
+        self._seconds_per_token: float | None = None
+        self._allowed: float | None = None
+
+    def allowance(self, budget: int, num_decoding: int) -> int:
+        """The part of a step's remaining token budget that prefill may use beside `num_decoding` decoding rows."""
+        allowed = self._allowed
+        if allowed is None and self._seconds_per_token is not None:
+            allowed = (self._max_itl - self._decode_seconds) / self._seconds_per_token
+        return budget if num_decoding == 0 or allowed is None else min(budget, max(self._floor, int(allowed)))
+
+    def observe_step(self, flight: InFlightStep, last_commit: float, now: float) -> None:
+        """Learn from a step that is committed now; with several in flight, it could not begin before the one ahead of it was done."""
+        num_prefill, num_decoding = sum(each.length for _, each in flight.chunks), len(flight.plan.decoding)
+        if num_prefill + num_decoding and not flight.plan.invariant:
+            seconds = now - max(flight.planned_at, last_commit)
+            self.observe(num_prefill=num_prefill, num_decoding=num_decoding, seconds=seconds)
+
+    def observe(self, *, num_prefill: int, num_decoding: int, seconds: float) -> None:
+        """Learn from a step that took `seconds`; others may have been planned before it ended."""
+        seconds = max(seconds, 1e-9)
+        if num_prefill == 0:
+            self._decode_seconds = seconds
+        elif num_decoding == 0:
+            self._seconds_per_token = seconds / num_prefill
+        else:
+            change = min(max(self._max_itl / seconds, 0.5), 2.0)
+            wanted = max(num_prefill * change, float(self._floor))
+            if self._allowed is None:
+                self._allowed = wanted
+            elif change < 1:
+                self._allowed = min(self._allowed, wanted)
+            elif num_prefill >= 0.75 * self._allowed:  # smaller steps do not show what more would take
+                self._allowed = max(self._allowed, wanted)
