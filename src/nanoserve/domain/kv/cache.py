@@ -19,9 +19,7 @@ A page without references that has a name stays findable until it is evicted, le
 a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
 other way round. What falls behind a sliding window is evicted before all else, unless it had been found: a prefix is reused
 at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the
-reverse, is no error: the intersection ignores it, and it ages out.
-
-Blocks may be kept beside the device as well (`tiers.py`).
+reverse, is no error: the intersection ignores it, and it ages out. Blocks may be kept beside the device as well (`tiers.py`).
 """
 
 from __future__ import annotations

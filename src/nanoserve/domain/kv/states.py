@@ -153,11 +153,16 @@ class States:
         return is_ahead
 
     def is_expected(
-        self, sequence: Sequence, reused: int, prefilling: Iterable[Sequence], copies: Iterable[PlannedCopy]
+        self,
+        sequence: Sequence,
+        reused: int,
+        prefilling: Iterable[Sequence],
+        steps: Iterable[Iterable[PlannedCopy]],
     ) -> bool:
-        """True if those `prefilling`, or `copies` in flight, will make a state to continue from that is further than `reused` tokens."""
+        """True if those `prefilling`, or copies of `steps` in flight, will make a state to continue from that is further than `reused` tokens."""
         return any(self.keep_for(giver, sequence, reused) for giver in prefilling) or any(
             reused < (each.length or 0) <= self._common(each.sequence, sequence)
+            for copies in steps
             for each in copies
             if each.sequence.phase is Phase.RUNNING
         )

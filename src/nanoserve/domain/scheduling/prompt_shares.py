@@ -8,17 +8,11 @@ from typing import Final
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import InFlightStep
-from nanoserve.domain.sequence import Sequence
 
 DEFERRED_CHUNK: Final = 128
 """The most tokens of deferred prompts in a step that others wait for, if it has no prompts of others."""
 AFTERWARDS: Final = 0.1
 """Seconds that further deferred prompts wait for another request of others, as in a conversation."""
-
-
-def _is_answered(sequence: Sequence) -> bool:
-    """True if a client waits for each of its tokens."""
-    return not sequence.is_deferred and sequence.request.pooling is None
 
 
 class DeferredShare:
@@ -31,7 +25,8 @@ class DeferredShare:
     def make_way(self, draft: Draft, now: float) -> None:
         """Preempt deferred sequences that are too many beside those that are being answered, will be or just were."""
         rows, first = self._table.rows, self._table.next_in_line()
-        if any(map(_is_answered, rows.running)) or (first is not None and _is_answered(first)):
+        others = (each for each in (*rows.running, first) if each is not None and not each.is_deferred)
+        if any(each.request.pooling is None for each in others):  # a client waits for each of its tokens
             self._last_answered = now
         rows.has_answers = now < self._last_answered + AFTERWARDS
         while rows.has_too_many_deferred():

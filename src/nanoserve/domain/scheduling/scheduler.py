@@ -220,8 +220,11 @@ class Scheduler:
             shared = cache.match(sequence)
             start = shared * self.limits.block_size
             chunk_end = cache.chunk_end(sequence, start, left)
-            if chunk_end == start or (cache.has_states and self._will_find_more(sequence, start, draft)):
-                break  # it is computed whole, in a step that has room for it, or from a state that is on its way
+            if chunk_end == start:
+                break  # it is computed whole, in a step that has room for it
+            copies = [draft.copies, *(each.copies for each in self.flights)] if cache.has_states else ()
+            if copies and cache.states.is_expected(sequence, start, table.prefilling, copies):
+                break
             spare = self._spare if rows.running else [0] * len(self._spare)
             if not rows.free or not cache.can_admit(sequence, shared, chunk_end, spare=spare):
                 if deferred or not rows.has_deferred:
@@ -241,11 +244,6 @@ class Scheduler:
             draft.admit(sequence, table.seat(sequence, now))
             left -= self._compute_chunk(sequence, draft, left)
         return left
-
-    def _will_find_more(self, sequence: Sequence, start: int, draft: Draft) -> bool:
-        """True if a state is being made from which the sequence could continue further than from `start`."""
-        copies = [*draft.copies, *(each for flight in self.flights for each in flight.copies)]
-        return self.cache.states.is_expected(sequence, start, self.table.prefilling, copies)
 
     def _dispatch(self, draft: Draft, now: float) -> StepPlan:
         """Seal the draft, and move sequences that begin or end decoding."""

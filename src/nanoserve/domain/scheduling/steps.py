@@ -22,6 +22,7 @@ from nanoserve.ports.step import Chunk, StepPlan, StepResult, TokenLogprobs
 Progress = tuple[Sequence, int, TokenLogprobs | None]
 """A sequence, its new token, and the token's log-probabilities where asked for."""
 NO_SCORE: tuple[TokenLogprobs | None, ...] = (None,)
+Dates = dict[int, dict[Sequence, None]]
 Stopped = tuple[Sequence, int, FinishReason]
 """A sequence, the token that it ends with (-1 for none), and why."""
 
@@ -60,8 +61,8 @@ class DecodeSet:
         self.is_exact = True
         self._block_size = block_size
         self._members: dict[Sequence, int] = {}
-        self._by_residue: dict[int, dict[Sequence, None]] = {}
-        self._by_last: dict[int, dict[Sequence, None]] = {}
+        self._by_residue: Dates = {}
+        self._by_last: Dates = {}
         self._snapshot: DecodingRows | None = DecodingRows()
 
     def __len__(self) -> int:
@@ -152,9 +153,7 @@ class DecodeSet:
             if not dates[date]:
                 del dates[date]
 
-    def _dates(
-        self, sequence: Sequence, offset: int
-    ) -> tuple[tuple[dict[int, dict[Sequence, None]], int], ...]:
+    def _dates(self, sequence: Sequence, offset: int) -> tuple[tuple[Dates, int], ...]:
         last = offset + sequence.decode_end - 2
         return (self._by_residue, offset % self._block_size), (self._by_last, last)
 
