@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepResult
 
@@ -29,12 +28,6 @@ class Counters:
     accepted_tokens: int = 0
     drafted_rows: int = 0
     leaked_blocks: int = 0
-
-    def note_computed(self, flight: InFlightStep) -> None:
-        """Count a step's tokens of prompts; what an invariant step verifies was none."""
-        for owner, chunk in flight.chunks:
-            if not flight.plan.invariant or chunk.start < owner.num_prompt_tokens:
-                self.computed_prompt_tokens += chunk.length
 
     def note_drafts(self, result: StepResult) -> None:
         """Count a step's drafts, and how many were right."""

@@ -288,7 +288,7 @@ class Scheduler:
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
         flight, now, drafter = self.flights.pop(0), self._clock.now(), self._speculation
-        self.counters.note_computed(flight)
+        self.counters.computed_prompt_tokens += flight.num_prompt_tokens
         if self._chunk_budget is not None:
             self._chunk_budget.observe_step(flight, self.last_commit, now)
         self.last_commit = now

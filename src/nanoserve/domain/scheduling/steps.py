@@ -190,6 +190,14 @@ class InFlightStep:
             return self.decoding.sequences
         return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of prompts that it computes; what an invariant step verifies was none."""
+        counts = not self.plan.invariant
+        return sum(
+            [each.length for owner, each in self.chunks if counts or each.start < owner.num_prompt_tokens]
+        )
+
     def land(
         self, result: StepResult, missed: Container[Sequence], cut_short_at: int
     ) -> tuple[list[Progress], list[Stopped]]:
