@@ -171,7 +171,8 @@ def test_nothing_is_added_for_experts_that_are_elsewhere(others: int, biased: bo
         for weight in (experts.gate_up, experts.down):
             assert isinstance(weight, torch.Tensor)
             weight[expert] = torch.nan
-    agree(check_feed_rows(inputs, experts, few), TOLERANCE[inputs.dtype])
+    for anew in (False, True):
+        agree(check_feed_rows(inputs, experts, few, anew=anew), TOLERANCE[inputs.dtype])
     experts = random_experts(inputs, 4, 20, 48, bias=biased, others=others)
     for invariant in (False, True):
         agree(check_feed_lists(inputs, experts, many, invariant=invariant), TOLERANCE[inputs.dtype])

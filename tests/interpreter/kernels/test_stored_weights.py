@@ -71,7 +71,8 @@ def test_nothing_is_added_for_experts_that_are_elsewhere(
     experts = random_experts(inputs, count, size, hidden, form=form, bias=True, others=count)
     chosen = random_choice(inputs, tokens, slots, count, others=count)
     chosen.experts[0] = -1
-    agree(check_feed_rows(inputs, experts, chosen), TOLERANCE[inputs.dtype])
+    for anew in (False, True):
+        agree(check_feed_rows(inputs, experts, chosen, anew=anew), TOLERANCE[inputs.dtype])
     agree(check_feed_lists(inputs, experts, chosen), TOLERANCE[inputs.dtype])
 
 

@@ -97,27 +97,36 @@ def check_choose_experts(
 
 
 def check_feed_rows(
-    inputs: Inputs, experts: Experts, chosen: Chosen, norm_weight: Tensor | None = None, eps: float = 0.0
+    inputs: Inputs,
+    experts: Experts,
+    chosen: Chosen,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    anew: bool = False,
 ) -> Iterator[Comparison]:
-    """The sum that is added to the stream that x is, or to another one where x has been normed before."""
+    """The sum that is added to the stream that x is, or to another one where x has been normed before; or `anew` it alone."""
     tokens, hidden = len(chosen.experts), experts.down.shape[1]
     x = inputs.normal(tokens, hidden)
     entering = x.float()
     if norm_weight is not None:
         rms = torch.sqrt((entering * entering).mean(dim=-1, keepdim=True) + eps)
         entering = entering / rms * norm_weight.float()
-    before = x if norm_weight is not None else inputs.normal_like(x)
-    stream = expect(before.float() + reference.feed(entering, experts, chosen), before)
+    is_own = norm_weight is not None and not anew
+    before = x if is_own else inputs.normal_like(x)
+    total = reference.feed(entering, experts, chosen)
+    stream = expect(total) if anew else expect(before.float() + total, before)
     return inputs.compare(
         feed_rows,
         _case(experts, chosen),
-        x=x if norm_weight is None else stream,
+        x=stream if is_own else x,
         experts=experts,
         chosen=chosen,
         stream=stream,
         workspace=_poisoned_workspace(inputs, chosen, experts),
         norm_weight=norm_weight,
         eps=eps,
+        anew=anew,
     )
 
 

@@ -131,6 +131,7 @@ def feed_rows(
     workspace: ExpertsWorkspace,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
+    anew: bool = False,
     pdl: bool = False,
 ) -> None:
     """Add to `stream` the weighted sum of the outputs of each token's experts, in the order of its slots.
@@ -145,6 +146,7 @@ def feed_rows(
         workspace: for T * slots pairs.
         norm_weight: [H]; x is first scaled to a root mean square of one and multiplied by this (RMSNorm).
         eps: of the norm, added to the mean square.
+        anew: write the sum over what `stream` has.
         pdl: see `nanoserve.kernels.device.pdl`. The norm's weight is read before the wait.
     """
     (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
@@ -157,7 +159,7 @@ def feed_rows(
     }  # fmt: skip
     leave: dict[str, Any] = {
         "inner_ptr": workspace.inner, "bias_ptr": experts.down_bias, "weights_ptr": chosen.weights, "stream_ptr": stream,
-        "N": hidden, "K": size,
+        "N": hidden, "K": size, "ANEW": anew,
     }  # fmt: skip
     form = form_of(gate_up)
     if form is not PLAIN:

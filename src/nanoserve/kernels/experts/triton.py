@@ -78,9 +78,9 @@ def _load_slots(tiles, ptrs, real, ks, K: tl.constexpr, CHUNK: tl.constexpr, EVI
 def row_down_kernel(
     inner_ptr, weight_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
     SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
-    EVICTION: tl.constexpr, PDL: tl.constexpr,
+    ANEW: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (t, n): stream[t, n] += sum over slots s of weights[t, s] (weight[e, n] inner[t, s] + bias[e, n]), in order.
+    """Program (t, n): stream[t, n] += sum over slots s of weights[t, s] (weight[e, n] inner[t, s] + bias[e, n]), in order; `ANEW`, it is that sum.
 
     All slots' rows [PADDED_SLOTS, CHUNK] are in flight at once.
     """
@@ -112,8 +112,9 @@ def row_down_kernel(
     for slot in tl.static_range(SLOTS):
         total += tl.sum(tl.where(slots == slot, sums, 0.0), 0)
     stream_ptr += token.to(tl.int64) * N + column
-    total += tl.load(stream_ptr).to(tl.float32)
-    tl.store(stream_ptr, total.to(stream_ptr.dtype.element_ty))
+    if not ANEW:
+        total += tl.load(stream_ptr).to(tl.float32)
+    tl.store(stream_ptr, total)
 
 
 @triton.jit(do_not_specialize=["P", "SHARE"])

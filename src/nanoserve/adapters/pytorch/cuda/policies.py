@@ -63,13 +63,13 @@ class Row:
         _choose(logits, mixture, chosen, pdl=ops.pdl)
         out = ops.stream
         if (part := ops.sums.part(1)) is not None:
-            out = part.zero_()
-            ops.pending = Pending(part[None])
+            out, ops.pending = part, Pending(part[None])
         feed_rows(
             *(ops.stream, mixture.experts, chosen, out),
             workspace=space.feeds,
             norm_weight=norm.weight,
             eps=norm.eps,
+            anew=part is not None,
             pdl=ops.pdl,
         )
 

@@ -109,7 +109,7 @@ def stored_row_down_kernel(
     inner_ptr, weight_ptr, scale_ptr, bias_ptr, experts_ptr, weights_ptr, stream_ptr,
     SLOTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    AT_ONCE: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    AT_ONCE: tl.constexpr, ANEW: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`row_down_kernel` of a stored weight; in the place of experts that are elsewhere it reads one that is read anyway."""
     let_next_start(PDL)
@@ -148,8 +148,9 @@ def stored_row_down_kernel(
             if bias_ptr is not None:
                 expert = tl.maximum(experts[first + s], 0)
                 biases += weight * tl.load(bias_ptr + expert * N + rows).to(tl.float32)
-    stream = tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
-    total = stream + (tl.sum(sums, 1) + biases)
+    total = tl.sum(sums, 1) + biases
+    if not ANEW:
+        total += tl.load(stream_ptrs, mask=columns < N, other=0.0).to(tl.float32)
     tl.store(stream_ptrs, total.to(stream_ptr.dtype.element_ty), mask=columns < N)
 
 

@@ -54,10 +54,11 @@ def _check_rows_of_experts(bench: Bench) -> Iterator[Comparison]:
     """One token, normed on the way, and a few that have been normed before."""
     weight, eps = bench.model.norm.weight, bench.model.norm.eps
     for each in bench.model.mixtures():
-        for tokens, norm_weight in ((1, weight), (3, None)):
+        for tokens, norm in ((1, weight), (3, None)):
             count, others = len(each.experts.down), each.experts.others
             chosen = experts.random_choice(bench.inputs, tokens, each.routing.slots, count, others=others)
-            yield from experts.check_feed_rows(bench.inputs, each.experts, chosen, norm_weight, eps)
+            anew = tokens == 1 and bench.ranks > 1
+            yield from experts.check_feed_rows(bench.inputs, each.experts, chosen, norm, eps, anew=anew)
 
 
 def _check_lists_of_experts(bench: Bench) -> Iterator[Comparison]:
