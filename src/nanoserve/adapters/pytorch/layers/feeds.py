@@ -1,4 +1,4 @@
-"""Dense feed-forward networks: SwiGLU, and that of encoders."""
+"""Dense feed-forward networks, of encoders and of Llama and its relatives."""
 
 from __future__ import annotations
 
@@ -13,51 +13,16 @@ from nanoserve.ports.layer_spec import DenseSpec
 from nanoserve.ports.model_spec import ModelSpec
 
 
-class SwiGLU(Part):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020), or with the spec's other activation; gate and up are one matrix, the gate's rows first."""
+class MLP(Part):
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) (Shazeer 2020) with the gate's rows first in one matrix; `names` are theirs in a checkpoint."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        layer: int,
-        norms: Norms = Norms("post_attention_layernorm"),  # noqa: B008
+        self, spec: ModelSpec, layer: int, norms: Norms, names: tuple[str, str] = ("up", "down")
     ) -> None:
         super().__init__(spec, norms)
         feed = spec.layers[layer].feed
         assert isinstance(feed, DenseSpec)
-        self.size, self.activation = feed.size, feed.activation
-        self.gate_up = Linear(spec.hidden_size, 2 * self.size, bias=feed.bias)
-        self.down = Linear(self.size, spec.hidden_size, bias=feed.bias)
-
-    def run(self, ops: LinearOps, _: object, /) -> None:
-        """Stream + down(activation(gate(norm(stream))) * up(norm(stream)))."""
-        gated = ops.project_in_gated(self.norm, self.gate_up, self.activation)
-        ops.project_out(gated, self.down, self.post_norm)
-
-    def products(self) -> tuple[Product, ...]:
-        """Gate and up together, and down."""
-        gate_up = Product("gate and up", self.gate_up, self.norm, gate=self.activation, added=False)
-        return gate_up, Product("down", self.down, post_norm=self.post_norm)
-
-    def projection_tensors(self) -> dict[str, Tensor]:
-        """Gate and up, as checkpoints of Llama and its relatives name them; here they are rows of one matrix."""
-        return rows(self.gate_up, {"gate_proj": self.size, "up_proj": self.size})
-
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """As checkpoints of Llama and its relatives name them."""
-        tensors = self.projection_tensors()
-        tensors |= prefixed("down_proj", self.down.checkpoint_tensors())
-        return self.norm_tensors() | prefixed("mlp", tensors)
-
-
-class MLP(Part):
-    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) with the gate's rows first in one matrix; `names` are theirs in a checkpoint."""
-
-    def __init__(self, spec: ModelSpec, layer: int, norms: Norms, names: tuple[str, str]) -> None:
-        super().__init__(spec, norms)
-        feed = spec.layers[layer].feed
-        assert isinstance(feed, DenseSpec)
-        self._names, self.gated, self.activation = names, feed.gated, feed.activation
+        self._names, self.size, self.gated, self.activation = names, feed.size, feed.gated, feed.activation
         self.up = Linear(spec.hidden_size, (1 + feed.gated) * feed.size, bias=feed.bias)
         self.down = Linear(feed.size, spec.hidden_size, bias=feed.bias)
 
@@ -70,7 +35,7 @@ class MLP(Part):
     def products(self) -> tuple[Product, ...]:
         """Up, with the gate if there is one, and down."""
         gate = self.activation if self.gated else None
-        up = Product("up", self.up, self.norm, gate=gate, added=False)
+        up = Product("gate and up" if gate else "up", self.up, self.norm, gate=gate, added=False)
         return up, Product("down", self.down, post_norm=self.post_norm)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -80,3 +45,24 @@ class MLP(Part):
             for name, linear in zip(self._names, (self.up, self.down), strict=True)
         )
         return self.norm_tensors() | up | down
+
+
+class SwiGLU(MLP):
+    """The feed of Llama and its relatives, whose checkpoints hold gate and up apart."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: int,
+        norms: Norms = Norms("post_attention_layernorm"),  # noqa: B008
+    ) -> None:
+        super().__init__(spec, layer, norms)
+
+    def projection_tensors(self) -> dict[str, Tensor]:
+        """Gate and up, by their names there."""
+        return rows(self.up, {"gate_proj": self.size, "up_proj": self.size})
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """By their names there."""
+        down = prefixed("down_proj", self.down.checkpoint_tensors())
+        return self.norm_tensors() | prefixed("mlp", self.projection_tensors() | down)

@@ -29,7 +29,7 @@ class FusedSwiGLU(SwiGLU):
 
     def projection_tensors(self) -> dict[str, Tensor]:
         """The tensors of the one matrix that the checkpoint stores."""
-        return prefixed("gate_up_proj", self.gate_up.checkpoint_tensors())
+        return prefixed("gate_up_proj", self.up.checkpoint_tensors())
 
     def sections(self) -> dict[str, tuple[int, ...]]:
         """Those of gate and up."""
