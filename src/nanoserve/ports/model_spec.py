@@ -201,13 +201,14 @@ class PooledLayer:
 
 @attrs.frozen(kw_only=True)
 class DraftSpec:
-    """An EAGLE-3 head (Li et al. 2025): one layer that guesses tokens from hidden states of a model.
+    """A head: one layer that guesses tokens from hidden states of a model. EAGLE-3's (Li et al. 2025), or the model's own (MTP, DeepSeek-AI 2024).
 
     Attributes:
         layer: its layer, which keeps keys and values beside those of the model's layers.
         vocab_size: tokens that it can guess, chosen from the model's.
         taps: layers of the model whose inputs it reads, ascending; one past the last is the last layer's output.
         adds_normed: whether the layer adds to hidden states as they are normed, and not as they are.
+        own: whether it is the first of the model's `further_layers`, which reads states that the model's last norm has normed.
     """
 
     layer: LayerSpec
@@ -216,6 +217,7 @@ class DraftSpec:
     norm: NormSpec
     taps: tuple[int, ...]
     adds_normed: bool = False
+    own: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -230,7 +232,7 @@ class ModelSpec:
             (Granite); `embedding_scale` and the epsilon of `norm` are those of the divided stream.
         logit_divisor: what logits are divided by.
         logit_soft_cap: logits x then become cap * tanh(x / cap).
-        further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next and are not computed.
+        further_layers: of the checkpoint, behind `layers`; they predict tokens beyond the next, and the first may draft.
         exceeds_float16: whether its activations leave the range of float16.
         dtype: the name of the dtype its weights are stored in, such as `bfloat16`, except those that are quantized.
         stored: the form of these; `packing`, how integers are packed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
 from tests.interpreter.matrix import cases
 from tests.poisoned import same
 from tests.served import Answer
-from tests.unit.adapters.pytorch.eagle_heads import TinyHead, make_head
+from tests.unit.adapters.pytorch.eagle_heads import make_head
+from tests.unit.adapters.pytorch.mtp_layers import make_mtp
 from tests.unit.adapters.pytorch.tiny_models import TinyModel, make_prompt, make_tiny_model
 
 VOCAB = 128
@@ -74,10 +76,10 @@ class Watched:
             self.seen.append((known, tokens.tolist()[: limit - length - 1]))
             tokens.copy_(torch.tensor(self._drafter.propose(known, count), dtype=torch.int32))
 
-    def check(self, made: TinyHead, tiny: TinyModel) -> None:
+    def check(self, guess: Callable[[Sequence[int], int], list[int]]) -> None:
         assert len(self.seen) >= 4
         for known, guesses in self.seen:
-            assert made.guesses(tiny, known, len(guesses)) == guesses
+            assert guess(known, len(guesses)) == guesses
 
 
 @cases(
@@ -115,9 +117,35 @@ def test_a_head_guesses_what_plain_operations_guess_whatever_was_right(  # noqa:
     watched.seen.clear()  # of rehearsals
     for one, other in zip(served.answers(*asked), without, strict=True):
         same(one, other)
-    watched.check(made, tiny)
+    watched.check(functools.partial(made.guesses, tiny))
     counters = served.engine.scheduler.counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")  # places beyond a row's limit read slots that nothing wrote
+@cases(
+    ("family", "deterministic"),
+    [("glm4_moe", False)],
+    also=[("glm4_moe", True), ("deepseek_v3", False), ("deepseek_v3", True)],
+)
+def test_a_layer_of_the_model_guesses_what_that_of_transformers_does(
+    prompts: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    deterministic: bool,
+) -> None:
+    asked = prompts[-2:], PARAMS[:2]
+    made = make_mtp(tmp_path, family)
+    plain = attrs.evolve(made.tiny, spec=attrs.evolve(made.tiny.spec, draft=None))
+    without = serve(plain.build(device=DEVICE), deterministic=deterministic, **LIMITS).answers(*asked)
+    watched = Watched(monkeypatch, asked[0], without)
+    how: dict[str, Any] = {"enforce_eager": True, "max_width": 4, "max_num_batched_tokens": 16}
+    served = serve(made.tiny.build(device=DEVICE), deterministic=deterministic, **how, **LIMITS)
+    watched.seen.clear()  # of rehearsals
+    for one, other in zip(served.answers(*asked), without, strict=True):
+        same(one, other)
+    watched.check(made.guesses)
 
 
 @cases(("width", "depth"), [], also=[(2, 2), (4, 1), (4, 2), (8, 2)])
@@ -163,5 +191,5 @@ def test_rows_with_grammars_have_their_own_drafts_beside(
     watched.seen.clear()  # of rehearsals
     for one, other in zip(served.bound(*asked), without, strict=True):
         same(one, other)
-    watched.check(made, tiny)
+    watched.check(functools.partial(made.guesses, tiny))
     assert served.engine.scheduler.counters.accepted_tokens >= 4

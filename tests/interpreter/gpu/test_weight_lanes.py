@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.models import fill_randomly
 from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
+from nanoserve.adapters.pytorch.weights.noise import fill_randomly
 from nanoserve.adapters.pytorch.weights.staging import cuda_lanes
 
 pytestmark = pytest.mark.gpu

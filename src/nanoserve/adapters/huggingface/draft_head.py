@@ -10,6 +10,7 @@ from nanoserve.adapters.huggingface.architectures import ARCHITECTURES
 from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.adapters.huggingface.spec import read_spec, spec_of
 from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import DeltaSpec, ExpertsSpec, LayerSpec
 from nanoserve.ports.model_spec import DraftSpec, Full, ModelSpec, Recurrent
 
 TAPS: Final = "eagle_aux_hidden_state_layer_ids"
@@ -36,6 +37,26 @@ def read_draft(folder: str, target: ModelSpec, model: str | None = None) -> Draf
         return _draft(raw, target)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from None
+
+
+def own_draft(spec: ModelSpec) -> DraftSpec | None:
+    """The first layer behind a model's own that predicts further tokens; None if its config counts none.
+
+    It attends as the model's last layer that does, and it has experts if the model has any.
+    """
+    if not spec.further_layers:
+        return None
+    mixer = next(each.mixer for each in reversed(spec.layers) if not isinstance(each.mixer, DeltaSpec))
+    feeds = [each.feed for each in spec.layers]
+    feed = next((each for each in reversed(feeds) if isinstance(each, ExpertsSpec)), feeds[-1])
+    return DraftSpec(
+        layer=LayerSpec(mixer, feed),
+        hidden_size=spec.hidden_size,
+        vocab_size=spec.vocab_size,
+        norm=spec.norm,
+        taps=(spec.num_layers,),
+        own=True,
+    )
 
 
 def _draft(raw: Mapping[str, Any], target: ModelSpec) -> DraftSpec:

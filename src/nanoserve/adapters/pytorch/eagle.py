@@ -1,4 +1,4 @@
-"""Drafts of an EAGLE-3 head (`models/eagle.py`): its states of each row's tokens, and its guesses after them.
+"""Drafts of a head (`models/eagle.py`, `models/mtp.py`): its states of each row's tokens, and its guesses after them.
 
 Behind the newest token there are no states of the model; the head's own take their place. Its keys and values are in the same
 blocks as the model's. So nothing is rewound: what was computed of guesses is written again once the model has computed the
@@ -18,6 +18,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
+from nanoserve.adapters.pytorch.models.mtp import MtpHead
 from nanoserve.adapters.pytorch.step_inputs import Rows, Span
 
 
@@ -25,7 +26,7 @@ class EagleDrafts:
     """A head's states behind each row, and its guesses there."""
 
     def __init__(self, model: DecoderModel, rows: Rows, kv: KVStore) -> None:
-        assert isinstance(model.draft_head, EagleHead)
+        assert isinstance(model.draft_head, EagleHead | MtpHead)
         self._head, self._model, self._rows, self._kv = model.draft_head, model, rows, kv
         taps = self._head.spec.taps
         self._names = ["embeddings" if each == 0 else f"layers.{each - 1}" for each in taps]
@@ -53,7 +54,7 @@ class EagleDrafts:
             first += length
         if not known:
             return
-        states = self._compute(known, self._head.join(tapped[places]))
+        states = self._compute(known, self._head.begin(tapped[places]))
         end = 0
         for row, start, count in known:
             end += count

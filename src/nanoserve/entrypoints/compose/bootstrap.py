@@ -19,7 +19,7 @@ import attrs
 from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
-from nanoserve.adapters.huggingface.draft_head import read_draft
+from nanoserve.adapters.huggingface.draft_head import own_draft, read_draft
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -113,6 +113,8 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
     if settings.draft is not None:
         draft = _resolve(settings.draft)
         spec = attrs.evolve(spec, draft=read_draft(draft, spec, folder))
+    elif settings.speculate == "mtp":
+        spec = attrs.evolve(spec, draft=own_draft(spec))
     others = None
     if leads and settings.tensor_parallel_size > 1:
         from nanoserve.adapters.engine_process.ranks.leader import launch_ranks  # noqa: PLC0415 - few have them

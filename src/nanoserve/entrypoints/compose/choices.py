@@ -28,7 +28,7 @@ FitT = TypeVar("FitT")
 _STEPS: Final = {"cpu": (64, 2048, 1), "cuda": (256, 8192, 2)}
 """By device the rows and tokens of a step, and the steps in flight: a GPU computes while the host plans, and needs many
 rows and long chunks to be busy."""
-_WIDTHS: Final = {"auto": 8, "ngram": 4, "eagle3": 4, "draft": 4}
+_WIDTHS: Final = {"auto": 8, "ngram": 4, "eagle3": 4, "mtp": 4, "draft": 4}
 """By drafter the most tokens of a row and step; three drafts are right often enough to be tried without a measure."""
 _BYTE: Final = 256
 """Experts whose numbers fit into one."""
@@ -197,9 +197,13 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
         and not has_head,
         "is eagle3, and draft names a whole model; take draft or auto": speculate == "eagle3"
         and isinstance(spec.draft, ModelSpec),
-        "is ngram, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate
-        == "ngram"
+        f"is {speculate}, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate
+        in {"ngram", "mtp"}
         and has_head,
+        f"mtp needs layers that predict further tokens, and {spec.architecture} has none here (num_nextn_predict_layers); take ngram": speculate
+        == "mtp"
+        and spec.draft is None,
+        "mtp drafts in one process only, for now; take ngram or off": speculate == "mtp" and is_split,
         "drafts are for models that write text; take off for an encoder": spec.encoder is not None,
         f"{settings.speculate} is not available over several GPUs yet; take off": device == "cuda"
         and is_split,

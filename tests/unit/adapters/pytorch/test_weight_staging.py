@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.models import NOISE_LENGTH, fill_randomly
 from nanoserve.adapters.pytorch.weights import staging
 from nanoserve.adapters.pytorch.weights.checkpoint import Destinations, load_checkpoint
+from nanoserve.adapters.pytorch.weights.noise import NOISE_LENGTH, fill_randomly
 from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.ports.errors import ModelLoadError
 from tests.patience import PATIENCE

@@ -301,12 +301,12 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
     made = config_type(**settings, attn_implementation="eager", experts_implementation="eager")
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
-    _enlarge(reference)
+    enlarge(reference)
     reference.save_pretrained(folder)
     return TinyModel(read_spec(str(folder)), reference, folder)
 
 
-def _enlarge(reference: Any) -> None:
+def enlarge(reference: Any) -> None:
     """Give every tensor, norms, biases and stored buffers included, values that a mix-up would show.
 
     Matrices, stacked ones too, are scaled by their width: a wide model with large weights would make small rounding errors

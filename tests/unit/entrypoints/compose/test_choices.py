@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
+from nanoserve.adapters.huggingface.draft_head import own_draft
 from nanoserve.entrypoints.compose import choices, process
 from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
@@ -266,6 +267,12 @@ def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
         choices.choose_width(EngineSettings(speculate="eagle3"), SPEC, "cpu")
     with pytest.raises(BadValueError, match="speculate: is ngram, and a head drafts in its place"):
         choices.choose_width(EngineSettings(speculate="ngram", draft="head"), SPEC, "cpu")
+    with pytest.raises(BadValueError, match=r"speculate: mtp needs layers .* and llama has none here"):
+        choices.choose_width(EngineSettings(speculate="mtp"), SPEC, "cpu")
+    own = attrs.evolve(SPEC, draft=own_draft(attrs.evolve(SPEC, further_layers=1)))
+    assert choices.choose_width(EngineSettings(speculate="mtp"), own, "cuda") == 4
+    with pytest.raises(BadValueError, match="speculate: mtp drafts in one process only"):
+        choices.choose_width(EngineSettings(speculate="mtp", tensor_parallel_size=2), own, "cpu")
     with pytest.raises(BadValueError, match="speculate: ngram is not available over several GPUs yet"):
         choices.choose_width(EngineSettings(speculate="ngram", tensor_parallel_size=2), SPEC, "cuda")
     with pytest.raises(BadValueError, match="speculate: auto measures"):

@@ -41,6 +41,7 @@ from nanoserve.adapters.pytorch.memory import MemoryBudget, PoolRequest, availab
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuFacts
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
+from nanoserve.adapters.pytorch.models.mtp import MtpHead
 from nanoserve.adapters.pytorch.offload import Offload
 from nanoserve.adapters.pytorch.parallel.communicator import Communicator
 from nanoserve.adapters.pytorch.pooling import RowPooling
@@ -218,7 +219,7 @@ class _Site:
         if host is not None:
             self.loras = DeviceLoras(host, self._arena, dtype=self._dtype, invariant=deterministic)
         self._head: GpuDraftHead | None = None
-        if isinstance(model.draft_head, EagleHead):
+        if isinstance(model.draft_head, EagleHead | MtpHead):
             self._head = GpuDraftHead(
                 model.draft_head,
                 self._arena,

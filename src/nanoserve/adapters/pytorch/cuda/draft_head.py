@@ -1,4 +1,4 @@
-"""A head that drafts (`models/eagle.py`), on a GPU: after a step's draw it reads the computed states, and it guesses at the beginning of the next step.
+"""A head that drafts (`models/eagle.py`, `models/mtp.py`), on a GPU: after a step's draw it reads the computed states, and it guesses at the beginning of the next step.
 
 As on a CPU (`adapters/pytorch/eagle.py`), but nothing is known to the host: all positions of a step are computed, those of wrong drafts
 too, and each row's gain says which state is kept. What is written behind that is written again before it is read.
@@ -26,7 +26,9 @@ from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
+from nanoserve.adapters.pytorch.models.mtp import MtpHead
 from nanoserve.kernels.draft_head.launch import enter_head, guess_tokens, keep_states
+from nanoserve.kernels.pointwise.launch import add_rms_norm_into
 from nanoserve.ports.model_spec import ModelSpec
 
 
@@ -58,7 +60,7 @@ class GpuDraftHead:
 
     def __init__(
         self,
-        head: EagleHead,
+        head: EagleHead | MtpHead,
         arena: Arena,
         space: Workspace,
         mixers: Mapping[int, GpuMixer],
@@ -76,7 +78,8 @@ class GpuDraftHead:
             chosen=_of_width(space.chosen, size),
             logits=_of_width(space.logits, head.spec.vocab_size),
         )
-        self.tapped = stream.new_zeros(most, head.join.in_features)
+        self._guessed_norm = None if isinstance(head, MtpHead) else head.norm
+        self.tapped = stream.new_zeros(most, len(head.spec.taps) * model.hidden_size)
         self._count, self._unit = len(head.spec.taps), model.stream_unit
         self.taps_last = model.num_layers in head.spec.taps
         self._kept = stream.new_zeros(arena.sink_row + 1, size)
@@ -104,7 +107,7 @@ class GpuDraftHead:
         for ahead in range(width - 1):
             is_last = ahead == width - 2
             guess_tokens(
-                ops.logits(self._head.norm, self._head.head),
+                ops.logits(self._guessed_norm, self._head.head),
                 token_ids=self._token_ids,
                 batch_rows=batch_rows,
                 tokens=arena.tokens,
@@ -147,16 +150,19 @@ class GpuDraftHead:
         return GpuStep(mixers=self._mixers, outs=Views(self._space.inner, len(ops.stream)), **how)
 
     def _join(self, tokens: int) -> LinearOps:
-        """Begin with the taps of this many tokens, joined."""
+        """Begin with the taps of this many tokens, joined or normed."""
         ops = self._ops(self._space.stream[:tokens])
-        if tokens:
+        if tokens and isinstance(self._head, MtpHead):
+            norm = self._head.model_norm
+            add_rms_norm_into(self.tapped[:tokens], norm.weight, ops.stream, eps=norm.eps)
+        elif tokens:
             ops.policy.multiply(ops, self.tapped[:tokens], self._head.join, ops.stream)
         return ops
 
     def _compute(self, ops: LinearOps, step: GpuStep) -> None:
         """The layer, over hidden states in the stream, of chunks' tokens and then of places."""
         head, arena, stream = self._head, self._arena, ops.stream
-        entering = Views(self._space.inner, len(stream))[head.attention.qkv.in_features]
+        entering = Views(self._space.inner, len(stream))[head.entering]
         of_chunks, of_places = slice(step.num_tokens), slice(step.num_tokens, None)
         common: dict[str, Any] = {
             "embedding": head.embedding.weight,
@@ -173,6 +179,11 @@ class GpuDraftHead:
             where = {"token_rows": step.places, "positions": self._ends, "newest": True}
             where["width"] = max(step.width, 1)
             enter_head(arena.tokens, stream[of_places], out=entering[of_places], **where, **common)
+        if isinstance(head, MtpHead):
+            if len(stream):
+                ops.policy.multiply(ops, entering, head.join, stream)
+            head.run(ops, step)
+            return
         qkv = ops.entered[head.attention.qkv.out_features]
         ops.policy.multiply(ops, entering, head.attention.qkv, qkv)
         ops.project_out(step.mix(head.attention, qkv), head.attention.output)

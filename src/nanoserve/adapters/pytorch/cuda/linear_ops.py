@@ -127,8 +127,8 @@ class LinearOps:
         if isinstance(norm, LayerNorm):
             stream = self.complete(None)
             layer_norm_into(stream, norm.weight, norm.bias, stream, eps=norm.eps)
-        else:
-            assert norm is None, "families that norm the stream in place have layer norms"
+        elif norm is not None:
+            self.stream.copy_(self.complete(norm)[: len(self.stream)])
 
     def experts(self, norm: RMSNorm, mixture: Mixture, /) -> None:
         if len(self.stream):

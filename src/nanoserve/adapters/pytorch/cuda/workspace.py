@@ -171,7 +171,7 @@ def make_workspace(
     added = [each.linear for each in products if each.added]
     inner = max(each.in_features for each in added)
     if model.draft_head is not None:
-        inner = max(inner, model.draft_head.attention.qkv.in_features)
+        inner = max(inner, model.draft_head.entering)
     widest = max([hidden, *(each.out_features for each in added)])
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nanoserve.adapters.pytorch.devices import Take, empty_tensors, host_pages
 from nanoserve.adapters.pytorch.linear import PackedLinear, pack_linears
@@ -25,6 +25,7 @@ from nanoserve.adapters.pytorch.models.granite import Granite, GraniteMoe
 from nanoserve.adapters.pytorch.models.llama import Llama
 from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
 from nanoserve.adapters.pytorch.models.mixtral import Mixtral
+from nanoserve.adapters.pytorch.models.mtp import MtpHead
 from nanoserve.adapters.pytorch.models.olmo2 import Olmo2
 from nanoserve.adapters.pytorch.models.olmoe import Olmoe
 from nanoserve.adapters.pytorch.models.phi3 import Phi3
@@ -45,11 +46,11 @@ from nanoserve.adapters.pytorch.weights.keeping import (
     stored_forms,
 )
 from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales
-from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS
+from nanoserve.adapters.pytorch.weights.noise import SCALE, fill_randomly
 from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, Mixer
-from nanoserve.ports.model_spec import ModelSpec
+from nanoserve.ports.model_spec import DraftSpec, ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "bert": Encoder,
@@ -82,9 +83,6 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
 
 MADE = ("fp8", "int4")
 """The forms that a GPU's weights are put into as they arrive."""
-NOISE_LENGTH = 1_000_003
-"""Numbers drawn; a prime, so that rows of a matrix, which repeat the noise, still differ from one another."""
-SCALE = 0.02
 
 
 def build_model(
@@ -124,6 +122,8 @@ def build_model(
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
     model.slices = _slices(spec, model, ranks)
+    if model.further is not None:
+        model.further.check_stored(folder)
     if made is not None:
         _keep(model, _fitting(model, made))
     elif (spec.stored is not None or is_gguf(Path(folder))) and _keeps(keep, device):
@@ -149,8 +149,7 @@ def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderMo
     """A model of the same shape in host memory, empty, and the form that its plain tensors are put into; with other ranks, the same part."""
     on_gpu = model.embedding.weight.device.type == "cuda"
     made = FORMS[quantization] if quantization == "fp8" or (quantization == "int4" and on_gpu) else None
-    with torch.device("meta"), _default_dtype(model.embedding.weight.dtype):
-        blank = PAGES[model.spec.architecture](model.spec, model.ranks).eval()
+    blank = _empty(model.spec, model.embedding.weight.dtype, model.ranks)
     blank.slices = model.slices
     keep_like(blank, model)
     _settle(blank, torch.device("cpu"), host_pages if on_gpu else None)
@@ -323,8 +322,15 @@ def _shaped(
 ) -> DecoderModel:
     """A model without memory."""
     own = split_spec(spec, ranks.size, rank=ranks.rank, expert_parallel=expert_parallel)
+    return _empty(own, dtype, ranks)
+
+
+def _empty(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
     with torch.device("meta"), _default_dtype(dtype):
-        return _page(spec)(own, ranks).eval()
+        model = _page(spec)(spec, ranks)
+        if isinstance(spec.draft, DraftSpec) and spec.draft.own:
+            model.further = model.draft_head = MtpHead(model)
+        return model.eval()
 
 
 def _page(spec: ModelSpec) -> type[DecoderModel]:
@@ -360,41 +366,6 @@ def allocate(model: nn.Module, take: Take) -> None:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, parameters[id(parameter)])
-
-
-def fill_randomly(tensors: Mapping[str, Tensor], *, seed: int) -> None:
-    """Fill tensors with normal noise of deviation 0.02.
-
-    The noise is drawn once and repeated where the tensors lie, so that a GPU fills gigabytes in a moment; it is the
-    same on every device.
-    """
-    noise = torch.randn(NOISE_LENGTH, generator=torch.Generator().manual_seed(seed)) * SCALE
-    sources: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-    shift = 0
-    for tensor in tensors.values():
-        kind = (tensor.device, tensor.dtype)
-        if kind not in sources:
-            sources[kind] = _as_stored(noise, tensor.dtype).to(tensor.device)
-        _repeat(_plain(sources[kind]).roll(shift), _plain(tensor.view(-1)))
-        shift += 7919
-
-
-def _as_stored(noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers, without scales, of the weights that are kept as stored."""
-    if not dtype.is_floating_point:
-        return ((noise / SCALE * 2**20).long() * 0x9E3779B1).to(dtype)  # so that all bits are about as random
-    return (noise / SCALE if dtype is EIGHT_BITS else noise).to(dtype)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """8-bit floats as bytes, which every operator takes."""
-    return tensor.view(torch.uint8) if tensor.dtype is EIGHT_BITS else tensor
-
-
-def _repeat(source: Tensor, flat: Tensor) -> None:
-    whole = flat.numel() // NOISE_LENGTH * NOISE_LENGTH
-    flat[:whole].view(-1, NOISE_LENGTH).copy_(source)
-    flat[whole:].copy_(source[: flat.numel() - whole])
 
 
 __all__ = ["DecoderModel", "Observer"]

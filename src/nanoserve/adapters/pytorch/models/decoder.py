@@ -76,6 +76,7 @@ class DecoderModel(nn.Module):
         slices: where a rank's tensors lie in the whole model's; None of a whole one.
         expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None if whole experts are not divided over ranks.
         draft_head: guesses tokens from its hidden states (`models/eagle.py`).
+        further: the draft head, where it is of the model's own checkpoint (`models/mtp.py`).
         is_invariant: whether, on a CPU, it computes so that a token's bits depend on nothing but the tokens before it; may be set between steps.
     """
 
@@ -98,6 +99,7 @@ class DecoderModel(nn.Module):
         self.expert_tokens: Tensor | None = None
         self.is_invariant = False
         self.draft_head: Any = None
+        self.further: Any = None
         self._rotaries = make_rotaries(spec, torch.device("cpu"))
         kept = spec.keeping_layers
         self._groups = [(each, kind_of(kept[each.layers[0]].mixer)) for each in spec.cache_groups]
@@ -194,7 +196,7 @@ class DecoderModel(nn.Module):
     def mixtures(self) -> tuple[Mixture, ...]:
         """The layers' mixtures of experts, each shape and form once."""
         found: dict[object, Mixture] = {}
-        for part in (part for parts in self.layers for part in parts):
+        for part in (part for parts in self.filled.values() for part in parts):
             if (mixture := part.mixture()) is not None:
                 key = (mixture.routing, mixture.experts.gate_up.shape, mixture.forms)
                 found.setdefault(key, mixture)
@@ -210,12 +212,22 @@ class DecoderModel(nn.Module):
             kinds.setdefault((groups[number].kind, *map(type, parts), *forms, *mixtures), parts)
         return tuple(kinds.values())
 
+    @property
+    def filled(self) -> dict[str, Sequence[Part]]:
+        """The parts of each layer that a checkpoint fills, by its name there."""
+        layers: dict[str, Sequence[Part]] = {
+            f"model.layers.{number}": parts for number, parts in enumerate(self.layers)
+        }
+        return layers if self.further is None else {**layers, self.further.names.layer: self.further.parts}
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must hold, by its name there; a tied head has none of its own."""
         tensors = prefixed("model.embed_tokens", self.embedding.checkpoint_tensors())
-        for number, parts in enumerate(self.layers):
+        for name, parts in self.filled.items():
             for part in parts:
-                tensors |= prefixed(f"model.layers.{number}", part.checkpoint_tensors())
+                tensors |= prefixed(name, part.checkpoint_tensors())
+        if self.further is not None:
+            tensors |= self.further.checkpoint_tensors()
         if self.norm is not None:
             tensors |= prefixed("model.norm", self.norm.checkpoint_tensors())
         if not self.spec.tied_embeddings:
@@ -233,16 +245,16 @@ class DecoderModel(nn.Module):
 
     def stacks(self) -> dict[str, tuple[Tensor, Sequence[str]]]:
         return {
-            f"model.layers.{number}.{name}": (tensor, [f"model.layers.{number}.{each}" for each in names])
-            for number, parts in enumerate(self.layers)
+            f"{layer}.{name}": (tensor, [f"{layer}.{each}" for each in names])
+            for layer, parts in self.filled.items()
             for part in parts
             for name, (tensor, names) in part.stacks().items()
         }
 
     def sections(self) -> dict[str, tuple[int, ...]]:
         return {
-            f"model.layers.{number}.{name}": sizes
-            for number, parts in enumerate(self.layers)
+            f"{layer}.{name}": sizes
+            for layer, parts in self.filled.items()
             for part in parts
             for name, sizes in part.sections().items()
         }

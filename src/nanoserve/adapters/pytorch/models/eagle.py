@@ -37,6 +37,7 @@ class EagleHead(nn.Module):
     """The head: hidden states of the model are joined, mixed with those of earlier positions, and compared with the tokens that it can guess.
 
     Attributes:
+        entering: elements of a position that its layer reads: the token's vector, and the hidden state.
         embedding: of tokens; the model's, where the checkpoint has none.
         token_ids: int64 [draft vocabulary], the model's id of each token.
     """
@@ -50,6 +51,7 @@ class EagleHead(nn.Module):
         own = attrs.evolve(
             spec, hidden_size=draft.hidden_size, norm=draft.norm, layers=spec.keeping_layers, draft=None
         )
+        self.entering = 2 * draft.hidden_size
         self.embedding = model.embedding
         self.join = Linear(len(draft.taps) * spec.hidden_size, draft.hidden_size)
         self.input_norm, self.hidden_norm, self.norm = (
@@ -57,7 +59,7 @@ class EagleHead(nn.Module):
         )
         self.attention = Attention(own, self.layer, Norms(None))
         width, bias = self.attention.qkv.out_features, draft.layer.mixer.qkv_bias
-        self.attention.qkv = Linear(2 * draft.hidden_size, width, bias=bias)
+        self.attention.qkv = Linear(self.entering, width, bias=bias)
         self.feed = SwiGLU(own, self.layer)
         self.head = Linear(draft.hidden_size, draft.vocab_size)
         self.token_ids = torch.arange(draft.vocab_size)
@@ -73,6 +75,11 @@ class EagleHead(nn.Module):
         ops.project_out(attended, self.attention.output)
         self.feed.run(ops, step)
         return ops.stream
+
+    def begin(self, tapped: Tensor) -> Tensor:
+        """The model's states that the head taps, [T, taps * hidden], to its hidden states [T, hidden]."""
+        joined: Tensor = self.join(tapped)
+        return joined
 
     def guess(self, hidden: Tensor) -> Tensor:
         """The head's states [S, hidden] to the likeliest tokens behind them, [S]."""

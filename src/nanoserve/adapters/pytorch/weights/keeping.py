@@ -36,6 +36,10 @@ class Model(Protocol):
     def layers(self) -> Sequence[Sequence[Part]]:
         """For each layer its parts."""
 
+    @property
+    def filled(self) -> Mapping[str, Sequence[Part]]:
+        """The parts of each layer that a checkpoint fills, by its name there."""
+
     def checkpoint_tensors(self) -> Mapping[str, Tensor]:
         """Every tensor that a checkpoint must hold, by its name there."""
 
@@ -149,7 +153,7 @@ def _storables(model: Model) -> Iterator[Storable]:
 
 
 def _parts(model: Model) -> Iterator[Part]:
-    return (part for parts in model.layers for part in parts)
+    return (part for parts in model.filled.values() for part in parts)
 
 
 def _memory(tensor: Tensor) -> int:

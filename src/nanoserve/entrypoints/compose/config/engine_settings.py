@@ -151,8 +151,8 @@ class EngineSettings:
     )
     speculate: str = setting(
         "off",
-        one_of("off", "auto", "ngram", "eagle3", "draft"),
-        "Guess tokens from what a sequence has said before, or by --draft, and compute several at once; auto does where it pays. Answers stay the same.",
+        one_of("off", "auto", "ngram", "eagle3", "mtp", "draft"),
+        "Guess tokens from what a sequence has said before, by --draft, or by layers of the model's own (mtp), and compute several at once; auto does where it pays. Answers stay the same.",
     )
     draft: str | None = optional(
         text("ID_OR_FOLDER"),

@@ -1,0 +1,137 @@
+"""Multi-token prediction (MTP, DeepSeek-AI 2024): a layer behind the model's own, of the same checkpoint, that guesses the next tokens.
+
+As a head of EAGLE-3 (`models/eagle.py`) it reads, at position i, the hidden state of token i and the embedding of token i + 1. The state is the one
+that the model compares with its vocabulary, so it has passed the last norm. So have the layer's own states, which take its place further ahead.
+Vectors of tokens and the head are the model's. Reference: `MtpModel` of transformers. Of several such layers the first makes all drafts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.layers.experts import make_feed
+from nanoserve.adapters.pytorch.layers.norm import RMSNorm
+from nanoserve.adapters.pytorch.layers.part import LinearOps, Part, Step
+from nanoserve.adapters.pytorch.layers.product import Product
+from nanoserve.adapters.pytorch.linear import Linear
+from nanoserve.adapters.pytorch.mixers.attention.part import Attention
+from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
+from nanoserve.adapters.pytorch.models.decoder import DecoderModel, TorchLinearOps
+from nanoserve.adapters.pytorch.step_inputs import StepInputs
+from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
+from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
+from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
+from nanoserve.ports.errors import ModelLoadError
+from nanoserve.ports.layer_spec import LatentSpec
+from nanoserve.ports.model_spec import DraftSpec
+
+
+class Names(NamedTuple):
+    """Names in a family's checkpoints: of the layer, and of what stands around it."""
+
+    layer: str
+    input_norm: str
+    hidden_norm: str
+    join: str
+    norm: str
+
+
+def names_of(architecture: str, layer: int) -> Names:
+    """Those of Qwen3-Next, or of DeepSeek and GLM-4.5, which count the layer as one more of the model's."""
+    if architecture == "qwen3_next":
+        return Names(
+            "mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"
+        )
+    name = f"model.layers.{layer}"
+    return Names(name, f"{name}.enorm", f"{name}.hnorm", f"{name}.eh_proj", f"{name}.shared_head.norm")
+
+
+class MtpHead(nn.Module):
+    """The layer: vector and state are normed, joined, and pass through a layer as the model's own are.
+
+    Attributes:
+        spec, entering, embedding: as of an `EagleHead`.
+        parts: of the layer.
+    """
+
+    def __init__(self, model: DecoderModel) -> None:
+        super().__init__()
+        spec, draft = model.spec, model.spec.draft
+        assert isinstance(draft, DraftSpec)
+        assert isinstance(model.norm, RMSNorm)
+        self.spec, self._model, size = (
+            draft,
+            (model,),
+            spec.hidden_size,
+        )  # in a tuple, it is no module of this one
+        self.names = names_of(spec.architecture, spec.num_layers)
+        self.entering, self.embedding, self.model_norm = 2 * size, model.embedding, model.norm
+        self.input_norm, self.hidden_norm, self.norm = (RMSNorm(size, spec.norm) for _ in range(3))
+        self.join = Linear(self.entering, size)
+        own = attrs.evolve(spec, layers=spec.keeping_layers, draft=None)
+        attention = LatentAttention if isinstance(draft.layer.mixer, LatentSpec) else Attention
+        parts: list[Part] = [attention(own, spec.num_layers), make_feed(own, spec.num_layers)]
+        self.parts, self._registered = tuple(parts), nn.ModuleList(parts)
+
+    @property
+    def token_ids(self) -> Tensor:
+        """See `EagleHead`: all of the model's."""
+        return torch.arange(self.spec.vocab_size, device=self.embedding.weight.device)
+
+    @property
+    def head(self) -> Linear:
+        """The model's."""
+        return self._model[0].head
+
+    def begin(self, tapped: Tensor) -> Tensor:
+        """The states behind the model's last layer, [T, hidden], as it compares them with its vocabulary."""
+        normed: Tensor = self.model_norm(tapped)
+        return normed
+
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, inputs: StepInputs, kv: KVStore, model: DecoderModel
+    ) -> Tensor:
+        """See `EagleHead`."""
+        entering = torch.cat((self.input_norm(self.embedding(token_ids)), self.hidden_norm(hidden)), dim=1)
+        ops = TorchLinearOps(self.join(entering))
+        self.run(ops, model.prepare(inputs, kv))
+        return ops.stream
+
+    def run(self, ops: LinearOps, step: Step, /) -> None:
+        """The layer over what was joined, and the norm behind it."""
+        for part in self.parts:
+            part.run(ops, step)
+        ops.norm_stream(self.norm)
+
+    def guess(self, hidden: Tensor) -> Tensor:
+        """The layer's states [S, hidden] to the likeliest tokens behind them, [S]."""
+        return self._model[0].logits(hidden).argmax(-1)
+
+    def products(self) -> tuple[Product, ...]:
+        """Every product beside the model's head, in order."""
+        inner = [
+            attrs.evolve(each, name=f"{each.name}, drafts") for part in self.parts for each in part.products()
+        ]
+        return Product("token and state, drafts", self.join, added=False), *inner
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Those around the layer, by their whole names."""
+        _, *names = self.names
+        around: list[RMSNorm | Linear] = [self.input_norm, self.hidden_norm, self.join, self.norm]
+        return {f"{name}.weight": module.weight for name, module in zip(names, around, strict=True)}
+
+    def check_stored(self, folder: str) -> None:
+        """Raise `ModelLoadError` if a checkpoint lacks the layer, though its config may count it."""
+        files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
+        names = (each.name for file in files for each in stored_tensors(file))
+        if not any(each.startswith(f"{self.names.join}.") for each in names):
+            raise ModelLoadError(
+                f"{folder}: has no layer that predicts further tokens ({self.names.join} is missing, which converted copies often lack): "
+                "take the original checkpoint, or speculate ngram"
+            )

@@ -1,0 +1,116 @@
+"""Layers of a model's own checkpoint that draft: they guess what transformers' do, and answers are those without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from safetensors.torch import load_file, save_file
+
+from nanoserve.adapters.pytorch.eagle import EagleDrafts
+from nanoserve.entrypoints.compose.bootstrap import assemble_bench
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.ports.errors import BadValueError, ModelLoadError
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+from tests.poisoned import PoisonedEngine, same
+from tests.unit.adapters.pytorch.mtp_layers import TinyMtp, make_mtp
+from tests.unit.adapters.pytorch.tiny_models import make_prompt
+
+VOCAB = 128
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=20),
+    SamplingParams(temperature=1.0, max_tokens=18),
+    SamplingParams(temperature=0.9, top_p=0.7, max_tokens=16, logprobs=2),
+    SamplingParams(temperature=0.9, repetition_penalty=1.2, max_tokens=14),
+    SamplingParams(temperature=0.0, max_tokens=1),
+]
+PROMPTS = [make_prompt(3 + 4 * number, vocab_size=VOCAB, seed=number) for number in range(len(PARAMS))]
+
+
+@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyMtp:
+    return make_mtp(tmp_path_factory.mktemp("model"), request.param)
+
+
+def test_a_layer_guesses_what_that_of_transformers_does_and_answers_stay(
+    made: TinyMtp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = attrs.evolve(made.tiny.spec, draft=None)
+    without = PoisonedEngine(attrs.evolve(made.tiny, spec=spec).build(), block_size=4).answers(
+        PROMPTS, PARAMS
+    )
+    seen: list[tuple[list[int], list[int]]] = []
+    propose = EagleDrafts.propose
+
+    def noting(self: EagleDrafts, most: Mapping[int, int]) -> dict[int, list[int]]:
+        known = {row: self._rows.token_ids(row) for row in most}
+        found = propose(self, most)
+        seen.extend((known[row], found[row]) for row in most)
+        return found
+
+    monkeypatch.setattr(EagleDrafts, "propose", noting)
+    limits: dict[str, Any] = {
+        "block_size": 4,
+        "num_blocks": 18,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 21,
+    }
+    engine = PoisonedEngine(made.tiny.build(), max_width=4, depth=2, **limits)
+    for _ in range(2):  # the second time prompts are found in the cache
+        for one, other in zip(engine.answers(PROMPTS, PARAMS), without, strict=True):
+            same(one, other)
+    assert engine.engine.scheduler.counters.draft_tokens > 50
+    assert len(seen) > 20
+    for known, guesses in seen[::5]:
+        assert made.guesses(known, len(guesses)) == guesses
+
+
+def test_a_checkpoint_without_the_layer_is_refused_by_name(made: TinyMtp, tmp_path: Path) -> None:
+    tensors = load_file(made.tiny.folder / "model.safetensors")
+    behind = f"model.layers.{made.tiny.spec.num_layers}."
+    save_file(
+        {name: each for name, each in tensors.items() if not name.startswith(behind)},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(
+        ModelLoadError, match=rf"has no layer that predicts further tokens \({behind}eh_proj is missing"
+    ):
+        attrs.evolve(made.tiny, folder=tmp_path).build()
+    save_file(
+        {name: each for name, each in tensors.items() if name != f"{behind}hnorm.weight"},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(
+        ModelLoadError, match=f"lacks 1 tensors that its config asks for: {behind}hnorm.weight"
+    ):
+        attrs.evolve(made.tiny, folder=tmp_path).build()
+
+
+def test_an_engine_drafts_with_the_layer_where_it_is_asked_to(made: TinyMtp) -> None:
+    answers, drafts = dict[str, list[int]](), dict[str, int]()
+    sizes: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "num_kv_blocks": 40,
+        "max_model_len": 64,
+        "threads": 1,
+    }
+    for speculate in ("off", "mtp"):
+        settings = EngineSettings(model=str(made.tiny.folder), speculate=speculate, **sizes)
+        engine = assemble_bench(settings).engine
+        engine.add(Request(request_id="0", prompt_token_ids=tuple(PROMPTS[1]), sampling=PARAMS[0]))
+        while engine.has_work:
+            for event in engine.turn():
+                if isinstance(event, TokensGenerated):
+                    answers.setdefault(speculate, []).extend(event.token_ids)
+        drafts[speculate] = engine.state().draft_tokens
+    assert answers["off"] == answers["mtp"]
+    assert drafts["off"] == 0 < drafts["mtp"]
+    settings = attrs.evolve(settings, kv_offload_memory=2**20)
+    with pytest.raises(BadValueError, match=r"kv_offload_memory: cannot be combined with .* speculate mtp"):
+        assemble_bench(settings)
