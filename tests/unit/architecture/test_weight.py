@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 3998,
     "domain": 8862,
     "kernels": 14360,
-    "adapters/pytorch": 15500,
+    "adapters/pytorch": 15570,
     "adapters": 10990,
     "entrypoints/server": 10790,
     "entrypoints": 11760,
