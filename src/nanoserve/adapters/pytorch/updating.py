@@ -1,15 +1,16 @@
 """New weights for a running model, by the way on which its first ones came.
 
-A blank model of the same shape is filled in host memory, arranged and packed like the first one, and checked; then each of its tensors is
-copied into the one that the running model holds in its place. So every form that weights are kept in is made again, addresses stay, and
-nothing is written before all is known to be right. It costs host memory for the model once more while it lasts.
+A blank model of the same shape is filled, arranged and packed like the first one, and checked; then each of its tensors is copied into the
+one that the running model holds in its place. So every form that weights are kept in is made again, addresses stay, and nothing is written
+before all is known to be right. It costs memory for the model once more while it lasts: of its GPU where there is so much, else of the host.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
+from nanoserve.adapters.pytorch.cuda.virtual_memory import spare_memory
 from nanoserve.adapters.pytorch.devices import CPU
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, destinations, finish_like
 from nanoserve.adapters.pytorch.sleeping import Memory, held_tensors, tensors_of
@@ -37,7 +39,7 @@ from nanoserve.adapters.pytorch.weights.staging import (
     PIECE_BYTES,
     Piece,
     cuda_lanes,
-    lanes_from,
+    lanes_between,
     pieces_of,
     transfer,
 )
@@ -112,14 +114,17 @@ class ModelWeights:
             raise ConflictError("the update is complete: finish it, or start another one")
         self._blank = None
         try:
-            blank = self._new_blank(partial=partial) if blank is None else blank
-            if isinstance(source, str):
-                digest = weights_digest(source)
-                self._read_folder(blank, source)
-                blank.sources.append((source, digest))
-            else:
-                self._read_tensors(blank, source)
-                blank.sources.append((None, secrets.token_bytes(DIGEST_BYTES)))  # nobody can read them again
+            with _beside_steps(self._device):
+                blank = self._new_blank(partial=partial) if blank is None else blank
+                if isinstance(source, str):
+                    digest = weights_digest(source)
+                    self._read_folder(blank, source)
+                    blank.sources.append((source, digest))
+                else:
+                    self._read_tensors(blank, source)
+                    blank.sources.append(
+                        (None, secrets.token_bytes(DIGEST_BYTES))
+                    )  # nobody can read them again
         except (ModelLoadError, OSError) as error:
             raise BadValueError(PARAMETER, str(error)) from error
         self._blank = blank
@@ -137,7 +142,8 @@ class ModelWeights:
             raise BadValueError(
                 PARAMETER, f"{len(missing)} tensors were not sent: {names}; send all, or update in part"
             )
-        finish_like(blank.model, self._model, self._quantization)
+        with _beside_steps(self._device):
+            finish_like(blank.model, self._model, self._quantization)
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
         for path, _, _, tensor in held_tensors(self._model):
             anew = made.get(path)
@@ -167,7 +173,7 @@ class ModelWeights:
                 source = made[path]
                 if source.is_mkldnn:  # which nothing can be copied into
                     setattr(module, name, source)
-                elif tensor.device.type == "cpu" or source.nbytes < PIECE_BYTES or source.is_pinned():
+                elif tensor.device == source.device or source.nbytes < PIECE_BYTES or source.is_pinned():
                     tensor.copy_(source)
                 else:
                     large += pieces_of(_in_memory(path, source.contiguous()), tensor)
@@ -234,21 +240,33 @@ class ModelWeights:
 
     def _fill(self) -> _Blank:
         """A blank with all that the running model was read from, ready to be written."""
-        self._blank = self._new_blank(partial=True)
+        self._blank = self._new_blank(partial=True, on_host=True)
         self.complete()
         assert self._blank is not None
         filled, self._blank = self._blank, None
         return filled
 
-    def _new_blank(self, *, partial: bool) -> _Blank:
+    def _new_blank(self, *, partial: bool, on_host: bool = False) -> _Blank:
         """A blank; if `partial`, it holds the weights that the running model was read from."""
-        blank = _Blank(*blank_like(self._model, self._quantization), partial)
+        blank = _Blank(*self._empty(on_host=on_host), partial)
         for layer, scales in kv_scales(blank.model).items():
             scales.copy_(self._kv_scales[layer])
         for folder, digest in self._sources if partial else ():
             self._check_source(folder, digest)
             self._read_folder(blank, str(folder))
         return blank
+
+    def _empty(self, *, on_host: bool) -> tuple[DecoderModel, Any]:
+        size = sum(each.nbytes for each in self._model.parameters())
+        spare = None if on_host or WEIGHTS in self._asleep else spare_memory(self._device, size)
+        if spare is not None:
+            with contextlib.suppress(OutOfMemoryError):  # another process has taken it
+                return blank_like(self._model, self._quantization, spare.take)
+        return blank_like(self._model, self._quantization)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._model.embedding.weight.device
 
     def _check_source(self, folder: str | None, digest: bytes) -> None:
         """Check that the sources of weights that a partial update keeps are unchanged."""
@@ -278,9 +296,8 @@ class ModelWeights:
                 f"{folder}: is stored quantized: send all of it, as one folder, in one request"
             )
         with torch.inference_mode():
-            load_checkpoint(
-                folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes_from(CPU)
-            )
+            lanes = lanes_between(CPU, blank.model.embedding.weight.device)
+            load_checkpoint(folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes)
         self._note(blank, blank.model.checkpoint_tensors().keys())
 
     def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> None:
@@ -306,7 +323,8 @@ class ModelWeights:
                 "this model keeps its weights as its checkpoint stores them: send a folder of the same form, or start from plain floats"
             )
         with torch.inference_mode():
-            read = overlay(tensors, destinations(model, blank.made), lanes_from(device))
+            lanes = lanes_between(device, model.embedding.weight.device)
+            read = overlay(tensors, destinations(model, blank.made), lanes)
         self._note(blank, read)
 
     def _note(self, blank: _Blank, read: Iterable[str]) -> None:
@@ -316,6 +334,19 @@ class ModelWeights:
             if not is_finite(targets.get(name, destinations[name])):
                 raise ModelLoadError(f"tensor {name!r} has numbers that are not finite")
         blank.read |= {*read}
+
+
+@contextlib.contextmanager
+def _beside_steps(device: torch.device) -> Iterator[None]:
+    """Queue on a stream of its own, so that steps go on meanwhile; all of it is done at the end."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+        stream.synchronize()
 
 
 def _in_memory(name: str, tensor: Tensor) -> StoredTensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch import updating
 from nanoserve.adapters.pytorch.cuda import virtual_memory
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.models import build_model
@@ -173,6 +174,29 @@ def test_a_model_sleeps_and_is_the_same_in_the_same_place(tmp_path: Path, family
         assert torch.equal(logits(model), wanted)
         assert places == {path: tensor.data_ptr() for path, _, _, tensor in held_tensors(model)}
     assert all(pool.untyped_storage().nbytes() for pools in kv.pools for pool in pools)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_new_weights_wait_in_spare_memory_which_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, taken: bool
+) -> None:
+    old, new = two(tmp_path)
+    driver, model, asked = FakeDriver(), old.build(), list[int]()
+
+    def spare(_: torch.device, size: int) -> FakeMemory:
+        asked.append(size)
+        return FakeMemory(driver)
+
+    monkeypatch.setattr(updating, "spare_memory", spare)
+    driver.failing = {"cuMemCreate": OUT_OF_MEMORY} if taken else {}
+    weights = ModelWeights(model, str(old.folder), None)
+    weights.read(str(new.folder), anew=True, partial=False)
+    assert asked[0] >= sum(each.nbytes for each in model.parameters())
+    assert (driver.free == 1 << 30) is taken
+    weights.complete()
+    weights.write()
+    assert driver.free == 1 << 30
+    assert torch.equal(logits(model), logits(new.build()))
 
 
 @pytest.mark.parametrize(("pieces", "times"), [(1, 3), (2, 2), (8, 1)])

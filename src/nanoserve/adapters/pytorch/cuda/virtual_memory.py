@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.devices import Wanted, bytes_at
 from nanoserve.ports.errors import OutOfMemoryError
-from nanoserve.ports.steering import PARTS
+from nanoserve.ports.steering import PARTS, WEIGHTS
 
 ALIGNMENT: Final = 512
 """Bytes; tensors start at multiples of it, as those of torch's allocator do."""
@@ -25,6 +25,8 @@ PIECE_BYTES: Final = 64 << 20
 """Bytes of the one piece that bare memory has."""
 PIN_FROM: Final = 1 << 20
 """Bytes of a tensor that has pages of its own."""
+SPARE: Final = 2 << 30
+"""Bytes of a GPU that stay free beside new weights."""
 FILLING: Final = 0x3C
 """A byte that every kind of float reads as a number between 0 and 2: kernels are tried out on them."""
 _OUT_OF_MEMORY: Final = 2
@@ -63,6 +65,14 @@ def virtual_memories(device: torch.device, *, bare: bool) -> dict[str, VirtualMe
     if code or not found.value:
         return None
     return {part: VirtualMemory(device, driver, bare=bare) for part in PARTS}
+
+
+def spare_memory(device: torch.device, size: int) -> VirtualMemory | None:
+    """Memory for so many bytes, given back with the last tensor in it; None if the GPU has not `SPARE` bytes more than these free."""
+    if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < size + SPARE:
+        return None
+    memories = virtual_memories(device, bare=False)
+    return None if memories is None else memories[WEIGHTS]
 
 
 class VirtualMemory:

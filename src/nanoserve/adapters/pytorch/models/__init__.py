@@ -145,14 +145,19 @@ def build_model(
     return model
 
 
-def blank_like(model: DecoderModel, quantization: str | None) -> tuple[DecoderModel, Form | None]:
-    """A model of the same shape in host memory, empty, and the form that its plain tensors are put into; with other ranks, the same part."""
+def blank_like(
+    model: DecoderModel, quantization: str | None, take: Take | None = None
+) -> tuple[DecoderModel, Form | None]:
+    """A model of the same shape, empty, and the form that its plain tensors are put into; with other ranks, the same part. It lies in host memory, or where `take` finds some beside the model."""
     on_gpu = model.embedding.weight.device.type == "cuda"
     made = FORMS[quantization] if quantization == "fp8" or (quantization == "int4" and on_gpu) else None
     blank = _empty(model.spec, model.embedding.weight.dtype, model.ranks)
     blank.slices = model.slices
     keep_like(blank, model)
-    _settle(blank, torch.device("cpu"), host_pages if on_gpu else None)
+    if take is None:
+        _settle(blank, torch.device("cpu"), host_pages if on_gpu else None)
+    else:
+        _settle(blank, model.embedding.weight.device, take)
     return blank, made
 
 
