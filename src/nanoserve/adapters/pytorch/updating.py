@@ -8,6 +8,7 @@ before all is known to be right. It costs memory for the model once more while i
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
 from nanoserve.adapters.pytorch.cuda.virtual_memory import spare_memory
-from nanoserve.adapters.pytorch.devices import CPU
+from nanoserve.adapters.pytorch.devices import CPU, empty_tensors, host_pages
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, destinations, finish_like
 from nanoserve.adapters.pytorch.sleeping import Memory, held_tensors, tensors_of
 from nanoserve.adapters.pytorch.weights.checkpoint import (
@@ -262,7 +263,8 @@ class ModelWeights:
         if spare is not None:
             with contextlib.suppress(OutOfMemoryError):  # another process has taken it
                 return blank_like(self._model, self._quantization, spare.take)
-        return blank_like(self._model, self._quantization)
+        host = host_pages if self._device.type == "cuda" else functools.partial(empty_tensors, device=CPU)
+        return blank_like(self._model, self._quantization, host)
 
     @property
     def _device(self) -> torch.device:

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.checkpoint import DTYPES
 from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
+from nanoserve.adapters.pytorch.weights.staging import count_lanes
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -150,7 +152,10 @@ def _read_factors(
         halves.setdefault(module, {})[half] = stored
     if not halves:
         raise _RefusedError(f"{WEIGHTS} holds no factors")
-    return {module: _factors(module, both, config) for module, both in sorted(halves.items())}
+    found = sorted(halves.items())
+    with ThreadPoolExecutor(count_lanes()) as pool:
+        made = list(pool.map(lambda each: _factors(each[0], each[1], config), found))
+    return {module: each for (module, _), each in zip(found, made, strict=True)}
 
 
 def _place(name: str) -> tuple[str, str]:

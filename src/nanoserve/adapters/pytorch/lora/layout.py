@@ -7,6 +7,7 @@ them. A product of several parts has a factor A for each, and B's rows say by th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import torch
@@ -16,6 +17,7 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.folder import Factors
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
+from nanoserve.adapters.pytorch.weights.staging import count_lanes
 
 RANKS = (16, 32, 64, 128)
 """Ranks that adapters are padded to, for tensor cores."""
@@ -107,12 +109,18 @@ class Layout:
         """An adapter's factors, or the `part` of them that a rank needs, as numbers of this layout, their scales in B."""
         rank = padded_rank(max(factor.rank for factor in factors.values()))
         weights = LoraWeights(rank, torch.zeros(rank * self.size, dtype=dtype, pin_memory=pinned))
-        for name, whole in factors.items():
-            place, factor = self.places[name], self._cut(name, whole, part)
-            a, b = weights.at(place.site)
-            a[place.part, : factor.rank] = factor.a.to(dtype)
-            b[place.rows, : factor.rank] = (factor.b.double() * factor.scale).to(dtype)
+        with ThreadPoolExecutor(count_lanes()) as pool:
+            list(
+                pool.map(lambda name: self._put(weights, name, self._cut(name, factors[name], part)), factors)
+            )
         return weights
+
+    @torch.inference_mode()
+    def _put(self, weights: LoraWeights, name: str, factor: Factors) -> None:
+        place, dtype = self.places[name], weights.numbers.dtype
+        a, b = weights.at(place.site)
+        a[place.part, : factor.rank] = factor.a.to(dtype)
+        b[place.rows, : factor.rank] = (factor.b.double() * factor.scale).to(dtype)
 
     def _cut(self, name: str, factor: Factors, part: int) -> Factors:
         """The rank's part: some rows of B of a layer that is split by its outputs, some columns of A of one that is split by its inputs."""

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import nn
 
-from nanoserve.adapters.pytorch.devices import Take, empty_tensors, host_pages
+from nanoserve.adapters.pytorch.devices import Take, empty_tensors
 from nanoserve.adapters.pytorch.linear import PackedLinear, pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
@@ -129,7 +129,7 @@ def build_model(
     elif (spec.stored is not None or is_gguf(Path(folder))) and _keeps(keep, device):
         _keep(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, made, read=False)
-    _settle(model, device, take)
+    _settle(model, take or functools.partial(empty_tensors, device=device))
     if read:
         fill_kv_scales(model, folder, rank=ranks.rank, ranks=ranks.size)
         _load(spec, folder, model, made, read=True)
@@ -145,19 +145,14 @@ def build_model(
     return model
 
 
-def blank_like(
-    model: DecoderModel, quantization: str | None, take: Take | None = None
-) -> tuple[DecoderModel, Form | None]:
-    """A model of the same shape, empty, and the form that its plain tensors are put into; with other ranks, the same part. It lies in host memory, or where `take` finds some beside the model."""
+def blank_like(model: DecoderModel, quantization: str | None, take: Take) -> tuple[DecoderModel, Form | None]:
+    """A model of the same shape, empty, in memory that `take` finds, and the form that its plain tensors are put into; with other ranks, the same part."""
     on_gpu = model.embedding.weight.device.type == "cuda"
     made = FORMS[quantization] if quantization == "fp8" or (quantization == "int4" and on_gpu) else None
     blank = _empty(model.spec, model.embedding.weight.dtype, model.ranks)
     blank.slices = model.slices
     keep_like(blank, model)
-    if take is None:
-        _settle(blank, torch.device("cpu"), host_pages if on_gpu else None)
-    else:
-        _settle(blank, model.embedding.weight.device, take)
+    _settle(blank, take)
     return blank, made
 
 
@@ -211,7 +206,7 @@ def build_random_model(
         _keep(model, _fitting(model, made))
     elif spec.stored is not None and _keeps(keep, device):
         _keep(model, all_forms(model, spec.stored))
-    _settle(model, device, take)
+    _settle(model, take or functools.partial(empty_tensors, device=device))
     fill_kv_scales(model)
     fill_randomly(model.checkpoint_tensors(), seed=seed)
     for form, scales in kept_scales(model):
@@ -345,10 +340,10 @@ def _page(spec: ModelSpec) -> type[DecoderModel]:
     return PAGES[spec.architecture]
 
 
-def _settle(model: DecoderModel, device: torch.device, take: Take | None = None) -> None:
+def _settle(model: DecoderModel, take: Take) -> None:
     """Give it memory on a device."""
-    allocate(model, take or functools.partial(empty_tensors, device=device))
-    model.move_rotary(device)
+    allocate(model, take)
+    model.move_rotary(model.embedding.weight.device)
 
 
 @contextlib.contextmanager
