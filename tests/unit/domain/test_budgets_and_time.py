@@ -115,6 +115,30 @@ def test_a_bound_that_cannot_be_kept_leaves_a_block_per_step() -> None:
     assert chunks_beside_a_decode(0.005)[:20] == [4] * 20
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "stream", "most"),
+    [(127, True, 4000 - 127), (128, True, 1280), (310, True, 1536), (200, False, 4000 - 200)],
+)
+def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_steps_of_prompts(
+    depth: int, rows: int, stream: bool, most: int
+) -> None:
+    world = World(
+        depth=depth, max_num_batched_tokens=4000, max_num_seqs=512, num_blocks=20_000, max_model_len=9000
+    )
+    for number in range(rows):
+        world.add(f"r{number}", [number], max_tokens=30, stream=stream)
+    for _ in range(3):
+        world.turn()
+    world.add("long", [token % 1000 for token in range(8000)], max_tokens=2)
+    world.run()
+    long = [plan for plan in world.runner.plans[1:] if plan.chunks]
+    assert [plan.chunks[0].length for plan in long[:2]] == [most, most]
+    assert [len(plan.decoding) for plan in long[:2]] == [rows, rows]
+    assert world.answer("long").token_ids == oracle([token % 1000 for token in range(8000)], 2)
+    assert all(len(world.answer(f"r{number}").token_ids) == 30 for number in range(rows))
+
+
 def test_chunk_budget_by_hand() -> None:
     budget = ChunkBudget(max_itl=0.1, floor=16)
     assert budget.allowance(500, 4) == 500

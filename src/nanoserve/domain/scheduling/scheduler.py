@@ -125,7 +125,7 @@ class Scheduler:
         if not draft.invariant:
             self._grow_decoding(draft)
         num_decoding = 0 if draft.invariant else len(table.decoding)
-        left = self.limits.max_num_batched_tokens - draft.width * num_decoding
+        left = draft.room_for_prompts(table.decoding, self.limits.max_num_batched_tokens)
         if budget is not None:
             least = self.limits.most_unverified + 1 if draft.invariant else 0
             left = max(budget.allowance(left, num_decoding), min(left, least))

@@ -52,12 +52,12 @@ class DecodeSet:
     """Decoding sequences, by the residue of `reach` at which they need a block, and by the reach at which they are done.
 
     Attributes:
-        reach: tokens per row of the steps planned so far.
+        reach: tokens per row of the steps planned so far; `num_streamed` counts members whose clients read each token when it comes.
         is_exact: whether all dates are what they will be.
     """
 
     def __init__(self, block_size: int) -> None:
-        self.reach = 0
+        self.reach = self.num_streamed = 0
         self.is_exact = True
         self._block_size = block_size
         self._members: dict[Sequence, int] = {}
@@ -87,6 +87,7 @@ class DecodeSet:
         assert sequence.row is not None
         sequence.decode_offset = self.reach + 1 - sequence.num_scheduled_tokens
         self._members[sequence] = sequence.row
+        self.num_streamed += sequence.request.stream
         self._note_dates(sequence, sequence.decode_offset)
         self._snapshot = None
 
@@ -96,6 +97,7 @@ class DecodeSet:
         sequence.last_step = last_step
         assert sequence.decode_offset is not None
         del self._members[sequence]
+        self.num_streamed -= sequence.request.stream
         self._forget_dates(sequence, sequence.decode_offset)
         sequence.decode_offset = None
         self._snapshot = None
