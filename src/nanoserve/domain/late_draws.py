@@ -58,4 +58,4 @@ class LateDraws:
             decoding.leave(sequence, table.step)
         sequence.num_scheduled_tokens = len(sequence.token_ids) - 1
         if not sits_out:
-            table.go_on(sequence)
+            self._scheduler.verification.go_on(sequence)

@@ -73,7 +73,7 @@ class Scheduler:
         self._deferred = DeferredShare(self.table, is_bounded=limits.deferred_rows is not None)
         self._rounds = rounds = Rounds(cache, self.table)
         self._speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
-        self._verification = Verification(self.table, rounds)
+        self.verification = Verification(self.table, rounds)
 
     @property
     def step(self) -> int:
@@ -100,7 +100,7 @@ class Scheduler:
         for sequence in table.deadlines.due(now):
             table.finish(sequence, FinishReason.TIMEOUT)
         if table.num_deterministic:
-            self._verification.go_on()
+            self.verification.bring_home()
         if self.constraints.compiling or self.constraints.late or self.cache.tiers is not None:
             self._let_arrived_go()
         width = 1 if drafter is None else drafter.choose_width()
@@ -109,7 +109,7 @@ class Scheduler:
         if not width or (self.suspects and self.flights):
             return None
         drafts = {} if drafter is None else drafter.drafts
-        for invariant in self._verification.kinds() if table.num_deterministic else (False,):
+        for invariant in self.verification.kinds() if table.num_deterministic else (False,):
             draft = Draft(table.step + 1, 1 if invariant else width, invariant, {} if invariant else drafts)
             self._fill(draft, now)
             if draft.chunks or (table.decoding and not invariant):
@@ -135,16 +135,16 @@ class Scheduler:
             left = self._continue_prefills(draft, self._deferred.tokens(draft, left), deferred=True)
             left = self._admit(draft, left, now, deferred=True)
         if draft.invariant and draft.chunks:
-            for sequence in self._verification.companions(left):
+            for sequence in self.verification.companions(left):
                 left -= self._compute_chunk(sequence, draft, left)
 
     def _let_arrived_go(self) -> None:
         """Release sequences whose grammar, mask or blocks from another tier are there."""
         for sequence, error in self.constraints.arrivals():
-            if error is None:
-                self.table.let_go(sequence)
-            else:
+            if error is not None:
                 self.table.finish(sequence, FinishReason.ERROR, error)
+            elif not self.table.let_go(sequence):
+                self.verification.go_on(sequence)
         for sequence in () if self.cache.tiers is None else self.cache.tiers.poll():
             self.table.let_go(sequence)
 
@@ -260,7 +260,7 @@ class Scheduler:
         chunks, filling = tuple(draft.chunks), list[Sequence]()
         may_be_through = through = filling
         if draft.invariant:
-            self._verification.newest = draft.step
+            self.verification.newest = draft.step
         else:
             members.advance(draft.width)
             filling = members.needing_blocks(1) if members.is_exact else []
@@ -273,7 +273,7 @@ class Scheduler:
         for sequence in through:
             members.leave(sequence, draft.step)
             if sequence.is_deterministic:
-                table.verify(sequence)
+                self.verification.verify(sequence)
         for sequence, chunk in chunks if not draft.invariant else ():
             if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
                 members.join(sequence)
@@ -295,7 +295,7 @@ class Scheduler:
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)
         if flight.plan.invariant:
-            progress, stopped = self._verification.land(flight, result)
+            progress, stopped = self.verification.land(flight, result)
         elif drafter is None:
             progress, stopped = flight.land(result, self.constraints.missed, self.table.cut_short_at)
         else:

@@ -83,29 +83,12 @@ class SequenceTable:
         self._held.add(sequence)
         self.waiting.hold_back(sequence)
 
-    def let_go(self, sequence: Sequence) -> None:
-        """Queue a sequence again, or let it decode, because its wait is over; it may have ended."""
-        if sequence in self._held:
+    def let_go(self, sequence: Sequence) -> bool:
+        """Queue a sequence whose wait is over; False if it was not held back, as it runs or has ended."""
+        if was_held := sequence in self._held:
             self._held.discard(sequence)
             self.waiting.let_go(sequence)
-        elif sequence.phase is Phase.RUNNING and sequence not in self.decoding:
-            self.go_on(sequence)
-
-    def go_on(self, sequence: Sequence) -> None:
-        """All tokens of a running sequence but the newest are computed, and that is to be: it decodes, unless only an invariant step may compute it."""
-        if sequence.is_deterministic:
-            known = len(sequence.token_ids)
-            sequence.decode_end = min(known + sequence.most_unverified, sequence.max_total_tokens - 1)
-            if sequence.decode_end <= known:
-                self.verify(sequence)
-                return
-        self.decoding.join(sequence)
-
-    def verify(self, sequence: Sequence) -> None:
-        """The next chunk of a deterministic sequence that decodes no more is its newest token, and what it has decoded behind that."""
-        sequence.num_unverified = sequence.num_scheduled_tokens + 1 - len(sequence.token_ids)
-        self.prefilling.append(sequence)
-        self.prefilling.sort(key=lambda each: each.order)
+        return was_held
 
     def next_in_line(self) -> Sequence | None:
         """The waiting sequence that may have a row next."""

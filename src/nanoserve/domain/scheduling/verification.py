@@ -59,7 +59,7 @@ class Verification:
             if 2 * count > sequence.most_unverified and count < left:
                 left -= count + 1
                 decoding.leave(sequence, self._table.step)
-                self._table.verify(sequence)
+                self.verify(sequence)
                 yield sequence
 
     def land(self, flight: InFlightStep, result: StepResult) -> tuple[list[Progress], list[Stopped]]:
@@ -68,9 +68,26 @@ class Verification:
         self._home += [each for each, chunk in flight.chunks if chunk.samples and each not in missed]
         return self._rounds.land(flight, result)
 
-    def go_on(self) -> None:
+    def bring_home(self) -> None:
         """Those that the last invariant step has given tokens decode on them."""
         home, self._home = self._home, []
         for sequence in home:
-            if sequence.phase is Phase.RUNNING:
-                self._table.go_on(sequence)
+            self.go_on(sequence)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """All tokens of a sequence but the newest are computed, and that is to be: if it runs, it decodes, unless only an invariant step may compute it."""
+        if sequence.phase is not Phase.RUNNING or sequence in self._table.decoding:
+            return
+        if sequence.is_deterministic:
+            known = len(sequence.token_ids)
+            sequence.decode_end = min(known + sequence.most_unverified, sequence.max_total_tokens - 1)
+            if sequence.decode_end <= known:
+                self.verify(sequence)
+                return
+        self._table.decoding.join(sequence)
+
+    def verify(self, sequence: Sequence) -> None:
+        """The next chunk of a deterministic sequence that decodes no more is its newest token, and what it has decoded behind that."""
+        sequence.num_unverified = sequence.num_scheduled_tokens + 1 - len(sequence.token_ids)
+        self._table.prefilling.append(sequence)
+        self._table.prefilling.sort(key=lambda each: each.order)
