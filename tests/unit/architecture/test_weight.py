@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3998,
     "domain": 8886,
-    "kernels": 14360,
-    "adapters/pytorch": 15570,
+    "kernels": 14540,
+    "adapters/pytorch": 15595,
     "adapters": 10990,
     "entrypoints/server": 10790,
     "entrypoints": 11760,
