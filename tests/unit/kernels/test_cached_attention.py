@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nanoserve.kernels import latent_attention as latent
 from nanoserve.kernels import paged_attention as paged
+from nanoserve.kernels.kept_rows import KeptRows
 from nanoserve.kernels.latent import LatentCache
 from nanoserve.kernels.latent_attention import cpu
 from nanoserve.kernels.latent_attention import reference as latent_reference
@@ -74,12 +75,14 @@ class PagedCase:
         )
 
     def fast(self) -> Tensor:
+        heads, size, _ = self.cache.keys.shape[1:]
+        layout = paged.BlockLayout(heads, size, self.cache.block_stride // self.cache.keys.stride(1))
+        queries, contexts = zip(*self.rows, strict=True)
         plan = paged.plan_attention(
             self.cache.tables,
-            *zip(*self.rows, strict=True),
-            num_kv_heads=self.cache.keys.shape[1],
-            block_size=self.cache.keys.shape[2],
-            block_stride=self.cache.block_stride // self.cache.keys.stride(1),
+            queries,
+            contexts,
+            layout,
             window=self.cache.window,
             dtype=self.query.dtype,
         )
@@ -204,3 +207,38 @@ def test_invariant_bits_depend_on_neither_cuts_nor_company(dtype: torch.dtype) -
         first = attrs.evolve(alone, query=case.query[:cut], rows=[(cut, 50 + cut)])
         rest = attrs.evolve(alone, query=case.query[cut:150], rows=[(150 - cut, 200)])
         assert torch.equal(torch.cat((first.invariant(), rest.invariant())), whole[:150])
+
+
+@pytest.mark.parametrize("contexts", [(37,), (30, 31, 48)], ids=str)
+@DTYPES
+def test_rows_that_are_kept_are_read_from_no_block_again(
+    contexts: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Blocks are NaN but for each step's own tokens; only where rows are laid out anew they are not."""
+    inputs, size, steps = Inputs(torch.device("cpu"), dtype), HEADS.block_size, 40
+    cache = paged_cache(inputs, HEADS, [(0, context + steps) for context in contexts])
+    pages, gathered = torch.stack((cache.keys, cache.values), dim=1), []
+    kept = KeptRows(paged.BlockLayout(HEADS.num_kv_heads, size, 2 * HEADS.num_kv_heads), dtype)
+    scoring, row = HEADS.scoring(inputs), torch.arange(len(contexts))
+    for step in range(steps):
+        now = [context + step for context in contexts]
+        tables, position = cache.tables[:-1, : -(-max(now) // size)].long(), torch.tensor(now) - 1
+        place = tables[row, position // size], slice(None), slice(None), position % size
+        spoiled = torch.full_like(pages, torch.nan)
+        spoiled[place] = pages[place]
+        query = inputs.normal(len(now), HEADS.num_heads, HEADS.head_dim)
+        for blocks in (spoiled, pages):
+            assert kept.lay_out(tables, [1] * len(now), now, most_tokens=999)
+            got = kept.attend(0, query, blocks, pages[place], paged.Scoring(**scoring))
+            if not got.isnan().any():
+                break
+            gathered.append(step)
+            kept.forget()
+        want = by_row(paged_reference.paged_attention, query, cache, [(1, each) for each in now], **scoring)
+        torch.testing.assert_close(got.float(), want, rtol=0, atol=TOLERANCE[dtype])
+        if step % 10 < 2:  # another layer does not run in all steps
+            again = kept.attend(1, query, pages, pages[place], paged.Scoring(**scoring))
+            torch.testing.assert_close(again, got)
+    assert len(gathered) == 2
+    assert gathered[0] == 0
+    assert not kept.lay_out(tables, [1] * len(now), now, most_tokens=9)

@@ -39,6 +39,7 @@ class KVStore:
         has_states: whether steps change what earlier steps have kept.
         routed_experts: beside the blocks of the complete group, [pages + 1, numbers of a block]; None if it is not recorded which
             experts tokens go through.
+        kept: what mixers keep between steps on a CPU, see `CpuStep`; to be dropped when pages get contents other than from steps.
         layers: of each layer its part of these, in the shapes that the kind of its mixer says: [pages + 1, *shape].
     """
 
@@ -86,6 +87,7 @@ class KVStore:
                     each.view(-1, *shape) for each, (shape, _) in zip(own, pages, strict=True)
                 )
         self.routed_experts = next(made, None)
+        self.kept: dict[int, Any] = {}
         self.layers = [by_layer[layer] for layer in range(len(spec.keeping_layers))]
 
     def block_bytes(self) -> Tensor:

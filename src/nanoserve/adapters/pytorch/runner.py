@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -48,7 +49,7 @@ class TorchTicket:
         rows: the rows that sampled, and `tokens`, [S], what they got; of a wide step each row as often as it gained a token.
         counts, num_drafts, drafted_rows: of a wide step, as in `StepResult`.
         asked: the rows that were to sample, where others than those.
-        finite: [S] whether the logit of each token is a finite number; if not, the row's logits are broken.
+        drawn_logits: [S] the logit of each token; one that is no finite number says that the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
     """
 
@@ -61,7 +62,7 @@ class TorchTicket:
     drafted_rows: int = 0
     asked: tuple[int, ...] = ()
     tokens: Tensor | None = None
-    finite: Tensor | None = None
+    drawn_logits: Tensor | None = None
     scored_rows: tuple[int, ...] = ()
     scores: Scores | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
@@ -287,11 +288,9 @@ class TorchRunner:
 
     def collect(self, ticket: TorchTicket, /) -> StepResult:
         """Bring a step's outcome to the host."""
-        broken: tuple[int, ...] = ()
-        if ticket.finite is not None and not bool(ticket.finite.all()):
-            good = ticket.finite.tolist()
-            bad = [row for row, is_good in zip(ticket.rows, good, strict=True) if not is_good]
-            broken = tuple(dict.fromkeys(bad))
+        numbers = [] if ticket.drawn_logits is None else ticket.drawn_logits.tolist()
+        bad = [row for row, number in zip(ticket.rows, numbers, strict=False) if not math.isfinite(number)]
+        broken = tuple(dict.fromkeys(bad))
         scores = [] if ticket.scores is None else ticket.scores.read()
         token_ids = [] if ticket.tokens is None else ticket.tokens.tolist()
         if ticket.asked:
@@ -324,6 +323,8 @@ class TorchRunner:
             self._records.apply(plan)
         for row in plan.released:
             self._release(row)
+        if plan.admitted or plan.copies:
+            self.kv.kept.clear()
         for admitted in plan.admitted:
             self._admit(admitted)
         if plan.table_updates:
@@ -380,7 +381,7 @@ class TorchRunner:
     def _note_draws(self, ticket: TorchTicket, logits: Tensor, untouched: Tensor) -> None:
         """Note a result's values for the ticket's tokens beside their ids; `untouched` are the model's own logits of those that are scored."""
         assert ticket.tokens is not None
-        ticket.finite = logits.gather(1, ticket.tokens[:, None])[:, 0].isfinite()
+        ticket.drawn_logits = logits.gather(1, ticket.tokens[:, None])[:, 0]
         places = self._scored(ticket.rows)
         ticket.scored_rows = tuple(ticket.rows[place] for place in places)
         if places:

@@ -93,6 +93,7 @@ class CpuStep:
         invariant: whether each token gets the same bits in any company.
         dtype: of the numbers that are computed with.
         by_layer: how each layer mixes.
+        kept: what mixers keep from step to step beside pages, by the first layer of their cache group.
     """
 
     inputs: StepInputs
@@ -100,6 +101,7 @@ class CpuStep:
     rotations: Mapping[Rotation, tuple[Tensor, Tensor]]
     invariant: bool
     dtype: torch.dtype
+    kept: dict[int, Any]
     by_layer: dict[int, Callable[..., Tensor]] = attrs.field(factory=dict)
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ class Rows:
         lasts = [place for end, count in drawing for place in range(end - 1 - count, end)]
         first, count = sum(each.length for each in chunks), sum(length for _, _, length in spans)
         inputs = self.of_spans(spans, [*lasts, *range(first, count)])
-        return attrs.evolve(inputs, token_types=self._token_types(chunks))
+        return attrs.evolve(inputs, token_types=self._token_types(chunks)) if chunks else inputs
 
     def spans(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> list[Span]:
         """The row, first position and number of the tokens that a step computes of each row."""
@@ -174,13 +176,16 @@ class Rows:
     ) -> StepInputs:
         """The inputs of tokens of rows at these positions, or of those so far `ahead` of them."""
         rows, starts, lengths = zip(*spans, strict=True)
-        index, counts = self._integers(rows), self._integers(lengths)
-        owners = index.repeat_interleave(counts)
-        shifts = self._integers(starts) - counts.cumsum(0) + counts
-        positions = torch.arange(len(owners), device=self._device) + shifts.repeat_interleave(counts)
+        index, positions = self._integers(rows), self._integers(starts)
+        owners = index
+        if max(lengths) > 1:
+            counts = self._integers(lengths)
+            owners = index.repeat_interleave(counts)
+            shifts = positions - counts.cumsum(0) + counts
+            positions = torch.arange(len(owners), device=self._device) + shifts.repeat_interleave(counts)
         contexts = tuple(map(sum, zip(starts, lengths, strict=True)))
         return StepInputs(
-            token_ids=self.tokens[owners, positions + ahead],
+            token_ids=self.tokens[owners, positions + ahead if ahead else positions],
             positions=positions,
             query_lengths=lengths,
             context_lengths=contexts,

@@ -25,12 +25,30 @@ MAX_PADDING = 1.25
 MAX_BATCH_BLOCKS = 2048
 """Blocks that a batch of decoding rows reads at most (more than one row only), which bounds the scratch memory."""
 
+KEYS_SECOND = 64
+"""The largest head in float32 whose products have keys as their second factor; others, and those in bfloat16, have them as the first, where
+oneDNN takes them as they lie: in bfloat16 that makes attention twice as fast."""
+
+
+class BlockLayout(NamedTuple):
+    """How a layer's keys, or its values, lie in memory.
+
+    Attributes:
+        num_kv_heads: heads of the cache.
+        block_size: tokens per block.
+        block_stride: how far apart blocks are, in heads of one block.
+    """
+
+    num_kv_heads: int
+    block_size: int
+    block_stride: int
+
 
 class CacheRead(NamedTuple):
     """The blocks that B rows read, N each.
 
     Attributes:
-        blocks: int64 [B * num_kv_heads * N], indices into the heads of all blocks, one behind the other, see `_gather`.
+        blocks: int64 [B * num_kv_heads * N], indices into the heads of all blocks, one behind the other, see `gather`.
         hidden: int64, which of the B * num_kv_heads * N * block_size gathered positions no query may see.
         visible: bool [B, N * block_size], the positions that some query of the row sees.
         first: position of each row's first gathered token.
@@ -79,12 +97,18 @@ class AttentionPlan(NamedTuple):
     prefill: tuple[PrefillRow, ...]
 
 
-class _Scoring(NamedTuple):
-    """How products of queries and keys become weights, see `paged_attention`."""
+class Scoring(NamedTuple):
+    """How products of queries and keys become weights.
+
+    Attributes:
+        scale: usually head_dim ** -0.5.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them as they are.
+        sinks: [num_heads], one more score per head, in the softmax alone (Xiao et al. 2023); None for none.
+    """
 
     scale: float
-    soft_cap: float | None
-    sinks: Tensor | None
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
 
 
 class _Row(NamedTuple):
@@ -101,10 +125,8 @@ def plan_attention(
     block_tables: Tensor,
     query_lengths: Sequence[int],
     context_lengths: Sequence[int],
+    layout: BlockLayout,
     *,
-    num_kv_heads: int,
-    block_size: int,
-    block_stride: int,
     window: int | None,
     dtype: torch.dtype,
 ) -> AttentionPlan:
@@ -114,22 +136,22 @@ def plan_attention(
         block_tables: int64 [B, max_blocks]; the entries of tokens that no query sees are never read.
         query_lengths: B numbers, how many query tokens each row has; the queries are its last tokens.
         context_lengths: B numbers, how many tokens each row has, queries included.
-        num_kv_heads: heads of the cache.
-        block_size: tokens per block.
-        block_stride: how far apart blocks are in the cache, in heads of one block.
+        layout: of the cache.
         window: None, or how many tokens a query sees at most, itself included.
         dtype: of queries.
     """
-    rows = list(_rows(query_lengths, context_lengths, window))
+    rows = list(rows_of(query_lengths, context_lengths, window))
     single = [row for row in rows if row.queries == 1]
-    batches = list(_batches(single, block_size))
+    batches = list(_batches(single, layout.block_size))
     whole = len(batches) == 1 and len(single) == len(rows)
 
     def read(batch: list[_Row]) -> CacheRead:
-        return _read(block_tables, batch, num_kv_heads, block_size, block_stride)
+        return read_blocks(block_tables, batch, layout)
 
     return AttentionPlan(
-        decode=tuple(_lay_out_decoding(batch, read(batch), num_kv_heads, dtype, whole) for batch in batches),
+        decode=tuple(
+            _lay_out_decoding(batch, read(batch), layout.num_kv_heads, dtype, whole) for batch in batches
+        ),
         prefill=tuple(_lay_out_chunk(row, read([row]), window) for row in rows if row.queries > 1),
     )
 
@@ -162,7 +184,7 @@ def paged_attention(
     Returns:
         [T, num_heads, head_dim] in the dtype of `query`.
     """
-    scoring = _Scoring(scale, soft_cap, sinks)
+    scoring = Scoring(scale, soft_cap, sinks)
     if len(plan.decode) == 1 and plan.decode[0].tokens is None:
         return _attend_decoding(query, keys, values, plan.decode[0], scoring)
     output = torch.empty_like(query)
@@ -170,13 +192,14 @@ def paged_attention(
         assert batch.tokens is not None
         output[batch.tokens] = _attend_decoding(query[batch.tokens], keys, values, batch, scoring)
     for row in plan.prefill:
-        key, value = (_gather(each, row.cache, query.dtype) for each in (keys, values))
+        key, value = (gather(each, row.cache, query.dtype) for each in (keys, values))
         for tile in row.tiles:
             output[tile.start : tile.stop] = _attend_tile(query, key, value, tile, scoring)
     return output
 
 
-def _rows(queries: Sequence[int], contexts: Sequence[int], window: int | None) -> Iterator[_Row]:
+def rows_of(queries: Sequence[int], contexts: Sequence[int], window: int | None) -> Iterator[_Row]:
+    """The rows of a step with so many queries each."""
     token = 0
     for row, (count, context) in enumerate(zip(queries, contexts, strict=True)):
         low = 0 if window is None else max(0, context - count + 1 - window)
@@ -212,15 +235,16 @@ def _fits(counts: list[int]) -> bool:
     return read <= MAX_PADDING * sum(counts) + len(counts) and read <= MAX_BATCH_BLOCKS
 
 
-def _read(
-    tables: Tensor, rows: list[_Row], num_kv_heads: int, block_size: int, block_stride: int
-) -> CacheRead:
+def read_blocks(tables: Tensor, rows: list[_Row], layout: BlockLayout, room: int = 0) -> CacheRead:
+    """The blocks of rows; with `room` so many positions of each, those behind its end hidden."""
+    num_kv_heads, block_size, block_stride = layout
     device = tables.device
     index = torch.tensor([row.row for row in rows], device=device)
     low = torch.tensor([row.low for row in rows], device=device)[:, None]
     context = torch.tensor([row.context for row in rows], device=device)[:, None]
     first = low // block_size
-    width = max((row.context - 1) // block_size - row.low // block_size + 1 for row in rows)
+    spans = ((row.context - 1) // block_size - row.low // block_size + 1 for row in rows)
+    width = room // block_size or max(spans)
     columns = first + torch.arange(width, device=device)
     ids = tables[index[:, None], columns.clamp_(max=tables.shape[1] - 1)]
     positions = first * block_size + torch.arange(width * block_size, device=device)
@@ -238,14 +262,18 @@ def _read(
 def _lay_out_decoding(
     rows: list[_Row], cache: CacheRead, num_kv_heads: int, dtype: torch.dtype, whole: bool
 ) -> DecodeBatch:
-    device = cache.visible.device
-    bias = torch.zeros(cache.visible.shape, dtype=dtype, device=device)
-    bias.masked_fill_(~cache.visible, float("-inf"))
     return DecodeBatch(
-        tokens=None if whole else torch.tensor([row.token for row in rows], device=device),
+        tokens=None if whole else torch.tensor([row.token for row in rows], device=cache.visible.device),
         cache=cache,
-        bias=bias[:, None].expand(-1, num_kv_heads, -1).reshape(-1, 1, bias.shape[1]),
+        bias=decode_bias(cache, num_kv_heads, dtype),
     )
+
+
+def decode_bias(cache: CacheRead, num_kv_heads: int, dtype: torch.dtype) -> Tensor:
+    """The addend of scores of one query per row: 0 where it sees the position, else -inf; [B * num_kv_heads, 1, positions]."""
+    bias = torch.zeros(cache.visible.shape, dtype=dtype, device=cache.visible.device)
+    bias.masked_fill_(~cache.visible, float("-inf"))
+    return bias.repeat_interleave(num_kv_heads, dim=0)[:, None]
 
 
 def _lay_out_chunk(row: _Row, cache: CacheRead, window: int | None) -> PrefillRow:
@@ -275,7 +303,7 @@ def _lay_out_chunk(row: _Row, cache: CacheRead, window: int | None) -> PrefillRo
     return PrefillRow(cache, tuple(tiles))
 
 
-def _gather(cache: Tensor, read: CacheRead, dtype: torch.dtype) -> Tensor:
+def gather(cache: Tensor, read: CacheRead, dtype: torch.dtype) -> Tensor:
     """The rows' blocks as [B * num_kv_heads, positions, head_dim] of a dtype; positions that no query reads are zero, never NaN."""
     blocks, num_kv_heads, block_size, head_dim = cache.shape
     # What lies between the blocks is seen as heads too, those of other layers: so the gathering has no gaps to care for.
@@ -287,23 +315,30 @@ def _gather(cache: Tensor, read: CacheRead, dtype: torch.dtype) -> Tensor:
 
 
 def _attend_decoding(
-    query: Tensor, keys: Tensor, values: Tensor, batch: DecodeBatch, scoring: _Scoring
+    query: Tensor, keys: Tensor, values: Tensor, batch: DecodeBatch, scoring: Scoring
 ) -> Tensor:
-    """One query per row [B, num_heads, head_dim]; the heads that share a KV head are one matrix product."""
-    key, value = (_gather(each, batch.cache, query.dtype) for each in (keys, values))
+    key, value = (gather(each, batch.cache, query.dtype) for each in (keys, values))
+    return attend_rows(query, key, value, batch.bias, scoring)
+
+
+def attend_rows(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scoring: Scoring) -> Tensor:
+    """One query per row [B, num_heads, head_dim] over [B * num_kv_heads, positions, head_dim]; the heads that share a KV head are one product."""
     grouped = query.reshape(key.shape[0], -1, query.shape[2])
-    if scoring.soft_cap is None:
-        scores = torch.baddbmm(batch.bias, grouped, key.transpose(1, 2), alpha=scoring.scale)
+    if scoring.soft_cap is not None:
+        scores = _cap(torch.bmm(grouped * scoring.scale, key.mT), scoring.soft_cap).add_(bias)
+    elif query.dtype == torch.bfloat16 or query.shape[2] > KEYS_SECOND:
+        scores = torch.baddbmm(bias.mT, key, grouped.mT, alpha=scoring.scale).mT
     else:
-        scores = _cap(torch.bmm(grouped * scoring.scale, key.transpose(1, 2)), scoring.soft_cap).add_(
-            batch.bias
-        )
-    by_row = scores.view(len(query), -1, *scores.shape[1:])
-    sinks = None if scoring.sinks is None else scoring.sinks.view(*by_row.shape[1:3], 1)
-    return torch.bmm(_softmax(by_row, sinks).flatten(0, 1), value).view(query.shape)
+        scores = torch.baddbmm(bias, grouped, key.mT, alpha=scoring.scale)
+    if scoring.sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        by_row = scores.view(len(query), -1, *scores.shape[1:])
+        weights = _softmax(by_row, scoring.sinks.view(*by_row.shape[1:3], 1)).flatten(0, 1)
+    return torch.bmm(weights, value).view(query.shape)
 
 
-def _attend_tile(query: Tensor, key: Tensor, value: Tensor, tile: Tile, scoring: _Scoring) -> Tensor:
+def _attend_tile(query: Tensor, key: Tensor, value: Tensor, tile: Tile, scoring: Scoring) -> Tensor:
     """The tile's queries over their positions, [queries, num_heads, head_dim]."""
     key, value = key[:, tile.low : tile.high], value[:, tile.low : tile.high]
     num_kv_heads, positions, head_dim = key.shape

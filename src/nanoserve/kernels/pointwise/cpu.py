@@ -25,7 +25,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., size] in the dtype of `x`.
     """
-    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
+    is_wide = x.dtype == torch.float32
+    wide = x if is_wide else x.float()
+    square = torch.addcdiv(_scalar(eps), (wide * wide).sum(-1, keepdim=True), _scalar(float(x.shape[-1])))
+    normed = wide * square.rsqrt_()
+    return normed.mul_(weight) if is_wide else normed.to(weight.dtype).mul_(weight).to(x.dtype)
+
+
+@functools.cache
+def _scalar(value: float) -> Tensor:
+    """A number as a tensor: operators take longer to make one than to compute with it."""
+    return torch.tensor(value)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -66,10 +76,7 @@ def norm_qkv(
         A tensor like `qkv`.
     """
     q, k, v = torch.split(qkv, [*sizes, qkv.shape[1] - sum(sizes)], dim=1)
-    normed = [
-        x if weight is None else F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
-        for x, weight in ((q, q_norm), (k, k_norm))
-    ]
+    normed = [x if weight is None else rms_norm(x, weight, eps) for x, weight in ((q, q_norm), (k, k_norm))]
     joined = torch.cat((*normed, v), dim=1)
     return joined if clip is None else joined.clamp_(-clip, clip)
 

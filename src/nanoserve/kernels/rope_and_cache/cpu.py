@@ -35,4 +35,5 @@ def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         [T, heads, head_dim] in the dtype of `x`.
     """
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    turned = torch.addcmul(x * cos, swapped, sin)
+    return turned if turned.dtype == x.dtype else turned.to(x.dtype)

@@ -33,12 +33,13 @@ class OneDNNLinear(PackedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features], in the weight's dtype."""
         rows = x.shape[0]
-        if self.padded and rows < FULL_ROWS:
+        is_padded = self.padded and rows < FULL_ROWS
+        if is_padded:
             x = F.pad(x, (0, 0, 0, FULL_ROWS - rows))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001
             x, self.packed, self.bias, "none", [], ""
         )
-        return product[:rows]
+        return product[:rows] if is_padded else product
 
 
 @functools.cache

@@ -151,7 +151,7 @@ class DecoderModel(nn.Module):
         """A step, with what the layers of each cache group share."""
         rotations = {rotation: rotary(inputs.positions) for rotation, rotary in self._rotaries.items()}
         dtype = self.embedding.weight.dtype
-        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant, dtype)
+        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant, dtype, kv.kept)
         for (group, kind), where in zip(self._groups, inputs.groups, strict=True):
             step.by_layer.update(dict.fromkeys(group.layers, kind.prepare(group, where, step)))
         return step
@@ -159,8 +159,9 @@ class DecoderModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [S, hidden] to logits float32 [S, vocab]."""
         product = in_fixed_rows(self.head, hidden) if self.is_invariant else self.head(hidden)
-        scores = self._of_all_ranks(product).float() / self.spec.logit_divisor
-        cap = self.spec.logit_soft_cap
+        scores = self._of_all_ranks(product).float()
+        divisor, cap = self.spec.logit_divisor, self.spec.logit_soft_cap
+        scores = scores if divisor == 1 else scores / divisor
         return scores if cap is None else cap * torch.tanh(scores / cap)
 
     def _of_all_ranks(self, scores: Tensor) -> Tensor:

@@ -15,10 +15,16 @@ from nanoserve.adapters.pytorch.mixers.kind import Page
 from nanoserve.adapters.pytorch.step_inputs import CpuStep, GroupInputs
 from nanoserve.kernels import paged_attention as kernels
 from nanoserve.kernels.kept import FLOAT8, narrowed
+from nanoserve.kernels.kept_rows import KeptRows
 from nanoserve.kernels.pointwise import invariant_sigmoid_mul, norm_qkv, sigmoid_mul
 from nanoserve.kernels.rope_and_cache import apply_rotation
 from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import CacheGroup
+
+KEPT_SHARE = 4
+"""Decoding rows' keys and values are kept beside the pool, too, in at most this part of the pool's memory,"""
+KEPT_BYTES = 64 * 2**20
+"""or in this, where that is more."""
 
 
 @attrs.frozen
@@ -51,8 +57,8 @@ class AttentionKind:
         places = where.places(step.pages[group.layers[0]][0].shape[3])
 
         def mix(part: Attention, projected: Tensor) -> Tensor:
-            keys, values = step.pages[part.layer][0].unbind(1)
-            qkv, gates = part.split(projected)
+            (page,) = step.pages[part.layer]
+            qkv, gates = part.split(projected) if part.is_gated else (projected, projected)
             if (vectors := part.vectors) is not None:
                 qkv = norm_qkv(qkv, **vectors)
             heads = qkv.view(qkv.shape[0], -1, part.head_dim)
@@ -63,9 +69,9 @@ class AttentionKind:
                 key_scales, value_scales = part.kv_scales
                 query, key = _scaled(query, key_scales), narrowed(key, key_scales)
                 value = narrowed(value, value_scales)
-            keys.transpose(1, 2).index_put_(places, key)
-            values.transpose(1, 2).index_put_(places, value)
-            attended = attend(query, keys, values, **part.scoring)
+            new = torch.stack((key, value), dim=1)
+            page.permute(0, 3, 1, 2, 4).index_put_(places, new)
+            attended = attend(part, query, page, new)
             if part.kv_scales is not None:
                 attended = _scaled(attended, value_scales)
             attended = attended.flatten(1)
@@ -74,20 +80,30 @@ class AttentionKind:
         return mix
 
     def _attend(self, group: CacheGroup, where: GroupInputs, step: CpuStep) -> Callable[..., Tensor]:
+        """The attention of a step: called with a part, its queries, its page, and the step's own keys and values."""
         rows = (where.block_tables, step.inputs.query_lengths, step.inputs.context_lengths)
-        if step.invariant:
-            fixed = kernels.plan_invariant_attention(*rows, window=group.window)
-            return functools.partial(kernels.invariant_attention, plan=fixed)
         blocks = step.pages[group.layers[0]][0]
-        plan = kernels.plan_attention(
-            *rows,
-            num_kv_heads=self.spec.num_kv_heads,
-            block_size=blocks.shape[3],
-            block_stride=blocks.stride(0) // blocks.stride(2),
-            window=group.window,
-            dtype=step.dtype,
+        layout = kernels.BlockLayout(
+            self.spec.num_kv_heads, blocks.shape[3], blocks.stride(0) // blocks.stride(2)
         )
-        return functools.partial(kernels.paged_attention, plan=plan)
+        kept = step.kept.get(group.layers[0])
+        if kept is None:
+            kept = step.kept[group.layers[0]] = KeptRows(layout, step.dtype)
+        a_token = len(group.layers) * step.dtype.itemsize * 2 * self.spec.num_kv_heads * self.spec.head_dim
+        most = max(len(group.layers) * blocks.nbytes // KEPT_SHARE, KEPT_BYTES) // a_token
+        attend: Callable[..., Tensor]
+        if step.invariant:
+            kept.forget()
+            fixed = kernels.plan_invariant_attention(*rows, window=group.window)
+            attend = functools.partial(kernels.invariant_attention, plan=fixed)
+        elif group.window is None and kept.lay_out(*rows, most_tokens=most):
+            return lambda part, query, page, new: kept.attend(
+                part.layer, query, page, new, kernels.Scoring(**part.scoring)
+            )
+        else:
+            plan = kernels.plan_attention(*rows, layout, window=group.window, dtype=step.dtype)
+            attend = functools.partial(kernels.paged_attention, plan=plan)
+        return lambda part, query, page, _: attend(query, *page.unbind(1), **part.scoring)
 
 
 def _scaled(heads: Tensor, scales: Tensor) -> Tensor:

@@ -1,0 +1,136 @@
+"""Keys and values of decoding rows, gathered once and kept from step to step.
+
+A decoding row reads all of its tokens at every step. Gathering them from blocks each time moves three times the bytes that attention
+reads, but a row that goes on has only one token more. The blocks are written as ever, so what is kept may be dropped at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from nanoserve.kernels.paged_attention.cpu import (
+    BlockLayout,
+    CacheRead,
+    Scoring,
+    attend_rows,
+    decode_bias,
+    gather,
+    read_blocks,
+    rows_of,
+)
+
+SPARE = 4
+"""Rows get room for a fourth of their tokens more, and for this many blocks; then they are gathered anew."""
+MAX_PADDING = 2
+"""The most that rows may read as a multiple of their own tokens; more costs more than gathering them by length."""
+
+
+@attrs.define(eq=False)
+class _Rows:
+    """The rows of a step.
+
+    Attributes:
+        contexts: how many tokens each has.
+        tables: [B, blocks] of them.
+        room: positions that are kept of each.
+        bias: [B * num_kv_heads, 1, room] to add to scores.
+        places: the place of each row, and the position of its newest token.
+        blocks: what a layer gathers that has not kept the rows in the step before; made when it is needed.
+        longest: the most tokens of a row, and `seen_bias`, the bias of so many positions.
+    """
+
+    contexts: tuple[int, ...]
+    tables: Tensor
+    room: int
+    bias: Tensor
+    places: tuple[Tensor, Tensor]
+    blocks: CacheRead | None = None
+    longest: int = attrs.field(init=False)
+    seen_bias: Tensor = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.longest = max(self.contexts)
+        self.seen_bias = self.bias[..., : self.longest]
+
+    def are_followed_by(self, contexts: Sequence[int], tables: Tensor) -> bool:
+        """True if these are the same rows with one token more."""
+        return (
+            len(contexts) == len(self.contexts)
+            and all(old + 1 == new for old, new in zip(self.contexts, contexts, strict=True))
+            and max(contexts) <= self.room
+            and torch.equal(tables[:, : self.tables.shape[1]], self.tables)
+        )
+
+
+class KeptRows:
+    """Keys and values of the newest step's rows in the layers of one cache group."""
+
+    def __init__(self, layout: BlockLayout, dtype: torch.dtype) -> None:
+        """`dtype`: of queries."""
+        self._layout, self._dtype = layout, dtype
+        self._zero = torch.zeros((), dtype=dtype)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything: blocks may have got other contents."""
+        self._layers: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._step = 0
+        self._rows: _Rows | None = None
+
+    def lay_out(
+        self, tables: Tensor, queries: Sequence[int], contexts: Sequence[int], *, most_tokens: int
+    ) -> bool:
+        """Lay out a step, with the arguments of `plan_attention`; True if its rows are kept.
+
+        They are if each has one query, their lengths are alike, and they take no more than the room of `most_tokens`.
+        """
+        longest, count = max(contexts), len(contexts)
+        if max(queries) > 1 or longest * count > MAX_PADDING * sum(contexts) + count * SPARE:
+            self.forget()
+            return False
+        places = torch.arange(count), torch.tensor(contexts) - 1
+        last = self._rows
+        if last is not None and last.are_followed_by(contexts, tables):
+            last.bias.view(count, -1, last.room).mT.index_put_(places, self._zero)
+            self._rows = _Rows(tuple(contexts), tables, last.room, last.bias, places)
+            self._step += 1
+            return True
+        blocks = -(-longest // self._layout.block_size)
+        room = (blocks + blocks // 4 + SPARE) * self._layout.block_size
+        if room * count > most_tokens:
+            self.forget()
+            return False
+        read = read_blocks(tables, list(rows_of(queries, contexts, None)), self._layout, room)
+        bias = decode_bias(read, self._layout.num_kv_heads, self._dtype)
+        self._rows = _Rows(tuple(contexts), tables, room, bias, places, read)
+        self._step += 2
+        return True
+
+    def attend(self, layer: int, query: Tensor, cache: Tensor, new: Tensor, scoring: Scoring) -> Tensor:
+        """Attention of the step's rows, as `paged_attention` computes it.
+
+        Args:
+            layer: of the group.
+            query: [B, num_heads, head_dim].
+            cache: [blocks, 2, num_kv_heads, block_size, head_dim]; the queries' own keys and values are already written.
+            new: those, [B, 2, num_kv_heads, head_dim], in the cache's dtype.
+            scoring: how products become weights.
+        """
+        rows = self._rows
+        assert rows is not None
+        step, kept, by_token = self._layers.get(layer, (-1, new, new))
+        if step == self._step - 1:
+            by_token.index_put_(rows.places, new if new.dtype == kept.dtype else new.to(kept.dtype))
+        else:
+            if rows.blocks is None:
+                alone = list(rows_of([1] * len(query), rows.contexts, None))
+                rows.blocks = read_blocks(rows.tables, alone, self._layout, rows.room)
+            kept = torch.stack([gather(each, rows.blocks, query.dtype) for each in cache.unbind(1)])
+            by_token = kept.view(2, len(query), new.shape[2], rows.room, -1).permute(1, 3, 0, 2, 4)
+        self._layers[layer] = self._step, kept, by_token
+        key, value = kept[:, :, : rows.longest].unbind()
+        return attend_rows(query, key, value, rows.seen_bias, scoring)
