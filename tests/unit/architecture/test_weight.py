@@ -19,7 +19,7 @@ ROOMS = {
     "domain": 8886,
     "kernels": 14540,
     "adapters/pytorch": 15595,
-    "adapters": 10990,
+    "adapters": 11030,
     "entrypoints/server": 10790,
     "entrypoints": 11760,
 }
