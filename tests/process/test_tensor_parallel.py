@@ -23,7 +23,7 @@ from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.events import SequenceRouted, TokensGenerated
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.steering import WeightsFacts
+from nanoserve.ports.steering import PARTS, WeightsFacts
 from tests.patience import wait_until
 from tests.routed import FAMILIES, check
 from tests.served import Answer, is_greedy
@@ -188,6 +188,12 @@ def test_weights_are_updated_on_all_ranks_or_on_none(name: str, tmp_path: Path) 
     update(part, partial=True)
     new.reference.load_state_dict({half: original[half]}, strict=False)
     assert answers_as(new)
+    for level in (1, 2):
+        engine.sleep(level)
+        for each in PARTS:
+            engine.weight_store.wake(each)
+        engine.note_awake(PARTS)
+        assert answers_as(new)
     with pytest.raises(BadValueError, match="come only from folders"):
         engine.weight_store.read(iter(tensors.items()), anew=True, partial=False)
 

@@ -62,6 +62,12 @@ class OtherRanks(Protocol):
     def write_weights(self) -> None:
         """Have each rank compute with the weights that it has read."""
 
+    def sleep(self, level: int) -> None:
+        """Have all sleep, or raise `BadValueError` and none does."""
+
+    def wake(self, part: str) -> None:
+        """Have all wake this part; raises `BadValueError` if one cannot, and may be called again."""
+
 
 @attrs.define(eq=False)
 class _Blank:
@@ -167,6 +173,9 @@ class ModelWeights:
         if self._others is not None:
             self._others.read_weights([str(folder) for folder, _ in blank.sources], partial=blank.partial)
             self._others.write_weights()
+        self._write_own(blank)
+
+    def _write_own(self, blank: _Blank) -> None:
         made = {path: tensor for path, _, _, tensor in held_tensors(blank.model)}
         large: list[Piece] = []
         with torch.inference_mode():
@@ -188,7 +197,8 @@ class ModelWeights:
     def sleep(self, level: int, /) -> None:
         if self._memories is None:
             raise BadValueError(
-                "sleep", "is for an engine in one process, on a CPU or a GPU whose driver has virtual memory"
+                "sleep",
+                "is for an engine on CPUs, or in one process on a GPU whose driver has virtual memory",
             )
         if level not in _LEVELS:
             raise BadValueError("level", f"must be 1 or 2, got {level}")
@@ -201,6 +211,8 @@ class ModelWeights:
             except (ModelLoadError, OSError) as error:
                 raise BadValueError("level", f"the weights could not be read again: {error}") from error
         self._blank = None
+        if self._others is not None:
+            self._others.sleep(level)
         if has_weights:
             is_kept = self._release_weights(keep=keep)
             self._reads = not is_kept and has_folders
@@ -227,13 +239,14 @@ class ModelWeights:
             return
         reads = part == WEIGHTS and self._reads
         try:
+            if self._others is not None:
+                self._others.wake(part)
             filled = (self._filled or self._fill()) if reads else None
             self._memories[part].restore()
         except (ModelLoadError, OSError, OutOfMemoryError) as error:
             raise BadValueError(part, f"{error}; the engine stays asleep") from error
         if filled is not None:
-            self._blank = filled
-            self.write()
+            self._write_own(filled)
         if self._filled is not None and filled is self._filled:
             self._memories[WEIGHTS].unpin(tensors_of(self._filled.model))
             self._filled = None

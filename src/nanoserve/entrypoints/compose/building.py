@@ -131,15 +131,16 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
     """The part of a rank other than the first: the bytes free beside it, and the function that makes its runner when all ranks have met."""
     communicator = GlooRanks(rank, settings.tensor_parallel_size)
     loaded = _load(settings, found, Stopwatch(), communicator)
-    weights = ModelWeights(loaded.model, found.folder, settings.quantization)
 
     def make(build: Build) -> tuple[TorchRunner | CudaRunner, ModelWeights]:
         if found.device == "cuda":
             others: Any = {"ranks": communicator, "meet": lambda _: communicator.meet(build.port)}
+            weights = ModelWeights(loaded.model, found.folder, settings.quantization)
             return _make_gpu_runner(settings, loaded, build.sizes, None, **others)[0], weights
         made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         communicator.meet(build.port)
-        return made, weights
+        memories = host_memories(loaded.model, made.kv)
+        return made, ModelWeights(loaded.model, found.folder, settings.quantization, memories=memories)
 
     return available_memory(devices.DEVICES[found.device]), make
 
@@ -369,8 +370,9 @@ def _build_engine(
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
     memories: Mapping[str, Memory] | None = loaded.memories
-    if isinstance(runner, TorchRunner):
-        memories = host_memories(loaded.model, runner.kv)
+    own = runner.own if isinstance(runner, LeadingRunner) else runner
+    if isinstance(own, TorchRunner):
+        memories = host_memories(loaded.model, own.kv)
     what: dict[str, Any] = {"memories": memories, "others": loaded.group and loaded.group.others}
     refusal = choices.why_not_deterministic(facts)
     seconds = getattr(runner, "step_seconds", loaded.step_seconds)

@@ -27,6 +27,7 @@ from nanoserve.ports.grammar import Masks
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.steering import PARTS
 from nanoserve.ports.step import Chunk, StepPlan, StepResult
 from tests.fakes.memory_runner import MemoryRunner, expected_token
 from tests.plans import admitted
@@ -84,15 +85,37 @@ class World:
         return Engine(limits=limits, cache_groups=GROUPS, runner=self.leading, clock=SystemClock(), depth=2)
 
 
+class SpyStore:
+    """What a rank is told of its weights; it refuses `refused`."""
+
+    def __init__(self, refused: object = None) -> None:
+        self.told: list[object] = []
+        self._refused = refused
+
+    def sleep(self, level: int) -> None:
+        self._note(level)
+
+    def wake(self, part: str) -> None:
+        self._note(part)
+
+    def _note(self, what: object) -> None:
+        self.told.append(what)
+        if what == self._refused:
+            raise BadValueError("level", "not now")
+
+
 @contextlib.contextmanager
 def group(
-    other: SpyRunner | None = None, *, load: Callable[[Join], int] = lambda join: 77
+    other: SpyRunner | None = None,
+    *,
+    load: Callable[[Join], int] = lambda join: 77,
+    store: SpyStore | None = None,
 ) -> Iterator[World]:
     follower, built = other or SpyRunner(), list[Build]()
 
     def make(build: Build) -> tuple[SpyRunner, Any]:
         built.append(build)
-        return follower, None
+        return follower, store
 
     ours, theirs = socket.socketpair()
 
@@ -179,6 +202,18 @@ def test_ranks_that_part_end_the_engine_and_no_request(other: SpyRunner, reason:
         with pytest.raises(RunnerLostError, match=reason):
             answer(engine, "a", "bb")
         assert engine.request_ids() == ["a", "bb"]
+
+
+def test_every_rank_sleeps_and_wakes_and_if_one_refuses_none_sleeps() -> None:
+    store = SpyStore(refused=2)
+    with group(store=store) as world:
+        begin(world)
+        world.ranks.sleep(1)
+        world.ranks.wake("kv_cache")
+        assert store.told == [1, "kv_cache"]
+        with pytest.raises(BadValueError, match="rank 1: level: not now"):
+            world.ranks.sleep(2)
+        assert store.told[2:] == [2, *PARTS]
 
 
 def test_a_fault_of_the_first_rank_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,8 @@ def _follow(
         if isinstance(message, plans.Loras):
             runner.loras.take_parts(message.parts)
             continue
-        if isinstance(message, plans.ReadWeights):
-            connection.sendall(wire.encode(plans.WeightsRead(_read_weights(weights, message))))
+        if isinstance(message, (plans.ReadWeights, plans.Sleep, plans.Wake)):
+            connection.sendall(wire.encode(plans.Done(_obey(weights, message))))
             continue
         if isinstance(message, plans.WriteWeights):
             weights.write()
@@ -79,12 +79,18 @@ def _follow(
             tell(plan.step, ticket)
 
 
-def _read_weights(store: WeightStore, message: plans.ReadWeights) -> str:
-    """The reason why they are refused; empty if they are not."""
+def _obey(store: WeightStore, message: plans.ReadWeights | plans.Sleep | plans.Wake) -> str:
+    """The reason why it is refused; empty if it is not."""
     try:
-        for number, folder in enumerate(message.folders):
-            store.read(folder, anew=not number, partial=message.partial)
-        store.complete()
+        match message:
+            case plans.Sleep(level):
+                store.sleep(level)
+            case plans.Wake(part):
+                store.wake(part)
+            case plans.ReadWeights(folders, partial):
+                for number, folder in enumerate(folders):
+                    store.read(folder, anew=not number, partial=partial)
+                store.complete()
     except NanoserveError as error:
         return str(error)
     return ""

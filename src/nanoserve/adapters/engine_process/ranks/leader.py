@@ -21,6 +21,7 @@ from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.errors import BadValueError, ModelLoadError, RunnerLostError
 from nanoserve.ports.grammar import LateDrawing, MaskBlock, Masks
+from nanoserve.ports.steering import PARTS, WEIGHTS
 from nanoserve.ports.step import StepPlan, StepResult
 
 LAST_WORDS: Final = 2.0
@@ -129,15 +130,31 @@ class Ranks:
 
     def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
         """Have every rank read its part of new weights; no step is in flight. Raises `BadValueError` if one refuses, and `RunnerLostError`."""
-        self.send(plans.ReadWeights([*folders], partial))
+        self._have(plans.ReadWeights([*folders], partial), WEIGHTS)
+
+    def sleep(self, level: int) -> None:
+        """Have every rank sleep, or none. Raises as `read_weights`."""
+        try:
+            self._have(plans.Sleep(level), "sleep")
+        except BadValueError:
+            for part in PARTS:
+                self.wake(part)
+            raise
+
+    def wake(self, part: str) -> None:
+        """Have every rank wake a part; those that have it already do nothing. Raises as `read_weights`."""
+        self._have(plans.Wake(part), part)
+
+    def _have(self, message: plans.ToRank, parameter: str) -> None:
+        self.send(message)
         refusals = []
         for each in self._others:
-            message = each.receive()
-            if not isinstance(message, plans.WeightsRead):
+            answer = each.receive()
+            if not isinstance(answer, plans.Done):
                 self.lose()
-            refusals += [f"rank {each.number}: {message.refusal}"] if message.refusal else []
+            refusals += [f"rank {each.number}: {answer.refusal}"] if answer.refusal else []
         if refusals:
-            raise BadValueError("weights", refusals[0])
+            raise BadValueError(parameter, refusals[0])
 
     def write_weights(self) -> None:
         """Have every rank compute with them from its next plan on. Raises `RunnerLostError`."""
@@ -236,6 +253,7 @@ class LeadingRunner(Generic[TicketT]):
     `RunnerLostError`. With `is_watchful`, ranks tell what they have drawn, and it is compared.
 
     Attributes:
+        own: that runner.
         loras: what this rank reads of adapters for all; None if there are no slots for them.
 
     Args:
@@ -252,7 +270,7 @@ class LeadingRunner(Generic[TicketT]):
         loras: Any = None,
         most_seconds: float = math.inf,
     ) -> None:
-        self._own: ModelRunner[TicketT] = own
+        self.own: ModelRunner[TicketT] = own
         self.loras = loras
         self._drawer: LateDrawing[TicketT] = own
         self._ranks = ranks
@@ -269,7 +287,7 @@ class LeadingRunner(Generic[TicketT]):
         if self._is_watchful:
             self._steps.append(plan.step)
         try:
-            ticket = self._own.submit(plan)
+            ticket = self.own.submit(plan)
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks have parted
             self._ranks.lose(error)
         if (seconds := time.monotonic() - began) > self._most_seconds:
@@ -293,7 +311,7 @@ class LeadingRunner(Generic[TicketT]):
     def collect(self, ticket: TicketT, /) -> StepResult:
         """The tokens that this rank has drawn, which all ranks have drawn."""
         try:
-            result = self._own.collect(ticket)
+            result = self.own.collect(ticket)
         except Exception as error:  # noqa: BLE001 - as above
             self._ranks.lose(error)
         if self._is_watchful:
@@ -303,4 +321,4 @@ class LeadingRunner(Generic[TicketT]):
     def counts(self) -> RunnerCounts:
         """This rank's; raises `RunnerLostError` if another one has ended, so that an idle engine notices."""
         self._ranks.check()
-        return self._own.counts()
+        return self.own.counts()

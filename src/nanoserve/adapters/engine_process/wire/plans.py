@@ -78,14 +78,14 @@ class Loras(msgspec.Struct, array_like=True, tag=7):
 
 
 class ReadWeights(msgspec.Struct, array_like=True, tag=8):
-    """Read a part of the weights in these folders, and check it; nothing computes with it yet. Answered by `WeightsRead`."""
+    """Read a part of the weights in these folders, and check it; nothing computes with it yet. Answered by `Done`."""
 
     folders: list[str]
     partial: bool
 
 
-class WeightsRead(msgspec.Struct, array_like=True, tag=9):
-    """The reason why a rank refuses what it has read; empty if it is right."""
+class Done(msgspec.Struct, array_like=True, tag=9):
+    """The reason why a rank refuses; empty if it has done what it was told."""
 
     refusal: str
 
@@ -94,8 +94,20 @@ class WriteWeights(msgspec.Struct, array_like=True, tag=10):
     """Compute with the weights that were read, from the next plan on."""
 
 
-ToRank = Join | Build | Draw | Loras | ReadWeights | WriteWeights
-FromRank = Loaded | Unable | Drawn | WeightsRead
+class Sleep(msgspec.Struct, array_like=True, tag=11):
+    """Free memory, as `WeightStore.sleep`. Answered by `Done`."""
+
+    level: int
+
+
+class Wake(msgspec.Struct, array_like=True, tag=12):
+    """Have a part's memory again, as `WeightStore.wake`. Answered by `Done`."""
+
+    part: str
+
+
+ToRank = Join | Build | Draw | Loras | ReadWeights | WriteWeights | Sleep | Wake
+FromRank = Loaded | Unable | Drawn | Done
 
 
 class RankWire:
