@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu_steps --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. With `--kernels` also each
 kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone. `--width 1 2 4 8` times wide steps, too: by
-how much longer one takes is by how many tokens a row must gain in it.
+how much longer one takes is by how many tokens a row must gain in it. `--quantization fp8` or `int4` keeps the weights in these.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def main() -> None:
     if arguments.kv_cache_dtype == "fp8":
         spec = spec.keeping("fp8")
     device = torch.device("cuda")
-    model = build_random_model(spec, dtype=torch.bfloat16, device=device, seed=0)
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    weights -= 0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * 2
+    model = build_random_model(
+        spec, dtype=torch.bfloat16, device=device, seed=0, quantization=arguments.quantization
+    )
+    weights = _bytes(model) - (0 if spec.tied_embeddings else _bytes(model.embedding))
     bandwidth = read_bandwidth(device)
     print(
         f"{torch.cuda.get_device_name()}: reads {bandwidth / 1e12:.2f} TB/s; weights {weights / 1e9:.2f} GB"
@@ -79,6 +80,10 @@ def main() -> None:
                 print_kernels(runner, size, width)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results), encoding="utf-8")
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(each.nbytes for each in itertools.chain(module.parameters(), module.buffers()))
 
 
 def time_steps(
@@ -138,18 +143,19 @@ def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None
 
 
 def print_kernels(runner: CudaRunner, batch: int, width: int) -> None:
-    """Time per kernel of a few steps, without graphs and early starts, so that each is seen alone."""
+    """How much later each kernel of a few steps ended than the one before: with early starts kernels overlap, and this adds up to the step."""
     decoding = tuple(range(batch))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for step in range(3):
             runner.collect(runner.submit(StepPlan(step=100 + step, decoding=decoding, width=width)))
+    events = [event for event in profile.events() or [] if event.device_type.name == "CUDA"]
+    events.sort(key=lambda event: event.time_range.end)
     sums: dict[str, list[float]] = defaultdict(list)
-    for event in profile.events() or []:
-        if event.device_type.name == "CUDA":
-            sums[event.name].append(event.device_time)
+    for before, event in itertools.pairwise(events):
+        sums[event.name].append(event.time_range.end - before.time_range.end)
     for name, times in sorted(sums.items(), key=lambda each: -sum(each[1]))[:14]:
         print(
-            f"    {sum(times) / 3:9.1f} us  {len(times) // 3:4d} x {statistics.mean(times):7.2f}  {name[:90]}"
+            f"    {sum(times) / 3:9.1f} us  {len(times) // 3:4d} x {statistics.median(times):7.2f}  {name[:90]}"
         )
 
 
@@ -160,6 +166,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, nargs="+", default=[1000])
     parser.add_argument("--width", type=int, nargs="+", default=[1])
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
+    parser.add_argument("--quantization", choices=["fp8", "int4"])
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", action="store_true")
