@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3998,
     "domain": 8886,
-    "kernels": 14540,
+    "kernels": 14600,
     "adapters/pytorch": 15595,
     "adapters": 11030,
     "entrypoints/server": 10790,
