@@ -32,7 +32,7 @@ from nanoserve.kernels.linear.cases import (
     random_product,
 )
 from nanoserve.kernels.linear.launch import fp8_linear
-from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile, packed_rows, packed_tile
+from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile
 from nanoserve.kernels.pointwise.cases import check_quantize_rows
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
@@ -277,12 +277,21 @@ def test_many_rows_with_packed_numbers(
         agree(check_packed_linear(inputs, product, [rows]), TOLERANCE[torch.float16])
 
 
-@pytest.mark.parametrize("n", [66, 4096, 28672])
-def test_every_tile_of_packed_numbers_is_named_by_the_fewest_rows_that_have_it(n: int) -> None:
-    ways = packed_rows(n)
-    assert {packed_tile(rows, n) for rows in range(1, 40_000, 63)} <= {packed_tile(rows, n) for rows in ways}
-    for rows in set(ways) - {1}:
-        assert packed_tile(rows, n) != packed_tile(rows - 1, n)
+@pytest.mark.parametrize(("n", "k"), [(66, 256), (4096, 14336), (28672, 4096)])
+def test_every_way_of_packed_numbers_is_named_by_rows_that_have_it(n: int, k: int) -> None:
+    def way(rows: int) -> object:
+        return tuning.packed_tile(rows, n) if tuning.packed_pays(rows, n, k) else None
+
+    ways = tuning.packed_ways(n, k)
+    assert len(ways) == len(set(map(way, ways)))
+    assert set(map(way, ways)) == set(map(way, range(1, 1200)))
+
+
+def test_packed_numbers_are_widened_before_where_their_programs_take_turns() -> None:
+    assert tuning.packed_pays(256, 6144, 4096)
+    assert not tuning.packed_pays(320, 6144, 4096)
+    assert tuning.packed_pays(512, 28672, 4096)
+    assert not tuning.packed_pays(513, 28672, 4096)
 
 
 @cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)

@@ -23,14 +23,14 @@ from nanoserve.kernels.linear.triton import (
 from nanoserve.kernels.linear.tuning import (
     FP8_TILES,
     MAX_SKINNY_M,
-    MOST_PACKED_ROWS,
     MOST_REGISTERS,
     SkinnyTile,
     fp8_rows,
     fp8_tile,
     invariant_tile,
-    packed_rows,
+    packed_pays,
     packed_tile,
+    packed_ways,
     padded,
     row_tile,
     skinny_tile,
@@ -252,16 +252,15 @@ def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeigh
 
 def takes_packed(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
     """True if rows like x, which are many, multiply with a weight of packed numbers that is not widened before."""
-    return form_of(weight).per_word > 1 and x.element_size() < 4 and len(x) <= MOST_PACKED_ROWS
+    return form_of(weight).per_word > 1 and x.element_size() < 4 and packed_pays(len(x), *weight.shape)
 
 
 def stored_ways(weight: Tensor | StoredWeight, x: Tensor) -> list[int]:
     """Numbers of rows like x, one for each way in which many of them multiply with a stored weight."""
     if takes_fp8(weight, x):
         return fp8_rows(len(weight), blocks=weight.scales.shape[-1] > 1)
-    if not takes_packed(weight, x[:0]):
-        return []
-    return [*(rows for rows in packed_rows(len(weight)) if rows <= MOST_PACKED_ROWS), MOST_PACKED_ROWS + 1]
+    packed = form_of(weight).per_word > 1 and x.element_size() < 4
+    return packed_ways(*weight.shape) if packed else []
 
 
 def packed_linear(
