@@ -200,7 +200,7 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
         f"is {speculate}, and a head drafts in its place; take eagle3 or auto, or leave draft out": speculate
         in {"ngram", "mtp"}
         and has_head,
-        f"mtp needs layers that predict further tokens, and {spec.architecture} has none here (num_nextn_predict_layers); take ngram": speculate
+        f"mtp needs layers that predict further tokens, and {spec.architecture} has none here that can draft (num_nextn_predict_layers); take ngram or off": speculate
         == "mtp"
         and spec.draft is None,
         "mtp drafts in one process only, for now; take ngram or off": speculate == "mtp" and is_split,

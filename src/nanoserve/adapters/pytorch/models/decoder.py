@@ -219,7 +219,7 @@ class DecoderModel(nn.Module):
         layers: dict[str, Sequence[Part]] = {
             f"model.layers.{number}": parts for number, parts in enumerate(self.layers)
         }
-        return layers if self.further is None else {**layers, self.further.names.layer: self.further.parts}
+        return layers if self.further is None else {**layers, self.further.name: self.further.parts}
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must hold, by its name there; a tied head has none of its own."""

@@ -8,7 +8,6 @@ Vectors of tokens and the head are the model's. Reference: `MtpModel` of transfo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import attrs
 import torch
@@ -32,31 +31,12 @@ from nanoserve.ports.layer_spec import LatentSpec
 from nanoserve.ports.model_spec import DraftSpec
 
 
-class Names(NamedTuple):
-    """Names in a family's checkpoints: of the layer, and of what stands around it."""
-
-    layer: str
-    input_norm: str
-    hidden_norm: str
-    join: str
-    norm: str
-
-
-def names_of(architecture: str, layer: int) -> Names:
-    """Those of Qwen3-Next, or of DeepSeek and GLM-4.5, which count the layer as one more of the model's."""
-    if architecture == "qwen3_next":
-        return Names(
-            "mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"
-        )
-    name = f"model.layers.{layer}"
-    return Names(name, f"{name}.enorm", f"{name}.hnorm", f"{name}.eh_proj", f"{name}.shared_head.norm")
-
-
 class MtpHead(nn.Module):
     """The layer: vector and state are normed, joined, and pass through a layer as the model's own are.
 
     Attributes:
         spec, entering, embedding: as of an `EagleHead`.
+        name: in a checkpoint, which counts the layer as one more of the model's.
         parts: of the layer.
     """
 
@@ -70,7 +50,7 @@ class MtpHead(nn.Module):
             (model,),
             spec.hidden_size,
         )  # in a tuple, it is no module of this one
-        self.names = names_of(spec.architecture, spec.num_layers)
+        self.name = f"model.layers.{spec.num_layers}"
         self.entering, self.embedding, self.model_norm = 2 * size, model.embedding, model.norm
         self.input_norm, self.hidden_norm, self.norm = (RMSNorm(size, spec.norm) for _ in range(3))
         self.join = Linear(self.entering, size)
@@ -122,16 +102,17 @@ class MtpHead(nn.Module):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Those around the layer, by their whole names."""
-        _, *names = self.names
-        around: list[RMSNorm | Linear] = [self.input_norm, self.hidden_norm, self.join, self.norm]
-        return {f"{name}.weight": module.weight for name, module in zip(names, around, strict=True)}
+        around: dict[str, RMSNorm | Linear] = {"enorm": self.input_norm, "hnorm": self.hidden_norm}
+        around |= {"eh_proj": self.join, "shared_head.norm": self.norm}
+        return {f"{self.name}.{name}.weight": module.weight for name, module in around.items()}
 
     def check_stored(self, folder: str) -> None:
         """Raise `ModelLoadError` if a checkpoint lacks the layer, though its config may count it."""
+        join = f"{self.name}.eh_proj"
         files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
         names = (each.name for file in files for each in stored_tensors(file))
-        if not any(each.startswith(f"{self.names.join}.") for each in names):
+        if not any(each.startswith(join) for each in names):
             raise ModelLoadError(
-                f"{folder}: has no layer that predicts further tokens ({self.names.join} is missing, which converted copies often lack): "
+                f"{folder}: has no layer that predicts further tokens ({join} is missing, which converted copies often lack): "
                 "take the original checkpoint, or speculate ngram"
             )
