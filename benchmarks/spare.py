@@ -87,13 +87,11 @@ async def measure(arguments: argparse.Namespace) -> None:
                     f"a spare waits, after {parked[-1]:.2f} s, with {memory[-1] >> 20} MiB of its own or shared"
                 )
                 back.append(await kill(engine))
-                say(f"killed, and back after {back[-1]:.3f} s")
+                say(f"killed, and back after {back[-1]:.3f} s; of these {_phases(engine)}")
                 began = time.perf_counter()
                 equal += await answer(engine, f"after {death}") == first
                 answered.append(time.perf_counter() - began)
                 say(f"answered after {answered[-1]:.3f} s; {equal} of {death + 1} answers are equal")
-        assert engine.facts is not None
-        phases = {name: f"{seconds:.3f}" for name, seconds in engine.facts.start_phases.items()}
     finally:
         await engine.stop()
     rows = {
@@ -102,10 +100,15 @@ async def measure(arguments: argparse.Namespace) -> None:
         "seconds of the first answer then": _seconds(answered),
         "answers with equal tokens and log-probabilities": f"{equal} of {arguments.deaths}",
         "the spare's resident MiB: least, most": f"{min(memory) >> 20}, {max(memory) >> 20}",
-        **{f"of the last start: {name}": seconds for name, seconds in phases.items()},
     }
     show(table(["", ""], list(rows.items())))
     write_report(arguments.json, {"benchmark": "spare", "rows": rows})
+
+
+def _phases(engine: KeptEngine[Supervisor]) -> str:
+    """The parts of the last start, in seconds."""
+    assert engine.facts is not None
+    return ", ".join(f"{name} {seconds:.3f}" for name, seconds in engine.facts.start_phases.items())
 
 
 def _seconds(found: list[float]) -> str:
