@@ -153,8 +153,16 @@ def test_in_deterministic_mode_all_bits_are_those_without_drafts(
 BOUND = ["5 6 7 8 9 10 11 12", "|".join(f"20 21 {each} 22 23 {each} 24" for each in range(30, 60)), ""]
 
 
-@pytest.mark.parametrize("tiny", ["llama", "mistral", "deepseek_v3"], indirect=True)
-@pytest.mark.parametrize("grammars", [FiniteGrammars, lambda vocab, ends: tardy(vocab, ends, BOUND[:2])])
+@pytest.mark.parametrize(
+    ("tiny", "grammars"),
+    [
+        ("llama", FiniteGrammars),
+        ("llama", lambda vocab, ends: tardy(vocab, ends, BOUND[:2])),
+        ("mistral", lambda vocab, ends: tardy(vocab, ends, BOUND[:2])),
+        ("deepseek_v3", FiniteGrammars),
+    ],
+    indirect=["tiny"],
+)
 def test_answers_with_grammars_are_those_without_drafts(
     model: DecoderModel, prompts: list[list[int]], grammars: Callable[..., FiniteGrammars]
 ) -> None:
@@ -181,8 +189,9 @@ def test_answers_with_grammars_are_those_without_drafts(
 END = frozenset({1})
 
 
-@pytest.mark.parametrize("tiny", ["llama", "mistral", "deepseek_v3"], indirect=True)
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("tiny", "depth"), [("llama", 1), ("mistral", 2), ("deepseek_v3", 2)], indirect=["tiny"]
+)
 def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_changes_nothing(
     tiny: TinyModel, prompts: list[list[int]], without: list[Answer], tmp_path: Path, depth: int
 ) -> None:
