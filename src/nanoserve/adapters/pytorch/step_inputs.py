@@ -93,7 +93,7 @@ class CpuStep:
         invariant: whether each token gets the same bits in any company.
         dtype: of the numbers that are computed with.
         by_layer: how each layer mixes.
-        kept: what mixers keep from step to step beside pages, by the first layer of their cache group.
+        kept: what mixers keep from step to step beside pages, by the memory of the pages of their first layer.
     """
 
     inputs: StepInputs

@@ -86,9 +86,10 @@ class AttentionKind:
         layout = kernels.BlockLayout(
             self.spec.num_kv_heads, blocks.shape[3], blocks.stride(0) // blocks.stride(2)
         )
-        kept = step.kept.get(group.layers[0])
+        place = blocks.data_ptr()  # layers of a model that drafts have the same numbers as those of the other
+        kept = step.kept.get(place)
         if kept is None:
-            kept = step.kept[group.layers[0]] = KeptRows(layout, step.dtype)
+            kept = step.kept[place] = KeptRows(layout, step.dtype)
         a_token = len(group.layers) * step.dtype.itemsize * 2 * self.spec.num_kv_heads * self.spec.head_dim
         most = max(len(group.layers) * blocks.nbytes // KEPT_SHARE, KEPT_BYTES) // a_token
         attend: Callable[..., Tensor]
