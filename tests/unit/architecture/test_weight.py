@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 3998,
     "domain": 8886,
-    "kernels": 14600,
-    "adapters/pytorch": 15595,
+    "kernels": 14700,
+    "adapters/pytorch": 15945,
     "adapters": 11030,
     "entrypoints/server": 10790,
     "entrypoints": 11760,
