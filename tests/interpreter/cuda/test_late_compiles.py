@@ -70,4 +70,4 @@ def test_few_short_rows_are_rehearsed_with_no_more_chunks_than_there_are_rows() 
         num_blocks=8,
     )
     site = _Site(model, sizes, deterministic=False, enforce_eager=True, partners=None)
-    assert 1 < max(site.token_counts()) <= 2 * 64
+    assert 1 < max(site.token_counts(invariant=False)) <= 2 * 64

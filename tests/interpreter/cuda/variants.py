@@ -26,6 +26,7 @@ from nanoserve.adapters.pytorch.cuda.batches import buckets
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.workspace import EVERYTHING, shape_and_score
 from nanoserve.entrypoints.compose.shapes import SHAPES
+from nanoserve.kernels.linear import launch as linear
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
 from nanoserve.ports.step import BlockCopy, Chunk, StepPlan
@@ -112,6 +113,14 @@ def plans(groups: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for count in (1, 200):
         yield "special chunks", {"chunks": [Chunk(last, 0, count, samples=True)], "decoding": [0, 1]}
     yield "special rows", {"decoding": rows}
+    for count in CHUNKS:
+        yield (
+            f"{count} invariant tokens",
+            {"chunks": [Chunk(last - 1, 0, count, samples=True)]},
+        )
+    for members in ([1], range(2, 20)):
+        windows = [Chunk(row, 20, 9, samples=True, unverified=8) for row in members]
+        yield f"{len(windows)} windows from {windows[0].row} on", {"chunks": windows}
     yield "copies", {"copies": [BlockCopy(group, 1, 2) for group in range(groups)]}
 
 
@@ -119,7 +128,7 @@ def serve(runner: CudaRunner, groups: int, recorder: Recorder) -> None:
     for number, (kind, plan) in enumerate(plans(groups), start=1):
         recorder.step = kind
         parts: dict[str, Any] = {name: tuple(value) for name, value in plan.items()}
-        runner.submit(StepPlan(step=number, **parts))
+        runner.submit(StepPlan(step=number, invariant="invariant" in kind or "windows" in kind, **parts))
 
 
 def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
@@ -140,6 +149,7 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
     recorder.step = "rehearsal"
     shape_and_score(spec, runner._launcher._space, sizes)
     runner.rehearsal.run()
+    runner._windows.rehearse()
     serve(runner, len(spec.cache_groups), recorder)
     met = recorder.variants.items()
     return [f"{kernel} in a step of {step}" for (kernel, _), step in met if step != "rehearsal"]
@@ -151,6 +161,7 @@ def main() -> None:
     JITFunction.run = functools.partialmethod(launch, recorder)
     stand_in: Any = {"supports_pdl": lambda _: True, "SMALL_GPU": 132}
     vars(building).update(stand_in)
+    vars(linear).update(has_wgmma=stand_in["supports_pdl"])
     vars(models).update(fill_randomly=lambda *_, **__: None)  # there is nothing to fill
     # Operators without memory are Python functions, which would import torch's compiler for seconds, and are slow.
     sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")

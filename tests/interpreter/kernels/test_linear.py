@@ -9,6 +9,7 @@ import torch
 
 from nanoserve.kernels.forms import FP8, StoredWeight
 from nanoserve.kernels.gates import Activation
+from nanoserve.kernels.linear import launch
 from nanoserve.kernels.linear.cases import (
     LinearCase,
     check_invariant_linear,
@@ -24,7 +25,13 @@ from nanoserve.kernels.linear.launch import (
     skinny_linear,
     split_linear,
 )
-from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
+from nanoserve.kernels.linear.tuning import (
+    INVARIANT_TILES,
+    InvariantTile,
+    row_tile,
+    skinny_tile,
+    split_count,
+)
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.matrix import cases
@@ -191,6 +198,25 @@ def test_a_wrong_number_of_partial_sums_is_refused(device: torch.device) -> None
 def test_invariant(t: int, n: int, k: int, biased: bool, added: bool, *, inputs: Inputs) -> None:
     product = random_product(inputs, n, k, bias=biased, added=added)
     agree(check_invariant_linear(inputs, product, t), TOLERANCE[inputs.dtype])
+
+
+@pytest.mark.parametrize("tile", [each for each, _ in INVARIANT_TILES], ids=str)
+def test_each_tile_of_an_invariant_product(
+    tile: InvariantTile, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "invariant_tile", lambda *_, **__: tile)
+    monkeypatch.setattr(launch, "has_wgmma", lambda _: True)
+    half = Inputs(device, torch.float16)
+    product = random_product(half, 72, 104, bias=True, added=True)
+    agree(check_invariant_linear(half, product, 67), TOLERANCE[torch.float16])
+
+
+@pytest.mark.gpu
+def test_every_tile_of_an_invariant_product_has_the_same_bits(device: torch.device) -> None:
+    half = Inputs(device, torch.bfloat16)
+    product = random_product(half, 4096, 1024)
+    assert len(launch.invariant_ways(product.weight, half.normal(1, 1024), 4096)) == len(INVARIANT_TILES)
+    agree(check_invariant_linear(half, product, 67), TOLERANCE[torch.bfloat16])
 
 
 def test_a_rows_bits_do_not_depend_on_the_batch(inputs: Inputs) -> None:

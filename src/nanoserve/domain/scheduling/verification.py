@@ -18,6 +18,7 @@ may, so that all are verified at once.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 
 from nanoserve.domain.scheduling.rounds import Rounds
@@ -89,5 +90,4 @@ class Verification:
     def verify(self, sequence: Sequence) -> None:
         """The next chunk of a deterministic sequence that decodes no more is its newest token, and what it has decoded behind that."""
         sequence.num_unverified = sequence.num_scheduled_tokens + 1 - len(sequence.token_ids)
-        self._table.prefilling.append(sequence)
-        self._table.prefilling.sort(key=lambda each: each.order)
+        bisect.insort(self._table.prefilling, sequence, key=lambda each: each.order)

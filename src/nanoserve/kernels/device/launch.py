@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 next_power_of_2 = functools.cache(triton.next_power_of_2)
 """Triton's own takes a microsecond or two, which a layer's launches would pay ten times over."""
@@ -21,6 +22,17 @@ def launch_options(pdl: bool) -> dict[str, Any]:
 def supports_pdl(device: torch.device) -> bool:
     """True if the device can start a kernel before the one before it has ended."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """True if four warps of the device multiply together, and read what they multiply from shared memory: compute capability 9."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def described_blocks(tensor: Tensor, *block: int) -> TensorDescriptor:
+    """The copy engine's description of a contiguous tensor, to fetch blocks of it; what lies outside is zero."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
 
 
 @functools.cache

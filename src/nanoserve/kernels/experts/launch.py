@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Self
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
+from nanoserve.kernels.device.launch import described_blocks, launch_options, shared_memory, supports_pdl
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.experts.stored.triton import (
     stored_listed_kernel,
@@ -357,11 +356,6 @@ def _multiply(
     assert isinstance(weight, Tensor)
     described, halves = tile.described and k * x.element_size() % 16 == 0, 2 if gate else 1
     if described:
-        weight = _described(weight.view(experts * halves, -1, k), halves, tile.bn // halves, tile.bk)
-        x = x if gate else _described(x, tile.bm, tile.bk)
+        weight = described_blocks(weight.view(experts * halves, -1, k), halves, tile.bn // halves, tile.bk)
+        x = x if gate else described_blocks(x, tile.bm, tile.bk)
     listed_kernel[grid](x_ptr=x, weight_ptr=weight, **common, GROUP=tile.group, DESCRIBED=described)
-
-
-def _described(tensor: Tensor, *block: int) -> TensorDescriptor:
-    """The copy engine's description of a contiguous tensor, to fetch blocks of it; what lies outside is zero."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))

@@ -16,6 +16,7 @@ from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
     fp8_linear,
     invariant_linear,
+    invariant_ways,
     packed_linear,
     row_linear,
     skinny_linear,
@@ -32,6 +33,8 @@ from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 SKINNY_ROWS: Final = (5, 20, 33)
 """One number of rows for each tile that batches of up to 64 rows run with."""
+MOST_COMPARED: Final = 4096
+"""Rows of an invariant product whose bits are compared with those of few."""
 SLICE: Final = 1 << 24
 """Elements of a weight that are in float32 at a time."""
 
@@ -246,6 +249,15 @@ def check_invariant_linear(inputs: Inputs, product: LinearCase, rows: int = 7) -
         wide = widened(weight, inputs.poisoned(weight.shape.numel()))
         yield Comparison(f"widened {product.name}", wide, weight.float().to(inputs.dtype), exact=True)
         weight = wide
+    assert isinstance(weight, Tensor)
     out = expect(wanted, before)
     parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
     yield from inputs.compare(invariant_linear, product.case(rows), x=x, out=out, **parts)
+    alone, ways = inputs.poisoned(rows, len(weight)), invariant_ways(weight, x, MOST_COMPARED)
+    invariant_linear(x, weight, alone)
+    for count in ways if len(ways) > 1 else ():
+        repeats = -(-count // rows)
+        many, bits = (each.repeat(repeats, 1)[:count].contiguous() for each in (x, alone))
+        made = inputs.poisoned(count, len(weight))
+        invariant_linear(many, weight, made)
+        yield Comparison(f"invariant_linear {product.name}, bits of {count} rows", made, bits, exact=True)

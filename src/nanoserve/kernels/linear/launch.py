@@ -9,17 +9,18 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoserve.kernels.device.launch import launch_options, shared_memory, supports_pdl
+from nanoserve.kernels.device.launch import (
+    described_blocks,
+    has_wgmma,
+    launch_options,
+    shared_memory,
+    supports_pdl,
+)
 from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
-from nanoserve.kernels.linear.triton import (
-    invariant_kernel,
-    packed_kernel,
-    row_kernel,
-    skinny_kernel,
-    widen_kernel,
-)
+from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
+from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
 from nanoserve.kernels.linear.tuning import (
     FP8_TILES,
     MAX_SKINNY_M,
@@ -27,6 +28,7 @@ from nanoserve.kernels.linear.tuning import (
     SkinnyTile,
     fp8_rows,
     fp8_tile,
+    invariant_rows,
     invariant_tile,
     packed_pays,
     packed_tile,
@@ -226,8 +228,8 @@ def invariant_linear(
     """Compute out = x weight^T + bias + residual, with the same bits in each row for any number of rows.
 
     A library chooses tiles and splits by the number of rows, and with them the order of summation ("Defeating
-    Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Here tile, steps along K and instructions are fixed for
-    a dtype. The price is a nearly empty tile when there are few rows.
+    Nondeterminism in LLM Inference", Thinking Machines Lab 2025). Here nothing is split, and the order of summation along K is that of
+    the dtype's instructions in any tile (`tuning.INVARIANT_TILES`), or there is but one tile.
 
     Args:
         x: [T, K], contiguous, T >= 1.
@@ -237,12 +239,24 @@ def invariant_linear(
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
     num_rows, (n, k) = len(x), weight.shape
-    tile = invariant_tile(x.dtype)
+    is_hopper = has_wgmma(x.device)
+    tile = invariant_tile(x.dtype, num_rows, n, is_hopper=is_hopper)
+    described = is_hopper and tile.bn > 64 and k * x.element_size() % 16 == 0
+    read, matrix = (
+        (described_blocks(x, tile.bt, tile.bk), described_blocks(weight, tile.bn, tile.bk))
+        if described
+        else (x, weight)
+    )
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
-        x_ptr=x, x_scale_ptr=None, weight_ptr=weight, scale_ptr=None, out_ptr=out, bias_ptr=bias, residual_ptr=residual,
-        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False,
+        x_ptr=read, x_scale_ptr=None, weight_ptr=matrix, scale_ptr=None, out_ptr=out, bias_ptr=bias, residual_ptr=residual,
+        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False, DESCRIBED=described,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+
+
+def invariant_ways(weight: Tensor | StoredWeight, x: Tensor, most: int) -> tuple[int, ...]:
+    """Numbers of rows like x up to `most`, one for each way in which they multiply with a weight in `invariant_linear`."""
+    return invariant_rows(x.dtype, len(weight), most, is_hopper=has_wgmma(x.device))
 
 
 def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:
@@ -317,7 +331,7 @@ def fp8_linear(
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,
         residual_ptr=residual, T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
-        GROUP=form.group, SCALES=scales.shape[-1], SHARED=form.rows % tile.bn == 0,
+        GROUP=form.group, SCALES=scales.shape[-1], SHARED=form.rows % tile.bn == 0, DESCRIBED=False,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

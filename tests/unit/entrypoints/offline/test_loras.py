@@ -104,3 +104,28 @@ def test_wrong_names_and_counts_are_refused(llm: LLM, tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadValueError, match=reason):
         LLM(device="cpu", **settings)
+
+
+def test_deterministic_rows_of_one_request_have_an_adapter_and_end_at_a_text(
+    adapters: dict[str, tuple[Path, Any]],
+) -> None:
+    asking = SamplingParams(
+        temperature=1.0,
+        seed=3,
+        n=3,
+        max_tokens=36,
+        stop=["a", "."],
+        min_tokens=3,
+        logprobs=1,
+        deterministic=True,
+    )
+    beside = SamplingParams(temperature=1.0, seed=4, max_tokens=36, ignore_eos=True)
+    found = []
+    for throughout in (True, False):
+        settings: dict[str, Any] = {"lora": {"left": adapters["left"][0]}, "deterministic": throughout}
+        with LLM(threads=1, **settings) as made:
+            some = made.generate(PROMPTS, [asking, asking, beside], lora=["left", None, "left"])
+        found.append([answer for each in some[:2] for answer in each.outputs])
+    assert found[0] == found[1]
+    assert {each.finish_reason for each in found[0]} == {"stop"}
+    assert len({each.text for each in found[0]}) > 3

@@ -21,6 +21,8 @@ from nanoserve.ports.engine_facts import EngineSizes
 ALIGNMENT = 32
 """Sections start at multiples of 128 bytes: Triton compiles another variant for pointers that are not aligned."""
 GIVEN, NO_DRAFT = 2, -1
+WINDOW = 32
+"""Places of a row that verifies what it has decoded: its newest verified token, and as many others as may stand behind that."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of sections, by name."""
 
@@ -35,7 +37,7 @@ class Arena:
 
     Attributes:
         sink_row: the row of padded places: one token long, all its blocks are the sink block.
-        tokens: int32 [rows, max_model_len + max_width]; what lies beyond a row's length are drafts or means nothing.
+        tokens: int32 [rows, max_model_len + max(max_width, WINDOW)]; what lies beyond a row's length are drafts or means nothing.
         lengths: int32 [rows], tokens of each row, the newest included; advanced by the device.
         num_prompt_tokens: int32 [rows].
         limits: int32 [rows], tokens that each row may come to have.
@@ -77,7 +79,7 @@ class Arena:
         self._uploads = uploads
         rows, seqs, num_groups = sizes.max_num_seqs + 1, sizes.max_num_seqs, len(groups)
         shapes: Shapes = {
-            "tokens": (rows, sizes.max_model_len + sizes.max_width),
+            "tokens": (rows, sizes.max_model_len + max(sizes.max_width, WINDOW)),
             "lengths": (rows,),
             "num_prompt_tokens": (rows,),
             "limits": (rows,),

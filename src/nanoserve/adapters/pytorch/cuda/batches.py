@@ -100,6 +100,15 @@ class Batches:
         for row in rows:
             self._lengths[row] += 1
 
+    def gain(self, row: int, count: int, admissions: int) -> None:
+        """A row that is not in the batch was given tokens, unless it was admitted later."""
+        if self.has_stayed(row, admissions):
+            self._lengths[row] += count
+
+    def has_stayed(self, row: int, admissions: int) -> bool:
+        """True if a row was not admitted after as many admissions."""
+        return self._admitted_at[row] <= admissions
+
     def take_back(self, rows: Iterable[int]) -> None:
         """The newest step has given these rows no token after all."""
         for row in rows:
@@ -123,7 +132,7 @@ class Batches:
     def correct(self, rows: Iterable[int], width: int, counts: Iterable[int], admissions: int) -> None:
         """A step of this width gave rows so many tokens; those that were admitted since then are others."""
         for row, count in zip(rows, counts, strict=True):
-            if self._admitted_at[row] <= admissions:
+            if self.has_stayed(row, admissions):
                 self._lengths[row] -= width - count
         self._longest = max((self._lengths[row] for row in self._batch.rows), default=0)
 

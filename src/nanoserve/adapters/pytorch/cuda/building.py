@@ -32,6 +32,7 @@ from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels, rehearse_checks
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
+from nanoserve.adapters.pytorch.cuda.windows import Windows
 from nanoserve.adapters.pytorch.cuda.workspace import make_sampler, make_workspace, worst_step_bytes
 from nanoserve.adapters.pytorch.devices import Take
 from nanoserve.adapters.pytorch.kv_store import KVStore
@@ -50,7 +51,7 @@ from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.experts.launch import list_ways
-from nanoserve.kernels.linear.launch import stored_ways
+from nanoserve.kernels.linear.launch import invariant_ways, stored_ways
 from nanoserve.kernels.ngrams.launch import propose_ngrams
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import ModelLoadError
@@ -217,7 +218,7 @@ class _Site:
         host = HostLoras.for_sizes(model, sizes)
         self.loras: DeviceLoras | None = None
         if host is not None:
-            self.loras = DeviceLoras(host, self._arena, dtype=self._dtype, invariant=deterministic)
+            self.loras = DeviceLoras(host, self._arena, dtype=self._dtype)
         self._head: GpuDraftHead | None = None
         if isinstance(model.draft_head, EagleHead | MtpHead):
             self._head = GpuDraftHead(
@@ -255,16 +256,18 @@ class _Site:
             max_width=self._sizes.max_width,
         )
 
-    def token_counts(self) -> list[int]:
-        """Numbers of tokens of mixed steps, one for each way in which these launch experts, and products with stored weights; none has more tokens than all rows together."""
-        sizes = self._sizes
+    def token_counts(self, *, invariant: bool) -> list[int]:
+        """Numbers of tokens of mixed steps, one for each way in which these launch experts, and products that have several; none has more tokens than all rows together."""
+        sizes, mixtures = self._sizes, self._model.mixtures()
         most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
-        what: dict[str, Any] = {"dtype": self._dtype, "device": self._device}
-        what["invariant"] = self._deterministic
-        ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in self._model.mixtures())
-        some = torch.empty(0, dtype=self._dtype)
-        tiles = (stored_ways(each.linear.matrix, some) for each in self._model.products())
-        return sorted(set[int]().union(*ways, (min(each, most) for each in chain.from_iterable(tiles))))
+        what: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "invariant": invariant}
+        ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in mixtures)
+        some, products = torch.empty(0, dtype=self._dtype, device=self._device), self._model.products()
+        tiles = chain.from_iterable(stored_ways(each.linear.matrix, some) for each in products)
+        fixed: list[Any] = [each.router.weight for each in mixtures]
+        fixed += [each.linear.matrix for each in products] if invariant else []
+        rows = (invariant_ways(each, some, most) for each in fixed)
+        return sorted(set[int]().union(*ways, *rows, (min(each, most) for each in tiles)))
 
     def plan_pools(self, pools: PoolRequest | None, *, beside: bool, spare: bool) -> MemoryBudget:
         """Size the KV pools from the memory that weights, workspace and the worst step leave."""
@@ -323,6 +326,9 @@ class _Site:
         reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}
         updates = RowUpdates(arena, batches, sampler, **reads, kv=kv, loras=self.loras, records=records)
         offload = Offload(kv, sizes.host_slots) if sizes.host_slots else None
+        how = {"row_updates": updates, "token_counts": self.token_counts(invariant=self._deterministic)}
+        how["invariant_counts"] = self.token_counts(invariant=True)
+        rehearse = Rehearsal(rehearsal, arena, decoding, drawing, **how)
         return self._runner_type()(
             launcher=launcher,
             arena=arena,
@@ -333,13 +339,21 @@ class _Site:
             decoding=decoding,
             drawing=drawing,
             special=special,
+            windows=Windows(
+                launcher,
+                arena,
+                space,
+                sampler=sampler,
+                drawing=drawing,
+                special=special,
+                batches=batches,
+                rehearsal=rehearse,
+            ),
             row_updates=updates,
             mixed_steps=MixedSteps(
                 launcher, arena, space.logits, decoding, graphs, **reads, arrivals=drawing.arrivals
             ),
-            rehearsal=Rehearsal(
-                rehearsal, arena, decoding, drawing, row_updates=updates, token_counts=self.token_counts()
-            ),
+            rehearsal=rehearse,
             recovery=Recovery(
                 arena,
                 batches,

@@ -22,7 +22,7 @@ class ChunkStep:
     Attributes:
         num_tokens: of the chunks, those that fill them up included.
         plans: what each mixer has prepared.
-        finished: rows of the chunks that sample, in order.
+        finished: rows of the chunks that sample, in order; those that verify what they have decoded are drawn apart (`windows.py`).
         sampling: the rows that sample, chunks' first, then the decoding places.
     """
 
@@ -51,7 +51,7 @@ def describe(
     padded: tuple[int, int, int, int] | None = None,
     pooled: Sequence[int] = (),
 ) -> ChunkStep:
-    """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals.
+    """Write a mixed step's description into the arena; a `way` to compute chunks is for rehearsals and invariant steps.
 
     `pooled` are tokens of chunks that are computed to the end beside those that get logits, which they follow. With `padded`, tokens of chunks, places that decode and chosen tokens are filled up to these numbers: with tokens of the
     sink row, with places of it, which are there already, and with the step's first token; there are at most this many chunks as the last says.
@@ -64,12 +64,12 @@ def describe(
         spans.append((chunk.row, chunk.start, chunk.length, len(rows)))
         rows.extend(array("i", (chunk.row,)) * chunk.length)
         positions.extend(range(chunk.start, chunk.start + chunk.length))
-        if chunk.samples:
+        if chunk.samples and not chunk.unverified:
             last.append(len(rows) - 1)
             last_tiles += [chunk.row, len(rows) - 1, 1, positions[-1]]
     for token in pooled:
         last_tiles += [rows[token], token, 1, positions[token]]
-    finished = tuple(chunk.row for chunk in chunks if chunk.samples)
+    finished = tuple(chunk.row for chunk in chunks if chunk.samples and not chunk.unverified)
     sampling = finished + batch.places
     tokens, places, chosen, _ = padded or (len(rows), len(batch.places), len(sampling), 0)
     rows.extend(array("i", (arena.sink_row,)) * (tokens - len(rows)))
@@ -84,7 +84,7 @@ def describe(
     arena.write(
         "spans", [number for row, start, length, token in spans for number in (row, token, length, start)]
     )
-    if chosen:
+    if chosen or sampling:
         arena.write("sampling_places", sampling + (arena.sink_row,) * (chosen - len(sampling)))
     if indices:
         arena.write("logits_indices", indices + [0] * (chosen - len(indices)))

@@ -147,7 +147,8 @@ class GpuDraftHead:
         return LinearOps(policy_for(len(stream), self._many), Sums(), stream, self._space, pdl=False)
 
     def _step(self, ops: LinearOps, **how: Any) -> GpuStep:
-        return GpuStep(mixers=self._mixers, outs=Views(self._space.inner, len(ops.stream)), **how)
+        how |= {"mixers": self._mixers, "invariant": self._many.invariant}
+        return GpuStep(outs=Views(self._space.inner, len(ops.stream)), **how)
 
     def _join(self, tokens: int) -> LinearOps:
         """Begin with the taps of this many tokens, joined or normed."""

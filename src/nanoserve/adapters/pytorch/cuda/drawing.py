@@ -37,9 +37,13 @@ class Drawing:
         self.masked_slot: int | None = None
         self._ring = 0
 
-    def draw(self, logits: Tensor, places: Tensor, *, width: int = 0, pdl: bool) -> None:
-        """Launch the draw of one token for each place, or of up to `width`; may be captured. `note_draw` or `issue` must follow each run."""
+    def draw(self, logits: Tensor, places: Tensor, *, width: int = 0, pdl: bool, **instead: Tensor) -> None:
+        """Launch the draw of one token for each place, or of up to `width`; may be captured. `note_draw` or `issue` must follow each run.
+
+        That is not so where a draw goes elsewhere `instead`, by arguments of `sample_and_append`.
+        """
         arena = self._arena
+        where = {"drawn": self.arrivals.drawn, "ring_position": arena.ring_position} | instead
         sample_and_append(
             logits,
             batch_rows=places,
@@ -48,8 +52,7 @@ class Drawing:
             num_prompt_tokens=arena.num_prompt_tokens,
             **arena.settings,
             seeds=arena.seeds,
-            drawn=self.arrivals.drawn,
-            ring_position=arena.ring_position,
+            **where,
             scratch=self._scratch,
             limits=arena.limits if width else None,
             width=max(width, 1),

@@ -5,7 +5,8 @@ The model's own parts say what is computed, `linear_ops.py` and `mixers/gpu_step
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -36,6 +37,7 @@ class ForwardLauncher:
         mixers: of all layers of the model; `head`: drafts, of what it taps from between layers.
         records: of the experts that tokens go through; None where they are not recorded.
         encoder: of a model that only computes whole texts.
+        is_invariant: whether it launches kernels that compute a token's bits from the tokens before it alone; see `invariant`.
         logits: of hidden states. `multiplications`: see `DecoderModel`.
     """
 
@@ -60,8 +62,24 @@ class ForwardLauncher:
         self._embedding, self._norm, self._head = model.embedding, model.norm, model.head
         self._encoder = model if isinstance(model, Encoder) else None
         self._arena, self._space, self.mixers = arena, space, mixers
-        self._sums, self._many = sums or Sums(), Invariant() if invariant else Wide()
-        self.logits = Logits(model, arena, space, self._sums, self._many.products)
+        self._sums, many = sums or Sums(), Invariant() if invariant else Wide()
+        self.logits = Logits(model, arena, space, self._sums, many.products)
+        self._use(many)
+
+    def _use(self, many: Wide) -> None:
+        self._many, self.is_invariant, self.logits.products = many, many.invariant, many.products
+        if self.loras is not None:
+            self.loras.invariant = many.invariant
+
+    @contextlib.contextmanager
+    def invariant(self) -> Iterator[None]:
+        """Launch invariant kernels, until this ends."""
+        before = self._many
+        self._use(Invariant())
+        try:
+            yield
+        finally:
+            self._use(before)
 
     def decode(
         self, places: Tensor, *, splits: int, pdl: bool, adapted: bool = False, width: int = 0
@@ -129,7 +147,8 @@ class ForwardLauncher:
         embed_tokens(tokens, places, lengths, weight, stream, scale=self._embedding.scale, **how)
 
     def _step(self, stream: Tensor, **how: Any) -> GpuStep:
-        return GpuStep(mixers=self.mixers.by_layer, outs=Views(self._space.inner, len(stream)), **how)
+        how |= {"mixers": self.mixers.by_layer, "invariant": self.is_invariant}
+        return GpuStep(outs=Views(self._space.inner, len(stream)), **how)
 
     @staticmethod
     def _run(layers: Iterable[tuple[Part, ...]], ops: LinearOps, step: GpuStep) -> None:

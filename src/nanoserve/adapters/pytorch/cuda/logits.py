@@ -10,16 +10,17 @@ from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
+from nanoserve.kernels.linear.launch import invariant_ways
 
 
 class Logits:
-    """The head of a model, multiplied by `products`; several ranks have the columns of each."""
+    """The head of a model, multiplied by `products`, which may be set between steps; several ranks have the columns of each."""
 
     def __init__(
         self, model: DecoderModel, arena: Arena, space: Workspace, sums: Sums, products: VendorProducts
     ) -> None:
         self._head, self._arena, self._space, self._sums = model.head, arena, space, sums
-        self._products = products
+        self.products = products
         self._divisor, self._cap = model.spec.logit_divisor, model.spec.logit_soft_cap
 
     def apart(self, hidden: Tensor) -> Tensor:
@@ -32,13 +33,17 @@ class Logits:
         indices, out = self._arena.logits_indices[:count], self._space.chosen[:count]
         return torch.index_select(hidden, 0, indices, out=out)
 
-    def of(self, chosen: Tensor) -> Tensor:
-        """Logits [S, vocab] of normed hidden states [S, hidden], in the workspace."""
-        return self._of(chosen, self._space.logits[: len(chosen)])
+    def of(self, chosen: Tensor, out: Tensor | None = None) -> Tensor:
+        """Logits [S, vocab] of normed hidden states [S, hidden], in `out` or the workspace."""
+        return self._of(chosen, self._space.logits[: len(chosen)] if out is None else out)
+
+    def invariant_ways(self, most: int) -> tuple[int, ...]:
+        """Numbers of hidden states up to `most`, one for each way in which an invariant step computes their logits."""
+        return invariant_ways(self._head.matrix, self._space.stream, most)
 
     def _of(self, hidden: Tensor, out: Tensor) -> Tensor:
         columns = self._sums.columns(out, self._head.out_features)
-        self._products.multiply(self._space, hidden, self._head, columns)
+        self.products.multiply(self._space, hidden, self._head, columns)
         self._sums.gather(out)
         return self.cap(out)
 

@@ -51,11 +51,12 @@ class DeviceLoras:
     Attributes:
         host: adapters in host memory.
         rank: the largest that a slot holds, padded.
+        invariant: whether the bits of a token's delta depend on no other token; set with each step.
     """
 
-    def __init__(self, host: HostLoras, arena: Arena, *, dtype: torch.dtype, invariant: bool) -> None:
+    def __init__(self, host: HostLoras, arena: Arena, *, dtype: torch.dtype) -> None:
         sizes, device = arena.sizes, arena.lengths.device
-        self.host, self.rank, self.invariant = host, padded_rank(sizes.max_lora_rank), invariant
+        self.host, self.rank, self.invariant = host, padded_rank(sizes.max_lora_rank), False
         self._arena, self._num_slots = arena, sizes.max_loras
         layout = host.layout
         self._numbers = torch.zeros(sizes.max_loras, self.rank * layout.size, dtype=dtype, device=device)

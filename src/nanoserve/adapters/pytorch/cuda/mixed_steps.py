@@ -46,7 +46,8 @@ class Shape(NamedTuple):
         chosen: tokens whose logits are computed.
         chunks: how many there may be.
         splits: of decode attention.
-        pools: whether nothing is drawn, and hidden states are wanted, of all tokens where none are chosen.
+        pools: whether nothing is drawn inside, and hidden states are wanted, of all tokens where none are chosen.
+        invariant: as in `StepPlan`.
     """
 
     tokens: int
@@ -55,6 +56,7 @@ class Shape(NamedTuple):
     chunks: int
     splits: int
     pools: bool = False
+    invariant: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -63,6 +65,7 @@ class MixedRun:
 
     Attributes:
         logits: [S, vocab] of the tokens that sample, valid until the next step.
+        hidden: [T, hidden] of a step in which rows verify what they have decoded, valid until then, too.
         how: graph or eager.
         scores: log-probabilities of prompt tokens, on the device.
         pooled: rows that were pooled with their vectors on the device, and these on their way.
@@ -71,6 +74,7 @@ class MixedRun:
     step: ChunkStep
     logits: Tensor
     how: str
+    hidden: Tensor | None = None
     scores: tuple[PromptScores, ...] = ()
     pooled: tuple[tuple[Pooled, Download], ...] = ()
 
@@ -108,6 +112,8 @@ class MixedSteps:
             return self._pool(chunks)
         if reads or self._pooling.asked:
             return self._run_and_read(chunks, batch, longest, lora_units)
+        if any(each.unverified for each in chunks):
+            return self._verify(chunks)
         shape = self._shape(chunks, len(batch.places), longest)
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
@@ -150,15 +156,28 @@ class MixedSteps:
             learn = functools.partial(self._replay, (shape,), shape, self._learnt, learn)
         self._decoding.special.then = learn
 
+    def _verify(self, chunks: tuple[Chunk, ...]) -> MixedRun:
+        """Queue a step in which rows verify what they have decoded."""
+        step, hidden, how = self._states_of(chunks, None)
+        count = len(step.sampling)
+        if count:
+            self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
+        return MixedRun(step, self._logits[:count], how, hidden)
+
+    def _states_of(
+        self, chunks: tuple[Chunk, ...], choose: Sequence[int] | None
+    ) -> tuple[ChunkStep, Tensor, str]:
+        """Queue chunks alone; returns hidden states of all their tokens, or of those that are chosen, and how it was launched."""
+        shape = self._pooled_shape(chunks, chooses=choose is not None)
+        if shape is None:
+            return *self._whole(chunks, EMPTY, 1, choose=choose), "eager"
+        step, how = self._padded(shape, chunks, EMPTY, choose or ())
+        return step, self._states[shape], how
+
     def _pool(self, chunks: tuple[Chunk, ...]) -> MixedRun:
         """Queue a step that yields vectors alone."""
         single = self._pooling.single(chunks)
-        shape = self._pooled_shape(chunks, chooses=single is not None)
-        if shape is None:
-            how, (step, states) = "eager", self._whole(chunks, EMPTY, 1, choose=single)
-        else:
-            step, how = self._padded(shape, chunks, EMPTY, single or ())
-            states = self._states[shape]
+        step, states, how = self._states_of(chunks, single)
         if single is None:
             vectors = self._pooling.pool(chunks, states)
         else:
@@ -180,7 +199,7 @@ class MixedSteps:
             scores = self._scoring.score(chunks, hidden, self._arena.tokens, self._launcher.logits.apart)
         if count:
             self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
-        return MixedRun(step, self._logits[:count], "eager", tuple(scores), fetched)
+        return MixedRun(step, self._logits[:count], "eager", hidden, tuple(scores), fetched)
 
     def _whole(
         self,
@@ -203,7 +222,8 @@ class MixedSteps:
         return step, hidden
 
     def _describe(self, chunks: tuple[Chunk, ...], batch: Batch, **more: Any) -> ChunkStep:
-        step = describe(self._arena, self._launcher.mixers, chunks, batch, **more)
+        way = 0 if self._launcher.is_invariant else None
+        step = describe(self._arena, self._launcher.mixers, chunks, batch, way, **more)
         if (encoder := self._launcher.encoder) is not None:
             rows: list[int] = []
             for chunk in chunks:
@@ -227,7 +247,7 @@ class MixedSteps:
             self._launcher.logits.of(hidden)
 
     def _pooled_shape(self, chunks: Sequence[Chunk], *, chooses: bool) -> Shape | None:
-        """As `_shape`, of a step that yields vectors alone."""
+        """As `_shape`, of a step whose hidden states are wanted."""
         sizes, count = self._arena.sizes, sum(each.length for each in chunks)
         rounded = -(-count // POOLED_STEP) * POOLED_STEP
         tokens = min(next((each for each in TOKENS if count <= each), rounded), sizes.max_num_batched_tokens)
@@ -238,6 +258,7 @@ class MixedSteps:
 
     def _worthwhile(self, shape: Shape) -> Shape | None:
         """The shape or one that stands in for it, unless nothing is captured, or too much is already."""
+        shape = shape._replace(invariant=self._launcher.is_invariant)
         shape = self._stand_ins.choose(shape, self._larger(shape))
         is_new = shape not in self._seen
         return None if self._graphs is None or (is_new and len(self._seen) == MOST_GRAPHS) else shape
@@ -246,7 +267,7 @@ class MixedSteps:
         """Shapes that were seen and hold this one, the smallest first; any number of splits is right."""
         size = shape.tokens + shape.places
         for each in sorted(self._seen, key=lambda each: each.tokens + each.places):
-            holds = each.pools is shape.pools and bool(each.chosen) is bool(shape.chosen)
+            holds = each[5:] == shape[5:] and bool(each.chosen) is bool(shape.chosen)
             holds = holds and all(its >= least for its, least in zip(each[:4], shape[:4], strict=True))
             if holds and each.tokens + each.places <= 1.25 * size:
                 yield each

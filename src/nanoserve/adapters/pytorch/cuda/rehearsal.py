@@ -26,7 +26,7 @@ TIMED = 10
 class Rehearsal:
     """Runs of all steps over padded places; `launcher` launches every kernel through few layers. No row changes.
 
-    `token_counts` are of mixed steps, one for each way in which these launch what depends on their tokens.
+    `token_counts` are of mixed steps, one for each way in which these launch what depends on their tokens; `invariant_counts`, of invariant ones.
     """
 
     def __init__(
@@ -38,9 +38,11 @@ class Rehearsal:
         *,
         row_updates: RowUpdates,
         token_counts: Sequence[int],
+        invariant_counts: Sequence[int],
     ) -> None:
         self._launcher, self._arena = launcher, arena
-        self._decoding, self._drawing, self._token_counts = decoding, drawing, token_counts
+        self._decoding, self._drawing = decoding, drawing
+        self._token_counts, self._invariant_counts = token_counts, invariant_counts
         self._most, self._row_updates = arena.sizes.max_num_seqs, row_updates
 
     @torch.inference_mode()
@@ -58,6 +60,15 @@ class Rehearsal:
                 self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
         self._chunks()
         self._beside_a_chunk()
+
+    @torch.inference_mode()
+    def run_invariant(self) -> None:
+        """Launch the kernels of invariant steps through few layers; their chunks are computed in one way only."""
+        with self._launcher.invariant():
+            for count in {self._chunk_tokens(), *self._invariant_counts}:
+                self._run_tokens(count)
+            if self._launcher.loras is not None:
+                self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_units=1)
 
     def capture_first(self) -> tuple[tuple[int, float], ...]:
         """Capture the first graphs; returns seconds of steps where rows have drafts. The largest comes first: later ones fit into the memory that it took."""
@@ -109,8 +120,11 @@ class Rehearsal:
         if self._launcher.loras is not None:
             self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_units=1)
         for count in self._token_counts:
-            whole, rest = divmod(count, sizes.max_model_len)
-            self._run_chunks([sizes.max_model_len] * whole + [rest] * (rest > 0))
+            self._run_tokens(count)
+
+    def _run_tokens(self, count: int) -> None:
+        whole, rest = divmod(count, longest := self._arena.sizes.max_model_len)
+        self._run_chunks([longest] * whole + [rest] * (rest > 0))
 
     def _run_chunks(self, lengths: Sequence[int], way: int = 0) -> None:
         step = self._describe_chunks(lengths, way)

@@ -33,12 +33,13 @@ from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
+from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedRun, MixedSteps
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
+from nanoserve.adapters.pytorch.cuda.windows import Windows
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.adapters.pytorch.offload import HostSlots, Offload
@@ -75,6 +76,7 @@ class CudaRunner:
     _decoding: Decoding
     _mixed_steps: MixedSteps
     _recovery: Recovery
+    _windows: Windows
     _offload: Offload | None
     _compiles: CompileCounter = attrs.field(factory=CompileCounter)
     start_phases: Mapping[str, float] = attrs.field(factory=dict)
@@ -128,12 +130,15 @@ class CudaRunner:
         result, drawn = ticket.result(self._drawing.arrivals), ticket.late or ticket
         if drawn.width:
             self._batches.correct(drawn.rows, drawn.width, result.counts, ticket.admissions)
+        if ticket.verified is not None:
+            self._windows.collect(ticket.verified, result, ticket.admissions)
         if self._offload is None:
             return result
         return attrs.evolve(result, copied=self._offload.finished(ticket.step, wait=ticket.is_empty))
 
     def _attempt(self, plan: StepPlan) -> CudaTicket:
         self._row_updates.apply(plan)
+        self._windows.apply(plan)
         if not plan.num_tokens:
             self._arena.flush()
             return CudaTicket(step=plan.step, is_empty=True)
@@ -169,13 +174,20 @@ class CudaRunner:
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)
-        run = self._mixed_steps.run(plan.chunks, batch, longest)
+        with self._windows.computing(plan):
+            run = self._mixed_steps.run(plan.chunks, batch, longest)
+            verified = self._windows.draw(plan.chunks, run.hidden) if plan.invariant else None
         self.graph_steps[run.how] += 1
         if plan.decoding:
             self._batches.advance()
+        ticket = self._draw_mixed(plan, run)
+        ticket.pooled, ticket.verified = run.pooled, verified
+        return ticket
+
+    def _draw_mixed(self, plan: StepPlan, run: MixedRun) -> CudaTicket:
         if not run.step.sampling:
             self._special.finish()
-            return CudaTicket(step=plan.step, prompt_scores=run.scores, pooled=run.pooled)
+            return CudaTicket(step=plan.step, prompt_scores=run.scores)
         self._batches.add_tokens(run.step.finished)
         ticket = CudaTicket(
             step=plan.step,
@@ -184,9 +196,7 @@ class CudaRunner:
             width=int(plan.width > 1),
             prompt_scores=run.scores,
         )
-        ticket = self._sample(plan, ticket, run.logits, self._arena.sampling_places)
-        ticket.pooled = run.pooled
-        return ticket
+        return self._sample(plan, ticket, run.logits, self._arena.sampling_places)
 
     def _sample(self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, places: Tensor) -> CudaTicket:
         """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""

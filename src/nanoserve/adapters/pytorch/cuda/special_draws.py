@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.arena import NO_DRAFT, Arena
+from nanoserve.adapters.pytorch.cuda.arena import NO_DRAFT, WINDOW, Arena
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
-from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
+from nanoserve.adapters.pytorch.cuda.tickets import ComingScores, CudaTicket
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.grammar import MOST_DRAFTED, Masks
@@ -122,10 +122,7 @@ class SpecialDraws:
         # Scores are of the logits as the model made them; `process` returns a copy.
         rows, width, given = ticket.drawn_rows, ticket.width, ticket.order
         special, places = self._sampler.special(rows), places[: len(rows)]
-        owners = tuple([row for row in rows for _ in range(width)]) if width > 1 else rows
-        ends = self._arena.lengths.index_select(0, places).long() if special and width > 1 else None
-        before = None if ends is None else self._before(places, ends, width)
-        shaped = self._sampler.process(logits, owners, before) if special else logits
+        owners, ends, shaped = self._shape(rows, places, logits, width) if special else (rows, None, logits)
         if masks:
             self.blocks.exclude(shaped, self.blocks.send(masks, rows, max(width, 1)))
         if missing:
@@ -144,22 +141,51 @@ class SpecialDraws:
             owners = tuple([row for row in owners if row in rows])
         self._drawing.draw(shaped, places, width=width, pdl=False)
         self._drawing.issue(ticket, masked=bool(masks))
-        if not special:
-            return ticket
+        if special:
+            ticket.scores = self._note(owners, places, ends, logits, shaped)
+        return ticket
+
+    def draw_window(
+        self,
+        rows: tuple[int, ...],
+        places: Tensor,
+        logits: Tensor,
+        **instead: Tensor,
+    ) -> ComingScores | None:
+        """Draw `WINDOW` places of each of `rows`, int32 `places` on the device, as `Drawing.draw` does; returns their scores."""
+        special = self._sampler.special(rows)
+        owners, ends, shaped = self._shape(rows, places, logits, WINDOW) if special else (rows, None, logits)
+        self._drawing.draw(shaped, places, width=WINDOW, pdl=False, **instead)
+        return self._note(owners, places, ends, logits, shaped) if special else None
+
+    def _shape(
+        self, rows: tuple[int, ...], places: Tensor, logits: Tensor, width: int
+    ) -> tuple[tuple[int, ...], Tensor | None, Tensor]:
+        """The row of each of the logits, where `places` end if they are wide, and the logits to draw from."""
+        if width <= 1:
+            return rows, None, self._sampler.process(logits, rows)
+        owners = tuple([row for row in rows for _ in range(width)])
+        ends = self._arena.lengths.index_select(0, places).long()
+        return owners, ends, self._sampler.process(logits, owners, self._before(places, ends, width))
+
+    def _note(
+        self, owners: tuple[int, ...], places: Tensor, ends: Tensor | None, logits: Tensor, shaped: Tensor
+    ) -> ComingScores | None:
+        """Take note of what was just drawn, and score it where a row wants that."""
         lengths = self._arena.lengths.index_select(0, places).long()
         if ends is None:
             gained = tokens = self._arena.tokens[places.long(), lengths - 1].long()  # [S]
         else:  # behind what was drawn stands what was drafted
-            ahead = torch.arange(width, device=ends.device)
+            ahead = torch.arange(len(owners) // len(places), device=ends.device)
             tokens = self._arena.tokens[places.long()[:, None], ends[:, None] + ahead].long().clamp(min=0)
             gained = tokens.where(ahead < (lengths - ends)[:, None], self._sampler.vocab_size).flatten()
-            tokens, rows = tokens.flatten(), owners
-        self._sampler.observe(rows, gained)
+            tokens = tokens.flatten()
+        self._sampler.observe(owners, gained)
         scored = shaped if self._sampler.processed_logprobs else logits
-        ticket.scores = self._sampler.score(scored, tokens, rows)
-        if ticket.scores is not None:
-            ticket.scores_download = self._drawing.arrivals.fetch(ticket.scores.packed)
-        return ticket
+        scores = self._sampler.score(scored, tokens, owners)
+        if scores is None:
+            return None
+        return ComingScores(scores, self._drawing.arrivals.fetch(scores.packed))
 
     def _before(self, places: Tensor, ends: Tensor, width: int) -> Tensor:
         """The drafts before each of `width` positions from the ends [S] of these rows on, int32 [S * width, width - 1], -1 where there are no more."""

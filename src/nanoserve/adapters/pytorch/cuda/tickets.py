@@ -6,12 +6,73 @@ from collections.abc import Sequence
 
 import attrs
 
+from nanoserve.adapters.pytorch.cuda.arena import WINDOW
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.pooling import Pooled, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, read_scores
 from nanoserve.adapters.pytorch.routed_experts import Routed, reports
 from nanoserve.adapters.pytorch.sampling.device_sampler import PackedScores
 from nanoserve.ports.step import StepResult, TokenLogprobs
+
+
+@attrs.frozen(eq=False)
+class ComingScores:
+    """Scores of a draw on their way to the host."""
+
+    scores: PackedScores
+    download: Download
+
+    def read(self) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Wait for them; by row, as often as it is there."""
+        return self.scores.read(self.download.wait())
+
+
+@attrs.define(eq=False)
+class Verified:
+    """The outcome of an invariant step: `others`, rows that it has given one token, and those that verify (`windows.py`).
+
+    Attributes:
+        asked: the plan's `sampling_rows`, which all of these are.
+        parts: rows that were drawn together, what they have gained, and their scores.
+    """
+
+    others: tuple[int, ...]
+    asked: tuple[int, ...]
+    parts: list[tuple[tuple[int, ...], Download, ComingScores | None]] = attrs.field(factory=list)
+
+    def add(self, rows: tuple[int, ...], gained: Download, scores: ComingScores | None) -> None:
+        """Rows were drawn, `gained` being as `sample_and_append` says."""
+        self.parts.append((rows, gained, scores))
+
+    def join(self, result: StepResult) -> StepResult:
+        """The result of all rows, `result` being that of the others; waits for it."""
+        if not self.parts:
+            return result
+        gained = {row: [token] for row, token in zip(self.others, result.token_ids, strict=True)}
+        logprobs, drafts = {**result.logprobs}, list[int]()
+        for rows, coming, scores in self.parts:
+            found, compared = gains(coming.wait().tolist(), len(rows), WINDOW)
+            gained.update(zip(rows, found, strict=True))
+            drafts += compared
+            if scores is not None:
+                logprobs |= {row: each[: len(gained[row])] for row, each in scores.read().items()}
+        counts = tuple([len(gained[row]) for row in self.asked])
+        return attrs.evolve(
+            result,
+            token_ids=[token for row in self.asked for token in gained[row]],
+            counts=counts,
+            num_drafts=sum(drafts),
+            drafted_rows=sum(map(bool, drafts)),
+            logprobs=logprobs,
+            broken=tuple([row for row in self.asked if min(gained[row], default=0) < 0] + [*result.broken]),
+        )
+
+
+def gains(arrived: Sequence[int], count: int, width: int) -> tuple[list[list[int]], list[int]]:
+    """The tokens that each of so many rows with `width` places has gained, and how many drafts it had, see `sample_and_append`."""
+    columns = width + 2
+    starts = [columns * place for place in range(count)]
+    return [[*arrived[at + 2 : at + 2 + arrived[at]]] for at in starts], [arrived[at + 1] for at in starts]
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -26,6 +87,7 @@ class CudaTicket:
         pooled: rows that were pooled with their vectors on the device, and these on their way.
         width: of a wide plan's step, tokens that each row has drawn at the most; else 0. `admissions`, how many rows had been admitted.
         asked: of a wide plan's step in which some rows got nothing, the rows of the plan's `sampling_rows`.
+        verified: of an invariant step beside ordinary ones, what comes of it.
         is_empty: whether the step computes nothing.
     """
 
@@ -33,8 +95,7 @@ class CudaTicket:
     slot: int | None = None
     drawn_rows: tuple[int, ...] = ()
     order: tuple[int, ...] | None = None
-    scores: PackedScores | None = None
-    scores_download: Download | None = None
+    scores: ComingScores | None = None
     prompt_scores: tuple[PromptScores, ...] = ()
     late: CudaTicket | None = None
     pooled: tuple[tuple[Pooled, Download], ...] = ()
@@ -42,6 +103,7 @@ class CudaTicket:
     width: int = 0
     asked: tuple[int, ...] = ()
     admissions: int = 0
+    verified: Verified | None = None
     is_empty: bool = False
 
     @property
@@ -56,6 +118,8 @@ class CudaTicket:
         """Wait for the step's result."""
         drawn = self.late or self
         result = drawn.drawn(arrivals)
+        if self.verified is not None:
+            result = self.verified.join(result)
         if drawn.prompt_scores:
             result = attrs.evolve(result, prompt_logprobs=read_scores(drawn.prompt_scores))
         if self.pooled:
@@ -69,9 +133,7 @@ class CudaTicket:
             return StepResult(token_ids=[], counts=(0,) * len(self.asked))
         if self.slot is None:
             return StepResult(token_ids=[0] * len(self.order or ()))
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        if self.scores is not None and self.scores_download is not None:
-            logprobs = self.scores.read(self.scores_download.wait())
+        logprobs = {} if self.scores is None else self.scores.read()
         if self.width:
             return self._gained(arrivals, self.slot, logprobs)
         drawn = arrivals.wait(self.slot, len(self.drawn_rows))
@@ -85,18 +147,15 @@ class CudaTicket:
         self, arrivals: Arrivals, slot: int, logprobs: dict[int, tuple[TokenLogprobs, ...]]
     ) -> StepResult:
         """The result of a wide step: of each row the number of its tokens, that of its drafts, and its tokens, see `sample_and_append`."""
-        columns, rows = self.width + 2, self.rows
-        arrived = arrivals.wait(slot, len(self.drawn_rows) * columns)
-        places = {row: columns * place for place, row in enumerate(self.drawn_rows)}
-        counts = tuple([arrived[places[row]] if row in places else 0 for row in rows])
-        starts = [places.get(row, 0) + 2 for row in rows]
-        gained = [arrived[start : start + count] for start, count in zip(starts, counts, strict=True)]
-        count_of = dict(zip(rows, counts, strict=True))
+        drawn, rows = self.drawn_rows, self.rows
+        arrived, drafts = gains(arrivals.wait(slot, len(drawn) * (self.width + 2)), len(drawn), self.width)
+        gained_of = dict(zip(drawn, arrived, strict=True))
+        gained = [gained_of.get(row, []) for row in rows]
         return StepResult(
             token_ids=[token for each in gained for token in each],
-            counts=counts,
-            num_drafts=sum(arrived[1::columns]),
-            drafted_rows=sum(map(bool, arrived[1::columns])),
-            logprobs={row: scores[: count_of[row]] for row, scores in logprobs.items()},
+            counts=tuple(map(len, gained)),
+            num_drafts=sum(drafts),
+            drafted_rows=sum(map(bool, drafts)),
+            logprobs={row: scores[: len(gained_of[row])] for row, scores in logprobs.items()},
             broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),
         )

@@ -38,6 +38,8 @@ EVERYTHING = RowSampling(
 """A row of the worst step asks for all of this."""
 MOST_SLICES = 8
 """See `kernels.linear.launch.slice_count`."""
+MOST_PLACES = 1024
+"""Places of rows that are verified, which are drawn at a time: their logits are a product that would be no faster if it were larger."""
 MOST_SKINNY_ROWS = 64
 """Batches up to this size use `skinny_linear`, larger ones the vendor's library."""
 
@@ -200,7 +202,7 @@ def make_workspace(
         mixing=Mixing.create(mixtures, max_tokens, dtype=dtype, device=device),
         followed=(empty(followed), empty(followed)),
         following=empty(max_tokens * max((each.out_features for each in follows), default=0)),
-        sampling=DrawScratch(max_batch=max_num_seqs, vocab_size=vocab_size, device=device),
+        sampling=DrawScratch(max_batch=max(max_num_seqs, MOST_PLACES), vocab_size=vocab_size, device=device),
     )
 
 

@@ -26,7 +26,7 @@ class GpuFacts:
     """Facts that sizes on a GPU follow from.
 
     Attributes:
-        invariant: whether rows decode with the arithmetic of prompts, so that batch and chunking leave no trace.
+        invariant: whether all steps are.
     """
 
     sizes: EngineSizes
@@ -79,7 +79,7 @@ class GpuMixer(Protocol):
     Attributes:
         checks: of its kernels.
         tile: tokens of a chunk that are computed together at most.
-        ways: in how many ways chunks can be computed, all of which a rehearsal must meet.
+        ways: in how many ways chunks can be computed, all of which a rehearsal must meet; invariant steps go the first, 0.
         pads: whether what `prepare` returns can depend on `padded` alone.
         widens: whether places can have several tokens.
         sections: int32 of the arena that `prepare` writes, name and shape.

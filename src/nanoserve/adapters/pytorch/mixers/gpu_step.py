@@ -23,6 +23,7 @@ class GpuStep:
         plans: what each mixer has prepared for the chunks.
         chosen: tiles of the only chunks' tokens whose results are wanted, if not all are; the others only enter the cache.
         width: tokens of each place, and rows may be at their limits; 0 for one token of rows that are not.
+        invariant: whether rows decode with the arithmetic of prompts, so that batch and chunking leave no trace.
         pdl: see `kernels.device.pdl`.
     """
 
@@ -34,6 +35,7 @@ class GpuStep:
     plans: Mapping[GpuMixer, Any] = attrs.field(factory=dict)
     chosen: Tensor | None = None
     width: int = 0
+    invariant: bool = False
     pdl: bool = False
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class GpuAttention:
         cache, transform = self._cache(part), self._transform(part)
         places, lengths, width = step.places, self._arena.lengths, max(step.width, 1)
         limits = self._arena.limits if step.width else None
-        if self._facts.invariant:
+        if step.invariant:
             query, what = self._query[: len(qkv)], {"token_rows": places, "positions": lengths}
             rope_and_cache(qkv, query, cache, transform, **what, newest=True, limits=limits, width=width)
             prefill_attention(query, cache, out, tiles=places, lengths=lengths, width=width, **part.scoring)

@@ -50,7 +50,7 @@ class GpuDelta:
     def mix(self, net: DeltaNet, out: Tensor, step: GpuStep, /, projected: Tensor) -> None:
         """See `GpuMixer`; a state goes through all of a chunk, whichever tokens are chosen."""
         tokens, states, tables = step.num_tokens, self._states[net.layer], self._arena.block_tables[net.layer]
-        weights, heads, invariant = net.weights, net.heads, self._facts.invariant
+        weights, heads, invariant = net.weights, net.heads, step.invariant
         if tokens:
             what = (projected[:tokens], states, weights, heads, out[:tokens])
             where = {"spans": step.plans[self], "tables": tables}

@@ -54,7 +54,7 @@ class GpuLatents:
     """See `GpuMixer`.
 
     A prompt's latents are read as they are, with products absorbed into queries and values, or expanded to keys and values
-    first, whichever takes less arithmetic. Invariant serving has one arithmetic for prompts and decoding: it absorbs.
+    first, whichever takes less arithmetic. Invariant steps have one arithmetic for prompts and decoding: they absorb.
     """
 
     checks: ClassVar = CHECKS
@@ -148,13 +148,13 @@ class GpuLatents:
         self._write(part, projected[tokens:], heads[tokens:], rotated, **newest)
         absorbed = slice(tokens if rounds else 0, None)
         key = heads[absorbed, :, : part.nope_dim], part.up_keys, query[absorbed, :, : part.latent_dim]
-        self._multiply(*key, pdl=step.pdl)
+        self._multiply(*key, step)
         if len(tiles) and not rounds:
             cache = self._caches[part.layer]
             launch.latent_prefill(query[:tokens], cache, attended[:tokens], tiles=tiles, scale=part.scale)
         if len(step.places):
             self._attend_newest(part, query[tokens:], attended[tokens:], step)
-        self._multiply(attended[absorbed], part.up_values, out_heads[absorbed], pdl=step.pdl)
+        self._multiply(attended[absorbed], part.up_values, out_heads[absorbed], step)
         self._expand(part, heads[:tokens], out_heads[:tokens], tiles, rounds)
 
     def _plan(self, step: GpuStep) -> LatentPlan:
@@ -205,15 +205,15 @@ class GpuLatents:
             "width": max(step.width, 1),
             "scale": part.scale,
         }
-        if self._facts.invariant:
+        if step.invariant:
             launch.latent_prefill(query, cache, attended, tiles=places, **which)
             return
         which |= {"splits": step.splits, "scratch": self._splits, "pdl": step.pdl}
         launch.latent_decode(query, cache, attended, batch_rows=places, **which)
 
-    def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, *, pdl: bool) -> None:
-        if self._facts.invariant or len(x) <= MOST_FEW_TOKENS:
-            launch.head_linear(x, weight, out, pdl=pdl)
+    def _multiply(self, x: Tensor, weight: Tensor, out: Tensor, step: GpuStep) -> None:
+        if step.invariant or len(x) <= MOST_FEW_TOKENS:
+            launch.head_linear(x, weight, out, pdl=step.pdl)
         else:
             torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
 

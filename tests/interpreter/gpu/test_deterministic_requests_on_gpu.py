@@ -1,0 +1,128 @@
+"""Requests that ask for it get the bits of an engine that is deterministic throughout, beside others and whatever is decoded meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from nanoserve.adapters.pytorch.cuda import windows
+from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
+from nanoserve.adapters.pytorch.cuda.transfers import Uploads
+from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
+from nanoserve.domain.scheduling.limits import Limits
+from nanoserve.ports.sampling import SamplingParams
+from nanoserve.ports.step import StepPlan
+from tests.interpreter.gpu.serving import DEVICE, ON_GPU, serve
+from tests.served import Answer, Served
+from tests.tiny_spec import tiny_spec
+from tests.unit.adapters.pytorch.tiny_models import CASES, TinyModel, make_prompt, make_tiny_model
+
+TOKENS = 24 if ON_GPU else 6
+PARAMS = [
+    SamplingParams(temperature=0.0, logprobs=1, max_tokens=TOKENS),
+    SamplingParams(
+        temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.5, logprobs=1, max_tokens=TOKENS
+    ),
+    SamplingParams(temperature=1.0, max_tokens=TOKENS, logprobs=1, prompt_logprobs=1),
+    SamplingParams(temperature=1.0, min_tokens=5, stop_token_ids=range(50), max_tokens=5, logprobs=1),
+    SamplingParams(temperature=1.0, max_tokens=1, logprobs=0),
+]
+ASKING = [attrs.evolve(each, deterministic=True) for each in PARAMS]
+FAMILIES = ("llama", "gemma3_text", "mistral", "qwen3_moe", "deepseek_v3", "qwen3_next")
+
+
+class Unsteady:
+    """A runner that says another token now and then in steps that are not invariant, as kernels do that round otherwise."""
+
+    def __init__(self, runner: CudaRunner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan, /) -> CudaTicket:
+        ticket, arena = self._runner.submit(plan), self._runner._arena
+        for row in plan.decoding if plan.step % 4 == 0 else ():
+            newest = arena.tokens[row, int(arena.lengths[row]) - 1]
+            newest.copy_((newest + 1) % 97)
+        return ticket
+
+
+@pytest.fixture(scope="module")
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), request.param, **CASES[request.param])
+
+
+@pytest.fixture(scope="module")
+def model(tiny: TinyModel) -> DecoderModel:
+    return tiny.build(device=DEVICE, dtype=torch.bfloat16 if ON_GPU else torch.float32)
+
+
+def unsteady(model: DecoderModel, **settings: Any) -> Served:
+    def make(limits: Limits) -> Any:
+        return Unsteady(build_runner(model, limits)[0])
+
+    return Served(model, make, **settings)
+
+
+@contextlib.contextmanager
+def sending_nothing(_threads: int) -> Iterator[None]:
+    """As where kernels are only compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Uploads, "scatter", lambda *_: None)
+        yield
+
+
+def prompts_of(model: DecoderModel, count: int) -> list[list[int]]:
+    vocab_size = model.spec.vocab_size
+    shared = make_prompt(9, vocab_size=vocab_size, seed=9)
+    tails = [make_prompt(3 + number, vocab_size=vocab_size, seed=number) for number in range(count)]
+    return [[*(shared if number % 2 else ()), *tail] for number, tail in enumerate(tails)]
+
+
+def test_bits_are_those_of_a_deterministic_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_random_model(tiny_spec(1), dtype=torch.float32, device=DEVICE, seed=3)
+    prompts, asking = prompts_of(model, 3), [*ASKING[:2], PARAMS[2]]
+    wanted = serve(model, deterministic=True, block_size=4).answers(prompts[:2], asking[:2])
+    engine = unsteady(model, block_size=4, depth=2, most_unverified=3)
+    monkeypatch.setattr(windows, "compiling_ahead", sending_nothing)
+    runner: Any = engine.engine._runner
+    runner._windows.is_ready = False
+    assert engine.answers(prompts, asking)[:2] == wanted
+    counters = engine.engine.scheduler.counters
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("tiny", FAMILIES, indirect=True)
+def test_bits_do_not_change_in_a_crowd_that_is_preempted_and_left(model: DecoderModel) -> None:
+    prompts, dice = prompts_of(model, len(PARAMS)), random.Random(3)
+    expected = serve(model, deterministic=True, block_size=4, max_num_seqs=4).answers(prompts, ASKING)
+    engine = unsteady(
+        model, block_size=4, num_blocks=11, max_model_len=40, max_num_seqs=4, depth=2, most_unverified=4
+    )
+    for _ in range(2):  # their prefixes are found then
+        asks = [dice.random() < 0.7 for _ in prompts]
+        params = [(ASKING if each else PARAMS)[number] for number, each in enumerate(asks)]
+        gone = {"gone": Answer()}
+        engine.add("gone", prompts[1], ASKING[1], 77)
+        for _ in range(4):
+            engine.turn(gone)
+        engine.engine.abort("gone")
+        engine.turn(gone)
+        for asked, one, other in zip(asks, engine.answers(prompts, params), expected, strict=True):
+            assert one == other or not asked
+    counters = engine.engine.scheduler.counters
+    if not engine.engine.scheduler.cache.has_states:
+        assert 0 < counters.accepted_tokens < counters.draft_tokens
+    assert engine.has_preempted
+    assert engine.engine.state(count_leaks=True).leaked_blocks == 0
