@@ -12,3 +12,8 @@ def model_folder() -> Path:
     template and a model card, and loads unchanged with transformers' `from_pretrained`.
     """
     return Path(__file__).parent / "model"
+
+
+def head_folder() -> Path:
+    """The folder of a head that drafts for it (EAGLE-3); `tools/embedded_model/draft_head.py` trained it."""
+    return Path(__file__).parent / "head"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from nanoserve.adapters.embedded import model_folder
+from nanoserve.adapters.embedded import head_folder, model_folder
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.draft_head import own_draft, read_draft
@@ -111,7 +111,7 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
     if settings.draft is not None and folder is None:
         raise BadValueError("draft", "is for a model's own weights, and a shape has none; leave it out")
     if settings.draft is not None:
-        draft = _resolve(settings.draft)
+        draft = str(head_folder()) if settings.draft == "embedded" else _resolve(settings.draft)
         spec = attrs.evolve(spec, draft=read_draft(draft, spec, folder))
     elif settings.speculate == "mtp":
         spec = attrs.evolve(spec, draft=own_draft(spec))

@@ -156,7 +156,7 @@ class EngineSettings:
     )
     draft: str | None = optional(
         text("ID_OR_FOLDER"),
-        "An EAGLE-3 head, or a smaller model of the same vocabulary, that guesses tokens for the model; implies --speculate draft.",
+        "An EAGLE-3 head, or a smaller model of the same vocabulary, that guesses tokens for the model; implies --speculate draft. The name embedded is that of the shipped model's head.",
         word="none",
     )
     enforce_eager: bool = switch(
