@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nanoserve.adapters.huggingface.spec import read_spec
+from nanoserve.adapters.pytorch.cuda import mixed_steps
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key
 from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
@@ -87,6 +88,35 @@ def test_replayed_steps_with_chunks_give_the_tokens_of_transformers(tiny: TinyMo
     mixed = [key for key in graphs.replayed if isinstance(key, Shape)]
     assert len(mixed) > len(set(mixed))
     assert any(shape.places for shape in mixed)
+
+
+def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
+    tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_steps, "CROWDS", (8, 64))
+    monkeypatch.setattr(mixed_steps, "CROWD_TOKENS", 60)
+    graphs = KeptLaunches()
+
+    def make_runner(limits: Limits) -> CudaRunner:
+        runner = build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
+        runner.prepare()
+        return runner
+
+    sizes: dict[str, Any] = {
+        "num_blocks": 24,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 72,
+        "max_model_len": 64,
+    }
+    served = Served(tiny.build(device=DEVICE), make_runner, depth=2, **sizes)
+    assert [key[:4] for key in graphs.replayed if isinstance(key, Shape)] == [(64, 8, 16, 16)]
+    prompts = [make_prompt(each, vocab_size=tiny.spec.vocab_size, seed=each) for each in (40, 52)]
+    sampling = [SamplingParams(temperature=0.0, max_tokens=each) for each in (4, 2)]
+    for prompt, answer in zip(prompts, served.texts(prompts, sampling), strict=True):
+        assert is_greedy(tiny.reference, prompt, answer)
+    _, *later = [key for key in graphs.replayed if isinstance(key, Shape)]
+    assert later
+    assert {key[:4] for key in later} == {(64, 8, 16, 16)}
 
 
 def test_rows_of_a_size_that_comes_for_a_moment_replay_the_graph_of_a_larger_one(tiny: TinyModel) -> None:

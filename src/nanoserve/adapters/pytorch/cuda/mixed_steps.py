@@ -18,7 +18,7 @@ from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch, bucket_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import Graphs, StandIns
+from nanoserve.adapters.pytorch.cuda.graphs import TYPICAL_LENGTH, Graphs, StandIns
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
@@ -32,6 +32,9 @@ CHUNKS: Final = (32, 64)
 LAUNCH: Final = 1.3e11
 """Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
+CROWDS: Final = (128, 192, 256)
+CROWD_TOKENS: Final = 1280
+"""Places of rows that decode, and tokens of chunks, in the steps that are captured before serving: those of crowds whose tokens are streamed."""
 MOST_GRAPHS: Final = 96
 PATIENCE: Final = 16
 """So many steps of a shape replay the graph of one that is at most a quarter larger, before they have their own."""
@@ -102,6 +105,15 @@ class MixedSteps:
         self._seen, self._learnt = set[Shape](), set[Shape]()
         self._stand_ins = StandIns[Shape](PATIENCE)
         self._states: dict[Shape, Tensor] = {}
+
+    def capture_first(self) -> None:
+        """Capture the steps in which prompts come beside a crowd, over the sink row: captured while they serve, they would keep all of it waiting."""
+        crowds = CROWDS if self._launcher.head is None else ()
+        for places in [each for each in crowds if each <= self._arena.sizes.max_num_seqs]:
+            chunk = Chunk(self._arena.sink_row, 0, CROWD_TOKENS, samples=False)
+            if (shape := self._shape((chunk,), places, 2 * TYPICAL_LENGTH)) is not None:
+                for _ in range(2):  # the second one captures
+                    self._padded(shape, (attrs.evolve(chunk, length=1),), EMPTY)
 
     def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
         """Queue a step of chunks and of a batch whose longest row has so many tokens."""

@@ -93,6 +93,7 @@ class CudaRunner:
         self.rehearsal.run()
         self._recovery.recover()
         self.step_seconds = self.rehearsal.capture_first()
+        self._mixed_steps.capture_first()
 
     def start_serving(self, phases: Mapping[str, float]) -> None:
         """All kernels that serving uses are ready; later compiles count as late."""
