@@ -89,7 +89,7 @@ def main() -> None:
         serve=ServeSettings(
             access=AccessSettings(),
             bounds=BoundSettings(),
-            listen=ListenSettings(port=0),
+            listen=ListenSettings(port=0, http_workers=1),
             watch=WatchSettings(),
         ),
         log=log,

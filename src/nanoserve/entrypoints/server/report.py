@@ -76,7 +76,7 @@ class Started:
             "defaults": dict(self.service.settings.defaults),
             "defaults_origin": self.service.settings.defaults_origin,
             "api_keys": self.num_keys,
-            "http_workers": self.listen.http_workers,
+            "http_workers": self.listen.http_workers or 1,
         }
 
     def lines(self) -> Iterator[str]:
@@ -112,9 +112,10 @@ class Started:
         listen = self.listen
         if listen.in_process:
             return "1 for HTTP and the engine, 1 for chat templates"
-        parts = [f"{listen.http_workers} {what}" for what in ("for HTTP", "for chat templates")]
+        workers = listen.http_workers or 1
+        parts = [f"{workers} {what}" for what in ("for HTTP", "for chat templates")]
         parts.append(f"{self.service.facts.tensor_parallel_size} for the engine")
-        if listen.http_workers > 1:
+        if workers > 1:
             parts.insert(0, "1 that supervises")
         parts += ["1 spare that waits to replace the engine (--no-spare)"] * listen.spare
         return ", ".join(parts)

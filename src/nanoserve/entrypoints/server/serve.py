@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import pathlib
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
-from nanoserve.entrypoints.compose.process import Stopwatch
+from nanoserve.entrypoints.compose.process import Stopwatch, usable_cores
 from nanoserve.entrypoints.server import serving, sockets
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.security import KeyRing, read_keys, read_steering_keys
@@ -35,6 +36,10 @@ from nanoserve.ports.errors import BadValueError
 
 _REFRESH: Final = 1.0
 """Seconds between two readings of the engine's counters, which make the sizes of steps known."""
+_DRIVER: Final = pathlib.Path("/dev/nvidiactl")
+_MOST_PROCESSES: Final = 3
+"""More gain nothing: the engine's process is full then."""
+_CORES_EACH: Final = 4
 Announce = Callable[[Started], None]
 
 
@@ -54,6 +59,8 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
     """
     listen = settings.serve.listen
     _check_processes(listen, settings.engine)
+    listen = attrs.evolve(listen, http_workers=choose_processes(listen, settings.engine))
+    settings = attrs.evolve(settings, serve=attrs.evolve(settings.serve, listen=listen))
     keys = read_keys(settings.serve.access, settings.class_names)
     own_keys = read_steering_keys(settings.serve.access, keys)
     check_access(settings.serve.access, max_loras=choose_loras(settings.engine))
@@ -86,13 +93,23 @@ def isolated(settings: serving.Serving) -> serving.Serving:
     return attrs.evolve(settings, engine=attrs.evolve(settings.engine, isolation=True))
 
 
+def choose_processes(listen: ListenSettings, engine: EngineSettings) -> int:
+    """How many processes answer HTTP: as many as asked for, or as write the streams of a GPU's crowd, where there are cores for them."""
+    if listen.http_workers is not None:
+        return listen.http_workers
+    has_gpu = engine.device != "cpu" and _DRIVER.exists()
+    can_share = has_gpu and not listen.in_process and sys.platform == "linux"
+    return max(1, min(_MOST_PROCESSES, usable_cores() // _CORES_EACH)) if can_share else 1
+
+
 def _check_processes(listen: ListenSettings, engine: EngineSettings) -> None:
     if engine.park_spare and (listen.in_process or not listen.spare):
         raise BadValueError("park_spare", "needs a spare; leave out --in-process and --no-spare")
-    if listen.http_workers > 1 and listen.in_process:
+    several = listen.http_workers is not None and listen.http_workers > 1
+    if several and listen.in_process:
         message = "several HTTP processes need an engine in a process of its own; leave out --in-process"
         raise BadValueError("http_workers", message)
-    if listen.http_workers > 1 and sys.platform != "linux":
+    if several and sys.platform != "linux":
         raise BadValueError("http_workers", "several HTTP processes need Linux; leave it at 1")
 
 

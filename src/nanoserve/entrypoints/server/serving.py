@@ -270,7 +270,7 @@ def shared_counting(settings: Serving, keys: KeyRing, descriptor: int | None = N
     """The counts that all HTTP processes of a server share; without the table's `descriptor` a new one is made."""
     reasons = sorted({*REASONS.values(), *REFUSALS})
     digests = [ANONYMOUS, *keys.digests]
-    processes = settings.serve.listen.http_workers + 1
+    processes = (settings.serve.listen.http_workers or 1) + 1
     return SharedCounting(settings.class_names, reasons, digests, processes=processes, descriptor=descriptor)
 
 

@@ -65,7 +65,7 @@ def listening_sockets(settings: ListenSettings) -> Iterator[list[list[socket.soc
     On an address every process has a socket of its own, and the system spreads connections evenly; connections at the socket of a
     dead process wait for its successor. A Unix socket is the same one for all.
     """
-    count = settings.http_workers
+    count = settings.http_workers or 1
     if settings.uds is not None:
         with unix_socket(settings.uds) as bound:
             yield [[bound]] * count

@@ -45,10 +45,9 @@ class ListenSettings:
         30.0, number(0.0), "Seconds that living requests are given after SIGTERM or Ctrl-C."
     )
     in_process: bool = switch("Run the engine in a thread of the server's process; for debugging.")
-    http_workers: int = setting(
-        1,
+    http_workers: int | None = optional(
         integer(1, 64),
-        "Processes that answer HTTP, over one engine; more than one where one processor is too slow for it.",
+        "Processes that answer HTTP, over one engine; up to 3 beside a GPU if there are processors for them, else 1, if not given.",
     )
     spare: bool = switch(
         "Keep a second process with everything imported, to be the engine should it die.", default=True
