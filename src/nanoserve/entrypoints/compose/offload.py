@@ -49,10 +49,11 @@ def count_slots(settings: EngineSettings, found: Survey) -> int:
 
 def _check_possible(settings: EngineSettings, found: Survey) -> None:
     name = "kv_offload_memory"
-    if settings.tensor_parallel_size > 1 or found.spec.draft is not None:
-        raise BadValueError(
-            name, "cannot be combined with tensor_parallel_size, draft or speculate mtp yet; leave it out"
+    if settings.tensor_parallel_size > 1 or settings.draft or settings.speculate == "mtp":
+        message = (
+            "cannot be combined with tensor_parallel_size or draft yet, nor with speculate mtp; leave it out"
         )
+        raise BadValueError(name, message)
     if not settings.enable_prefix_caching:
         raise BadValueError(name, "keeps prefixes, and prefix caching is off; leave one of them out")
     kinds = [group.kind.name for group in found.spec.cache_groups]
