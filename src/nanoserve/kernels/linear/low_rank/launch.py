@@ -96,7 +96,7 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
     (numbers, _, items, order, _), product, shrunk = delta.adapters, delta.product, delta.shrunk
     splits, tokens, width = shrunk.shape
     k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else UNIT
-    step = shrink_step(k, splits, x.element_size())
+    step = shrink_step(tokens, k, splits, x.element_size(), invariant=delta.invariant)
     side = product.num_parts * splits
     shrink_kernel[(side, min(len(items) - PADDING, max(1, MOST_PROGRAMS // side)))](
         x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
