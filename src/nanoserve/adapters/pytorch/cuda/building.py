@@ -44,7 +44,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
 from nanoserve.adapters.pytorch.models.mtp import MtpHead
 from nanoserve.adapters.pytorch.offload import Offload
-from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import TOKENS_AT_ONCE, PromptScoring
 from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
@@ -140,7 +140,8 @@ def build_runner(
     """
     watch, device = _Watch(), next(model.parameters()).device
     on_gpu = device.type == "cuda"
-    with compiling_ahead(os.cpu_count() or 1) if on_gpu else contextlib.nullcontext():
+    ranks = ALONE if partners is None else partners.ranks
+    with compiling_ahead(os.cpu_count() or 1, ranks) if on_gpu else contextlib.nullcontext():
         how: dict[str, Any] = {"deterministic": deterministic, "enforce_eager": enforce_eager}
         site = _Site(model, sizes, **how, partners=partners)
         budget = site.plan_pools(pools, beside=beside, spare=spare)

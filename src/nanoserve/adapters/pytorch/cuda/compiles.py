@@ -9,6 +9,8 @@ kernels that are in memory already, nor when they are interpreted.
 from __future__ import annotations
 
 import contextlib
+import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,15 +19,28 @@ from triton import AsyncCompileMode, knobs
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+
 
 class _CompileWhole(AsyncCompileMode):  # type: ignore[misc]
     """Compiles the host's half of each kernel as well, the C code that launches it.
 
-    Left to the first launches, a compiler would be called for each list of arguments, one after the other.
+    Left to the first launches, a compiler would be called for each list of arguments, one after the other. Ranks have a cache on
+    disk in common: each compiles its share first, and then finds most of the other kernels there.
     """
 
+    def __init__(self, now: ThreadPoolExecutor, later: ThreadPoolExecutor, ranks: Communicator) -> None:
+        super().__init__(now, ignore_errors=True)
+        self._now, self._later, self._ranks = now, later, ranks
+        self._has_share = threading.Event()
+
     def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
+        is_own = zlib.crc32(str(key).encode()) % self._ranks.size == self._ranks.rank
+        self.executor = self._now if is_own else self._later
+
         def compile_both() -> Any:
+            if not is_own:
+                self._has_share.wait()
             kernel = compile_fn()
             with contextlib.suppress(Exception):  # the launch will raise it
                 driver.active.launcher_cls(kernel.src, kernel.metadata)
@@ -33,9 +48,14 @@ class _CompileWhole(AsyncCompileMode):  # type: ignore[misc]
 
         return super().submit(key, compile_both, finalize_fn)
 
+    def __exit__(self, *error: object) -> None:
+        self._now.shutdown()
+        self._has_share.set()
+        super().__exit__(*error)
+
 
 @contextlib.contextmanager
-def compiling_ahead(num_threads: int) -> Iterator[None]:
+def compiling_ahead(num_threads: int, ranks: Communicator = ALONE) -> Iterator[None]:
     """Compile the kernels that are launched inside, by several threads, and run none; returns when all are compiled.
 
     One kernel after the other takes 0.3 to 0.5 seconds each. A launch inside only hands its kernel to a thread, so code
@@ -49,7 +69,8 @@ def compiling_ahead(num_threads: int) -> Iterator[None]:
 
     JITFunction.run = compile_only
     try:
-        with ThreadPoolExecutor(num_threads) as pool, _CompileWhole(pool, ignore_errors=True):
+        now, later = ThreadPoolExecutor(num_threads), ThreadPoolExecutor(num_threads)
+        with now, later, _CompileWhole(now, later, ranks):
             yield
     finally:
         JITFunction.run = launch
