@@ -7,7 +7,11 @@ import os
 import pathlib
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
+from nanoserve.adapters.pytorch.cuda.compiles import _CompileWhole
 from tests.interpreter.cuda.test_compiles import REAL_COMPILES
 
 PROGRAM = (
@@ -61,3 +65,32 @@ def test_each_kernel_is_compiled_once_by_a_thread_and_a_broken_one_is_left_to_it
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, 3, True, False]
+
+
+def compiled_by(rank: int, size: int) -> list[str]:
+    """Kernels in the order in which a rank compiles them."""
+    done: list[str] = []
+    ranks: Any = SimpleNamespace(rank=rank, size=size)
+
+    def compile_one(key: str) -> Any:
+        done.append(key)
+        if key == "7":
+            raise ValueError(key)
+        return SimpleNamespace(src=None, metadata=None)
+
+    with (
+        ThreadPoolExecutor(2) as now,
+        ThreadPoolExecutor(2) as later,
+        _CompileWhole(now, later, ranks) as mode,
+    ):
+        for key in map(str, range(20)):
+            mode.submit(key, lambda key=key: compile_one(key), lambda kernel: None)
+    return done
+
+
+def test_ranks_compile_different_kernels_first_and_all_in_the_end() -> None:
+    """Also if one does not compile."""
+    everything = set(map(str, range(20)))
+    first, second = (compiled_by(rank, 2) for rank in range(2))
+    assert sorted(first) == sorted(second) == sorted(everything)
+    assert any({*first[:count], *second[: 20 - count]} == everything for count in range(5, 15))
