@@ -31,8 +31,7 @@ class _CompileWhole(AsyncCompileMode):  # type: ignore[misc]
 
     def __init__(self, now: ThreadPoolExecutor, later: ThreadPoolExecutor, ranks: Communicator) -> None:
         super().__init__(now, ignore_errors=True)
-        self._now, self._later, self._ranks = now, later, ranks
-        self._has_share = threading.Event()
+        self._now, self._later, self._ranks, self._has_share = now, later, ranks, threading.Event()
 
     def submit(self, key: Any, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
         is_own = zlib.crc32(str(key).encode()) % self._ranks.size == self._ranks.rank
