@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 3998,
     "domain": 8886,
     "kernels": 14700,
-    "adapters/pytorch": 15970,
+    "adapters/pytorch": 15980,
     "adapters": 11030,
     "entrypoints/server": 10802,
     "entrypoints": 11760,
