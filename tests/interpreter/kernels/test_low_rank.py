@@ -18,6 +18,7 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     most_items,
     most_partials,
     most_units,
+    shrink_ways,
     slice_count,
 )
 from nanoserve.kernels.testing import Inputs, random_stored
@@ -106,3 +107,10 @@ def test_slices_fit_into_their_room() -> None:
     for tokens in (1, 64, 256, 400, 512, 1000, 3000):
         counts = [slice_count(tokens, width, invariant=False) for width in (48, 4096, 14336)]
         assert max(counts) * tokens <= most_partials(tokens) <= most_partials(4096)
+
+
+def test_every_way_to_cut_has_a_number_of_tokens_that_is_rehearsed() -> None:
+    widths = (4096, 14336)
+    assert shrink_ways(widths, 2048, invariant=False) == [1, 64, 146, 256, 512, 2048]
+    assert shrink_ways(widths, 100, invariant=False) == [1, 64, 100]
+    assert shrink_ways(widths, 2048, invariant=True) == [2048]

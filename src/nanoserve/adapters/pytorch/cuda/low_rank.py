@@ -26,6 +26,7 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     most_items,
     most_partials,
     most_units,
+    shrink_ways,
     slice_count,
 )
 from nanoserve.ports.engine_facts import EngineSizes
@@ -121,6 +122,11 @@ class DeviceLoras:
             for name, numbers in made._asdict().items():
                 self._arena.write(f"lora_{kind}_{name}", numbers)
         return made.units[0]
+
+    def ways(self, most: int) -> list[int]:
+        """Numbers of tokens up to `most`, one for each way in which kernels are launched for them."""
+        widths = {site.in_features for site in self.host.layout.sites.values()}
+        return shrink_ways(sorted(widths), most, invariant=self.invariant)
 
     def of_batch(self, places: int, *, pdl: bool) -> StepLoras:
         """The adapters of a batch of this many places."""

@@ -117,8 +117,9 @@ class Rehearsal:
         for way in range(1, self._launcher.mixers.ways):
             self._run_chunks([self._chunk_tokens()], way)
         self._run_chunks([1] * min(sizes.max_num_seqs, sizes.max_num_batched_tokens))
-        if self._launcher.loras is not None:
-            self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_units=1)
+        if (loras := self._launcher.loras) is not None:
+            for count in loras.ways(self._chunk_tokens()):
+                self._launcher.mixed(self._describe_chunks([count]), 0, splits=1, lora_units=1)
         for count in self._token_counts:
             self._run_tokens(count)
 

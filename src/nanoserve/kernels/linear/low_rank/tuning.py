@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import triton
@@ -94,6 +94,16 @@ def shrink_step(tokens: int, width: int, slices: int, itemsize: int, *, invarian
         (STEP if few else STEP // 2) if itemsize < 4 else 256
     )  # float32: small tiles, which compile quickly
     return min(most, triton.next_power_of_2(max(256, -(-width // slices))))
+
+
+def shrink_ways(widths: Sequence[int], most: int, *, invariant: bool) -> list[int]:
+    """Numbers of tokens up to `most`, one for each way in which x of these widths is cut: each is a kernel of its own."""
+    found: dict[object, int] = {}
+    for tokens in range(most, 0, -1):
+        slices = [slice_count(tokens, width, invariant=invariant) for width in widths]
+        few = (tokens == 1) + (tokens <= MOST_FEW)
+        found.setdefault((*slices, 0 if invariant else few), tokens)
+    return sorted(found.values())
 
 
 def units_at_once(tile: int, slices: int, itemsize: int) -> int:
