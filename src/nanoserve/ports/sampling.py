@@ -359,7 +359,7 @@ class SamplingParams:
     deterministic: bool = _switch(
         False,
         Group.OUTPUT,
-        "Compute the same answer, bit for bit, whatever else is in the batch; on a CPU, or with `--deterministic`.",
+        "Compute the same answer, bit for bit, whatever else is in the batch; in several processes only with `--deterministic`.",
     )
     skip_special_tokens: bool = _switch(True, Group.OUTPUT, "Leave special tokens out of the text.")
     detokenize: bool = _switch(True, Group.OUTPUT, "Turn tokens into text at all.", names=_NO_API, doors=())

@@ -298,9 +298,9 @@ def _read_class(
 
 def why_not_deterministic(facts: EngineFacts) -> str:
     """The reason why a request cannot be deterministic by itself; empty if it can."""
-    on_gpu = "on a GPU" if facts.device != "cpu" else ""
-    where = on_gpu or ("in several processes" if facts.tensor_parallel_size > 1 else "")
-    return where and f"{where} all requests are, or none is: start the engine with --deterministic"
+    if facts.tensor_parallel_size > 1:
+        return "in several processes all requests are, or none is: start the engine with --deterministic"
+    return ""
 
 
 def make_limits(

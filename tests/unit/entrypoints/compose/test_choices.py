@@ -16,7 +16,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.process import SPIN_COUNT, prepare_process
 from nanoserve.entrypoints.compose.shapes import SHAPES
-from nanoserve.ports.engine_facts import EngineSizes
+from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
 from nanoserve.ports.errors import BadValueError, OutOfMemoryError
 from nanoserve.ports.layer_spec import DeltaSpec
 from tests.unit.entrypoints.scripted_world import SPEC
@@ -295,3 +295,13 @@ def test_what_cannot_be_parked_is_named() -> None:
         check("cuda", speculate="auto")
     with pytest.raises(BadValueError, match="not tried with weights that are stored"):
         check("cuda", is_gguf=True)
+
+
+def test_several_processes_refuse_deterministic_requests_by_name() -> None:
+    sizes: dict[str, int] = dict.fromkeys(
+        ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size", "block_size"), 8
+    )
+    one = EngineFacts(**sizes, pid=1, model="", device="cuda", dtype="bfloat16")
+    assert not choices.why_not_deterministic(one)
+    several = attrs.evolve(one, tensor_parallel_size=2)
+    assert "in several processes all requests are, or none is" in choices.why_not_deterministic(several)
