@@ -194,7 +194,7 @@ class MemoryRunner:
         row.num_computed = chunk.start
         del row.seen[chunk.start :]
 
-    def _verify(self, chunk: Chunk, mask: bytes | None, result: StepResult) -> int:
+    def verify(self, chunk: Chunk, mask: bytes | None, result: StepResult) -> int:
         """All that the row has decoded is right, and one more is drawn; returns how many tokens these are."""
         row = self.rows[chunk.row]
         decoded = row.token_ids[len(row.token_ids) - chunk.unverified :]
@@ -228,7 +228,7 @@ class MemoryRunner:
                 self.rows[chunk.row].num_computed -= 1
                 counts.append(0)
             elif chunk.samples:
-                counts.append(self._verify(chunk, masks.get(chunk.row), result))
+                counts.append(self.verify(chunk, masks.get(chunk.row), result))
                 num_drafts += chunk.unverified
                 drafted_rows += chunk.unverified > 0
         for index in plan.decoding:

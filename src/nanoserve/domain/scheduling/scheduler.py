@@ -73,7 +73,7 @@ class Scheduler:
         self._deferred = DeferredShare(self.table, is_bounded=limits.deferred_rows is not None)
         self._rounds = rounds = Rounds(cache, self.table)
         self._speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
-        self.verification = Verification(self.table, rounds)
+        self.verification = Verification(self.table, rounds, limits.most_unverified)
 
     @property
     def step(self) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from typing import Final
 
 from nanoserve.domain.scheduling.rounds import Rounds
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
@@ -27,16 +28,24 @@ from nanoserve.domain.scheduling.steps import InFlightStep, Progress, Stopped
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.step import StepResult
 
+LEAST_WINDOW: Final = 3
+"""Tokens that a sequence may decode at least, if it may any."""
+MOST_TOKENS: Final = 512
+"""From so many on, an invariant step of a GPU takes longer in proportion to its tokens: nothing is gained by more."""
+
 
 class Verification:
     """The deterministic sequences of a table.
+
+    All may decode as many tokens between two invariant steps: fewer where these are often wrong, or where the sequences are many.
 
     Attributes:
         newest: the newest invariant step that was planned.
     """
 
-    def __init__(self, table: SequenceTable, rounds: Rounds) -> None:
+    def __init__(self, table: SequenceTable, rounds: Rounds, most_unverified: int) -> None:
         self._table, self._rounds = table, rounds
+        self._most = self._window = most_unverified
         self._home: list[Sequence] = []
         self.newest = 0
 
@@ -57,7 +66,7 @@ class Verification:
             if not sequence.is_deterministic or sequence not in decoding:
                 continue
             count = decoding.num_planned(sequence) + 1 - len(sequence.token_ids)
-            if 2 * count > sequence.most_unverified and count < left:
+            if 2 * count > self._window_of(sequence) and count < left:
                 left -= count + 1
                 decoding.leave(sequence, self._table.step)
                 self.verify(sequence)
@@ -67,6 +76,12 @@ class Verification:
         """As `InFlightStep.land`, of an invariant step and each row's first token; the rounds have the others."""
         missed, self._table.is_settled = self._table.constraints.missed, False
         self._home += [each for each, chunk in flight.chunks if chunk.samples and each not in missed]
+        if decoded := sum(each.unverified for _, each in flight.chunks):
+            wrong = decoded + len(flight.sampling) - len(result.token_ids)
+            if 5 * wrong > decoded:
+                self._window = max(3 * self._window // 4, LEAST_WINDOW)
+            elif 10 * wrong < decoded:
+                self._window = min(self._window + 1, self._most)
         return self._rounds.land(flight, result)
 
     def bring_home(self) -> None:
@@ -81,11 +96,16 @@ class Verification:
             return
         if sequence.is_deterministic:
             known = len(sequence.token_ids)
-            sequence.decode_end = min(known + sequence.most_unverified, sequence.max_total_tokens - 1)
+            sequence.decode_end = min(known + self._window_of(sequence), sequence.max_total_tokens - 1)
             if sequence.decode_end <= known:
                 self.verify(sequence)
                 return
         self._table.decoding.join(sequence)
+
+    def _window_of(self, sequence: Sequence) -> int:
+        """How many tokens a sequence may decode now."""
+        shared = MOST_TOKENS // max(self._table.num_deterministic, 1) - 1
+        return min(self._window, max(shared, LEAST_WINDOW), sequence.most_unverified)
 
     def verify(self, sequence: Sequence) -> None:
         """The next chunk of a deterministic sequence that decodes no more is its newest token, and what it has decoded behind that."""

@@ -298,7 +298,7 @@ def test_what_cannot_be_parked_is_named() -> None:
 
 
 def test_several_processes_refuse_deterministic_requests_by_name() -> None:
-    sizes: dict[str, int] = dict.fromkeys(
+    sizes: dict[str, Any] = dict.fromkeys(
         ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size", "block_size"), 8
     )
     one = EngineFacts(**sizes, pid=1, model="", device="cuda", dtype="bfloat16")
