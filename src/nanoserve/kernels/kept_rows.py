@@ -24,7 +24,7 @@ from nanoserve.kernels.paged_attention.cpu import (
 )
 
 SPARE = 4
-"""Rows get room for a fourth of their tokens more, and for this many blocks; then they are gathered anew."""
+"""Rows get room for an eighth of their tokens more, and for this many blocks; then they are gathered anew."""
 MAX_PADDING = 2
 """The most that rows may read as a multiple of their own tokens; more costs more than gathering them by length."""
 
@@ -40,7 +40,8 @@ class _Rows:
         bias: [B * num_kv_heads, 1, room] to add to scores.
         places: the place of each row, and the position of its newest token.
         blocks: what a layer gathers that has not kept the rows in the step before; made when it is needed.
-        longest: the most tokens of a row, and `seen_bias`, the bias of so many positions.
+        width: the positions that are attended to, and `seen_bias`, their bias: those that some row has, and in bfloat16 all,
+            because there torch copies what does not lie together.
     """
 
     contexts: tuple[int, ...]
@@ -49,12 +50,12 @@ class _Rows:
     bias: Tensor
     places: tuple[Tensor, Tensor]
     blocks: CacheRead | None = None
-    longest: int = attrs.field(init=False)
+    width: int = attrs.field(init=False)
     seen_bias: Tensor = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.longest = max(self.contexts)
-        self.seen_bias = self.bias[..., : self.longest]
+        self.width = self.room if self.bias.dtype == torch.bfloat16 else max(self.contexts)
+        self.seen_bias = self.bias[..., : self.width]
 
     def are_followed_by(self, contexts: Sequence[int], tables: Tensor) -> bool:
         """True if these are the same rows with one token more."""
@@ -100,7 +101,7 @@ class KeptRows:
             self._step += 1
             return True
         blocks = -(-longest // self._layout.block_size)
-        room = (blocks + blocks // 4 + SPARE) * self._layout.block_size
+        room = (blocks + blocks // 8 + SPARE) * self._layout.block_size
         if room * count > most_tokens:
             self.forget()
             return False
@@ -132,5 +133,5 @@ class KeptRows:
             kept = torch.stack([gather(each, rows.blocks, query.dtype) for each in cache.unbind(1)])
             by_token = kept.view(2, len(query), new.shape[2], rows.room, -1).permute(1, 3, 0, 2, 4)
         self._layers[layer] = self._step, kept, by_token
-        key, value = kept[:, :, : rows.longest].unbind()
+        key, value = kept[:, :, : rows.width].unbind()
         return attend_rows(query, key, value, rows.seen_bias, scoring)
