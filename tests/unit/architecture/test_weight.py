@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 3998,
     "domain": 8908,
-    "kernels": 14700,
+    "kernels": 14940,
     "adapters/pytorch": 15980,
     "adapters": 11030,
     "entrypoints/server": 10802,
