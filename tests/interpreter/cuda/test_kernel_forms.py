@@ -23,6 +23,7 @@ from nanoserve.kernels.paged_attention.tuning import Tiling
 from nanoserve.kernels.copies.launch import embed_tokens
 from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
+from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
 from nanoserve.kernels.paged import HeadTransform, PagedCache
 from nanoserve.kernels.paged_attention.launch import prefill_attention
@@ -37,6 +38,9 @@ norm = torch.ones(64)
 
 def halves(*shape):
     return torch.zeros(*shape, dtype=HALF)
+
+
+tuning.LEAST_STRAIGHT = 1
 
 
 def launch_all():
@@ -57,6 +61,7 @@ def launch_all():
         weight = StoredWeight(form, *kept)
         space = LinearWorkspace.create([weight], max_m=2, dtype=HALF, device=cpu)
         skinny_linear(halves(2, 2048), weight, halves(2, 2048), workspace=space)
+        row_linear(halves(1, 2048), weight, halves(1, 2048))
     x, partials = halves(2, 64), torch.zeros(2, 2, 64)
     add_rms_norm_into(x, norm, halves(2, 64), eps=0.1, partials=partials, branch_norm=norm)
     add_partials_into(x, partials, eps=0.1, branch_norm=norm)
@@ -88,4 +93,4 @@ def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 1 + 3 + 3
+    assert json.loads(done.stdout) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3

@@ -294,8 +294,8 @@ def test_row_tiles_of_the_measured_shapes() -> None:
     assert row_tile(262144, 2560, 16, gate=False)[:3] == (4, 4, 512)
     assert row_tile(16384, 2048, 16, gate=True)[:3] == (4, 4, 2048)
     assert row_tile(2048, 8192, 16, gate=False)[:3] == (4, 8, 8192)
-    assert row_tile(28672, 4096, 4, gate=True) == (16, 4, 1024, 2)
-    assert row_tile(4096, 14336, 4, gate=False) == (8, 4, 2048, 1)
+    assert row_tile(28672, 4096, 4, gate=True)[:4] == (16, 4, 1024, 2)
+    assert row_tile(4096, 14336, 4, gate=False)[:4] == (8, 4, 2048, 1)
 
 
 def test_a_head_that_is_plain_takes_no_memory_for_slices() -> None:

@@ -295,6 +295,21 @@ def test_packed_numbers_are_widened_before_where_their_programs_take_turns() -> 
 
 
 @cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)
+@cases(("n", "k", "gate"), [(34, 2560, None)], also=[(40, 4352, "silu"), (66, 7168, None)], ids=str)
+def test_words_of_one_row_go_straight_into_registers(
+    n: int, k: int, gate: Any, *, form: Form, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several steps, the last of which may be shorter, and with rows that are not there."""
+    monkeypatch.setattr(tuning, "LEAST_STRAIGHT", 1)
+    tuning.row_tile.cache_clear()
+    half = Inputs(device, torch.float16)
+    assert tuning.row_tile(n, k, 4, gate=gate is not None, form=form).straight
+    for parts in ({"gate": gate, "bias": True, "norm_weight": True}, {"gate": gate, "added": not gate}):
+        agree(check_row_linear(half, stored_product(half, n, k, form, **parts)), TOLERANCE[torch.float16])
+    tuning.row_tile.cache_clear()
+
+
+@cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)
 @cases(("n", "k", "gate"), [(130, 1536, None)], also=[(72, 768, "silu"), (66, 4096, None), (40, 256, "silu")])
 def test_words_that_go_straight_into_registers(
     n: int, k: int, gate: Any, *, form: Form, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,8 @@
-"""The functions of gates, in float32. GELU's hyperbolic tangent is a sigmoid of twice its argument, so each divides once."""
+"""The functions of gates, in float32. GELU's hyperbolic tangent is a sigmoid of twice its argument, so each divides once.
+
+Gate and up projections lie one after the other in one weight of N rows. A program that computes their gated product takes
+rows j and j + N / 2 in turn, so that both of a pair meet in one program and the weight needs no repacking.
+"""
 
 from __future__ import annotations
 
@@ -48,3 +52,20 @@ def clamped(gate, up, clamp, CLAMPED: tl.constexpr):
         up = tl.maximum(tl.minimum(up, clamp), -clamp) + 1.0
         steepness = 1.702
     return gate / (1.0 + tl.exp(-steepness * gate)) * up
+
+
+@triton.jit
+def output_columns(tile, i, TILE: tl.constexpr, GATE: tl.constexpr):
+    """Which output column each i-th of the tile's weight rows belongs to."""
+    return tile * (TILE // 2) + i // 2 if GATE is not None else tile * TILE + i
+
+
+@triton.jit
+def weight_rows(tile, i, N: tl.constexpr, TILE: tl.constexpr, GATE: tl.constexpr):
+    """The i-th of the tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
+    columns = output_columns(tile, i, TILE, GATE)
+    if GATE is not None:
+        rows = tl.minimum(columns, N // 2 - 1) + i % 2 * (N // 2)
+    else:
+        rows = tl.minimum(columns, N - 1)
+    return rows

@@ -31,10 +31,10 @@ def load_slice(ptrs, mask, EVEN: tl.constexpr, EVICTION: tl.constexpr):
 
 
 @triton.jit
-def halves(pairs):
-    """Both bfloat16 in each int32, the lower first, in a further dimension."""
-    lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
+def halves(pairs, DTYPE: tl.constexpr = tl.bfloat16):
+    """Both numbers of half precision in each int32, the lower first, in a further dimension."""
+    lower = pairs.to(tl.int16).to(DTYPE, bitcast=True)
+    return tl.join(lower, (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
 
 
 @triton.jit

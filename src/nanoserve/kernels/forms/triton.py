@@ -165,3 +165,46 @@ def in_fragment_order(x, FORM: tl.constexpr, WIDE: tl.constexpr):
 def factors(scales, FORM: tl.constexpr):
     """The factors of products with `fragments`."""
     return integers.scale_of(scales) if FORM == "int4" else scales
+
+
+@triton.jit
+def row_fragments(words, DTYPE: tl.constexpr, FORM: tl.constexpr):
+    """Numbers of int32 words [16 WARPS, 16], as a left factor [WARPS, 16, 16 PACK] that needs no exchange between threads.
+
+    In a left factor of 16 x 16 numbers thread t of four, of row r of eight, holds pairs at 4 t and 4 t + 2 of rows r and r + 8. Which columns these
+    stand for is free, if those of x lie alike (`right_factor`). So each thread loads 16 bytes of a row at once, as four threads do for a row and a warp for
+    eight, and what it finds in them becomes its pairs; the i-th row of words is row i // 8 WARPS * 8 + i % 8 of warp i // 8 % WARPS, and the rest is a matter of names.
+
+    Bits are put where DTYPE, which is half precision, has them, and what that makes of them is undone by the factors of x (`raised`) and of sums (`scaled`):
+    that takes a third of the instructions of making numbers of the right size.
+    """
+    if FORM == "int4":
+        wide = integers.row_fragments(words, DTYPE)
+    else:
+        tl.static_assert(FORM == "fp8")
+        wide = fp8.row_fragments(words, DTYPE)
+    return wide
+
+
+@triton.jit
+def right_factor(pieces, FORM: tl.constexpr):
+    """The right factor [WARPS, 16 PACK, COLUMNS] of pieces of x [4, COLUMNS, WARPS, 8]: the four threads' numbers, 8 of each in every one."""
+    return integers.right_factor(pieces) if FORM == "int4" else fp8.right_factor(pieces)
+
+
+@triton.jit
+def raised(DTYPE: tl.constexpr, FORM: tl.constexpr, PIECE: tl.constexpr):
+    """The factor of a piece of x: bfloat16 may be as small as weights are, so that sums need x to be large; every other piece meets 16 times the number."""
+    up = 2.0**64 if tl.bfloat16 == DTYPE else 1.0
+    return up / 16 if FORM == "int4" and PIECE % 2 == 1 else up
+
+
+@triton.jit
+def scaled(sums, sums_of_x, scales, DTYPE: tl.constexpr, FORM: tl.constexpr):
+    """Products of `row_fragments` and raised x, as they are; `sums_of_x` are those of ones, as `row_fragments` have them, and x."""
+    if FORM == "int4":
+        down = 2.0**69 if tl.bfloat16 == DTYPE else 2.0**24
+        sums = (sums - (scales & 255).to(tl.float32) * sums_of_x) * (integers.scale_of(scales) * down)
+    else:
+        sums *= scales * (2.0**56 if tl.bfloat16 == DTYPE else 2.0**8)
+    return sums

@@ -118,12 +118,16 @@ def row_linear(
         pdl: see `nanoserve.kernels.device.pdl`. Weight, bias and norm_weight are read before the wait.
     """
     n, k = weight.shape
-    bits = 8 * weight.nbytes // (n * k)
-    tile = row_tile(n, k, bits, gate=gate is not None)
+    form = form_of(weight) if x.element_size() == 2 else PLAIN
+    tile = row_tile(n, k, 8 * weight.nbytes // (n * k), gate=gate is not None, form=form)
+    if tile.straight:
+        stored = step_arguments(weight, straight=True) | {"UNIT": 1, "maxnreg": MOST_REGISTERS}
+    else:
+        stored = row_arguments(weight, tile.chunk)
     row_kernel[(triton.cdiv(n, tile.rows),)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, norm_ptr=norm_weight, residual_ptr=residual, eps=eps,
-        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **row_arguments(weight, tile.chunk),
-        **delta_arguments(delta, repeats=32 * tile.warps / tile.rows),
+        N=n, K=k, ROWS=tile.rows, CHUNK=tile.chunk, DEPTH=tile.depth, **stored,
+        **delta_arguments(delta, repeats=32 * tile.warps / tile.rows), STRAIGHT=tile.straight and tile.warps,
         GATE=gate, PDL=pdl, num_warps=tile.warps, **launch_options(pdl),
     )  # fmt: skip
 

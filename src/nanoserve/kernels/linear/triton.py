@@ -1,15 +1,11 @@
-"""Products with a weight that is read once: one row on the CUDA cores, up to 128 rows on the tensor cores; `triton_tiles.py` has those of many rows.
-
-Gate and up projections lie one after the other in one weight of N rows. A program that computes their gated product takes
-rows j and j + N / 2 in turn, so that both of a pair meet in one program and the weight needs no repacking.
-"""
+"""Products with a weight that is read once: one row on the CUDA cores, up to 128 rows on the tensor cores; `triton_tiles.py` has those of many rows."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from nanoserve.kernels.device.gates import gated
+from nanoserve.kernels.device.gates import gated, output_columns, weight_rows
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
 from nanoserve.kernels.forms.triton import (
@@ -22,23 +18,7 @@ from nanoserve.kernels.forms.triton import (
     x_factor,
 )
 from nanoserve.kernels.linear.low_rank.triton import expand, expand_row, load_factor, load_row_factor
-from nanoserve.kernels.linear.straight.triton import multiply_straight
-
-
-@triton.jit
-def _columns(tile, i, TILE: tl.constexpr, GATE: tl.constexpr):
-    """Which output column each i-th of the tile's weight rows belongs to."""
-    return tile * (TILE // 2) + i // 2 if GATE is not None else tile * TILE + i
-
-
-@triton.jit
-def _weight_rows(columns, i, N: tl.constexpr, GATE: tl.constexpr):
-    """The i-th of the tile's rows of the weight; rows past the end read the last one, and the results are not stored."""
-    if GATE is not None:
-        rows = tl.minimum(columns, N // 2 - 1) + i % 2 * (N // 2)
-    else:
-        rows = tl.minimum(columns, N - 1)
-    return rows
+from nanoserve.kernels.linear.straight.triton import multiply_row, multiply_straight, row_words
 
 
 @triton.jit
@@ -47,31 +27,35 @@ def _load_bias(bias_ptr, rows):
 
 
 @triton.jit
-def row_kernel(
+def row_kernel(  # noqa: PLR0912 - constants choose
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, norm_ptr, residual_ptr, eps, delta,
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr, GATE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, UNIT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    SHAPE: tl.constexpr, PDL: tl.constexpr,
+    STRAIGHT: tl.constexpr, SHAPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program n: ROWS elements of out = residual + gate(norm(x) weight^T + delta + bias), with x [1, K] and weight [N, K] in a form.
 
     Tiles [ROWS, CHUNK] of DEPTH chunks of K are in flight before the wait, and behind it. The norm's factor 1 / rms is common to the whole row, so it multiplies the sums instead of x.
+    With so many warps STRAIGHT instead of none, words of 16 rows go straight into the registers of the tensor cores.
     """
     let_next_start(PDL)
     tile = tl.program_id(0)
     i = tl.arange(0, ROWS)
-    rows = _weight_rows(_columns(tile, i, ROWS, GATE), i, N, GATE)
-    ks = tl.arange(0, CHUNK)
-    far_rows = rows.to(tl.int64)
-    weights = load_rows(
-        (), weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", 0, DEPTH
-    )
-    if norm_ptr is not None:
-        norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
+    rows = weight_rows(tile, i, N, ROWS, GATE)
+    if STRAIGHT:
+        ahead = row_words(weight_ptr, scale_ptr, norm_ptr, tile, N, K, GATE, STRAIGHT, PACK, GROUP, SCALES)
+    else:
+        ks = tl.arange(0, CHUNK)
+        far_rows = rows.to(tl.int64)
+        weights = load_rows(
+            (), weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", 0, DEPTH
+        )
+        if norm_ptr is not None:
+            norms = load_chunks((), norm_ptr + ks, ks, K, CHUNK, "")
     bias = _load_bias(bias_ptr, rows)
     if delta is not None:
         j = tl.arange(0, ROWS * SHAPE[3] * SHAPE[1]) // (SHAPE[3] * SHAPE[1])
-        factor = load_row_factor(delta, _weight_rows(_columns(tile, j, ROWS, GATE), j, N, GATE), SHAPE)
+        factor = load_row_factor(delta, weight_rows(tile, j, N, ROWS, GATE), SHAPE)
     wait_for_last(PDL)
 
     OUTPUTS: tl.constexpr = ROWS // 2 if GATE is not None else ROWS
@@ -79,22 +63,28 @@ def row_kernel(
     valid = outputs < (N // 2 if GATE is not None else N)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + outputs, mask=valid, other=0.0).to(tl.float32)
-    products = tl.zeros([ROWS, CHUNK // UNIT], tl.float32)
-    squares = tl.zeros([CHUNK], tl.float32)
-    for c in tl.static_range((K + CHUNK - 1) // CHUNK):
-        x = load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
-        if norm_ptr is not None:
-            squares += x * x
-            x *= norms[c].to(tl.float32)
-        weights = load_rows(
-            weights, weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", c + DEPTH, 1
+    if STRAIGHT:
+        sums, squares = multiply_row(
+            x_ptr, weight_ptr, scale_ptr, norm_ptr, tile, ahead, N, K, GATE, STRAIGHT, FORM, PACK, GROUP, SCALES
         )  # fmt: skip
-        products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
-    sums = tl.sum(products, 1)
+    else:
+        products = tl.zeros([ROWS, CHUNK // UNIT], tl.float32)
+        squares = tl.zeros([CHUNK], tl.float32)
+        for c in tl.static_range((K + CHUNK - 1) // CHUNK):
+            x = load_chunk(x_ptr + ks, ks, c * CHUNK, K, CHUNK, "").to(tl.float32)
+            if norm_ptr is not None:
+                squares += x * x
+                x *= norms[c].to(tl.float32)
+            weights = load_rows(
+                weights, weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", c + DEPTH, 1
+            )  # fmt: skip
+            products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
+        sums = tl.sum(products, 1)
+        squares = tl.sum(squares, 0)
     if delta is not None:
         sums += expand_row(factor, ROWS)
     if norm_ptr is not None:
-        sums *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        sums *= tl.rsqrt(squares / K + eps)
     sums += bias
 
     if GATE is not None:
@@ -198,8 +188,8 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
     tile = tl.program_id(0)
     split = tl.program_id(1)
     i = tl.arange(0, BN)
-    columns = _columns(tile, i, BN, GATE)
-    rows = _weight_rows(columns, i, N, GATE)
+    columns = output_columns(tile, i, BN, GATE)
+    rows = weight_rows(tile, i, N, BN, GATE)
     ms = tl.arange(0, BM)
     ks = tl.arange(0, BK)
     start = split * SLICE
@@ -220,8 +210,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
     if delta is not None:
         factor = load_factor(delta, split * SHAPE[3], rows, ms, M, SHAPE)
     if STRAIGHT:
-        j = fragment_rows(i, BN // 16)
-        loaded_rows = _weight_rows(_columns(tile, j, BN, GATE), j, N, GATE)
+        loaded_rows = weight_rows(tile, fragment_rows(i, BN // 16), N, BN, GATE)
         sums = multiply_straight(
             x_ptr, weight_ptr, scale_ptr, rows, loaded_rows, start, M,
             K, BM, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, PDL,

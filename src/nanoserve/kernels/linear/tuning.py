@@ -47,6 +47,8 @@ WHOLE = (256, 512)
 """Slices that up to 32 rows of x multiply in one step."""
 MOST_REGISTERS = 128
 """The most registers of a thread of products whose words go straight into registers in many steps, so that four programs are beside each other: INT4's down takes 15.4 us for 8 rows, not 22.6."""
+LEAST_STRAIGHT = 48 << 20
+"""Numbers of a stored weight from which on words go straight into registers for one row, too: INT4's gate and up of an 8B take 18.8 us then, not 24.6, and down 10.4, not 13.3, but qkv 6.4, not 5.9."""
 MOST_STRAIGHT_ROWS = 16
 """Rows of x up to which words of a stored weight go straight into registers."""
 AHEAD = 4
@@ -60,11 +62,14 @@ class RowTile(NamedTuple):
     warps: int
     chunk: int
     depth: int = 64
+    straight: bool = False  # words of a stored weight go straight into registers (`straight/triton.py`)
 
 
 @cache
-def row_tile(n: int, k: int, bits: int, *, gate: bool) -> RowTile:
-    """The tile of a product of one row of x with weight [n, k], of this many bits each."""
+def row_tile(n: int, k: int, bits: int, *, gate: bool, form: Form = PLAIN) -> RowTile:
+    """The tile of a product of one row of x with weight [n, k], of this many bits each; `form` is of the weight where x is of half precision."""
+    if form.straight and n * k >= LEAST_STRAIGHT and (warps := straight_warps(k, form)):
+        return RowTile(16, warps, form.chunk, straight=True)
     chunk = _chunk(k)
     # Of packed numbers few pieces in flight leave registers for more programs beside each other: down of an 8B takes 12.5 us, with all of them 16.7.
     if bits == 4 and chunk == k > 1024 and n > 32 * BUSY:
@@ -90,6 +95,13 @@ def row_tile(n: int, k: int, bits: int, *, gate: bool) -> RowTile:
     if rows * k * bits > useful * 8 * 32 * 256:
         useful *= 2
     return RowTile(rows, min(8, wanted, max(1, useful)), chunk)
+
+
+def straight_warps(k: int, form: Form) -> int:
+    """The warps that divide so many columns in a form, in whole chunks, at least four each: the most of which each has eight; 0 if none do."""
+    chunks = 0 if k % form.chunk else k // form.chunk
+    could = ((least, warps) for least in (8, 4) for warps in (8, 4, 2) if chunks % warps == 0)
+    return next((warps for least, warps in could if chunks // warps >= least), 0)
 
 
 def _chunk(k: int) -> int:
@@ -346,7 +358,8 @@ def fp8_tile(rows: int, n: int, *, blocks: bool) -> InvariantTile:
 
 def fp8_rows(n: int, *, blocks: bool) -> list[int]:
     """For each of these tiles the fewest rows that have it."""
-    return _fewest(FP8_TILES[2:] if blocks else FP8_TILES, n)
+    tiles = FP8_TILES[2:] if blocks else FP8_TILES
+    return [max(1, (triton.cdiv(least, triton.cdiv(n, tile.bn)) - 1) * tile.bt + 1) for tile, least in tiles]
 
 
 @cache
@@ -373,10 +386,8 @@ def packed_pays(rows: int, n: int, k: int) -> bool:
 
 def packed_ways(n: int, k: int) -> list[int]:
     """The fewest rows, in whole tiles, of each tile of packed numbers that pays, and of none."""
-    ways: dict[InvariantTile | None, int] = {}
-    for rows in range(64, MOST_PACKED_ROWS + 65, 64):
-        ways.setdefault(packed_tile(rows, n) if packed_pays(rows, n, k) else None, rows)
-    return [*ways.values()]
+    every = range(MOST_PACKED_ROWS + 64, 0, -64)
+    return [*{packed_tile(rows, n) if packed_pays(rows, n, k) else None: rows for rows in every}.values()]
 
 
 Tiles = tuple[tuple[InvariantTile, int], ...]
@@ -386,8 +397,3 @@ def _tile(tiles: Tiles, rows: int, n: int) -> InvariantTile:
     return next(
         tile for tile, least in tiles if triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) >= least
     )
-
-
-def _fewest(tiles: Tiles, n: int) -> list[int]:
-    least = [(triton.cdiv(least, triton.cdiv(n, tile.bn)) - 1) * tile.bt + 1 for tile, least in tiles]
-    return [max(1, rows) for rows in least]

@@ -12,6 +12,8 @@ from nanoserve.kernels.device.gates import gated
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import halves
 
+_SIGNS = tl.constexpr(-0x7FFF8000)  # 0x80008000
+
 
 @triton.jit
 def _floats(words):
@@ -75,6 +77,39 @@ def in_fragment_order(x, WIDE: tl.constexpr):
     """See `forms.triton.in_fragment_order`."""
     parts = tl.reshape(x, [x.shape[0], 4, 4, 2, 2])
     return tl.reshape(tl.permute(parts, [0, 2, 4, 1, 3] if WIDE else [0, 2, 1, 4, 3]), x.shape)
+
+
+@triton.jit
+def _bits(words, SECOND: tl.constexpr, DTYPE: tl.constexpr):
+    """The first and third, or SECOND and fourth, of four numbers, times 2 ** -120 in bfloat16 or 2 ** -8 in float16, in a further dimension.
+
+    Sign, exponent and mantissa are put where DTYPE has them; small numbers are right, too.
+    """
+    MORE: tl.constexpr = 0 if SECOND else 8
+    if tl.bfloat16 == DTYPE:
+        sizes = (words >> 4 - MORE if SECOND else words << MORE - 4) & 0x07F007F0
+    else:
+        sizes = (words >> 1 - MORE if SECOND else words << MORE - 1) & 0x3F803F80
+    return halves(sizes | ((words << MORE) & _SIGNS), DTYPE)
+
+
+@triton.jit
+def row_fragments(words, DTYPE: tl.constexpr):
+    """See `forms.triton.row_fragments`; 64 numbers of each row, those of thread t behind 16 t."""
+    WARPS: tl.constexpr = words.shape[0] // 16
+    four = tl.reshape(words, [2, WARPS, 8, 4, 2, 2])
+    both = tl.join(_bits(four, False, DTYPE), _bits(four, True, DTYPE))
+    return tl.reshape(tl.permute(both, [1, 0, 2, 4, 5, 3, 7, 6]), [WARPS, 16, 64])
+
+
+@triton.jit
+def right_factor(pieces):
+    """See `forms.triton.right_factor`; pieces of 8 of the 16 numbers of each thread."""
+    both = tl.join(pieces[0], pieces[1])
+    COLUMNS: tl.constexpr = both.shape[1]
+    WARPS: tl.constexpr = both.shape[2]
+    parts = tl.reshape(both, [4, COLUMNS, WARPS, 2, 2, 2, 2])
+    return tl.reshape(tl.permute(parts, [2, 6, 3, 0, 5, 4, 1]), [WARPS, 64, COLUMNS])
 
 
 @triton.jit

@@ -266,3 +266,30 @@ def in_fragment_order(x, WIDE: tl.constexpr):
     """See `forms.triton.in_fragment_order`."""
     parts = tl.reshape(x, [x.shape[0], 4, 2, 2, 4, 2])
     return tl.reshape(tl.permute(parts, [0, 4, 2, 3, 1, 5] if WIDE else [0, 4, 2, 1, 3, 5]), x.shape)
+
+
+@triton.jit
+def _low(words, DTYPE: tl.constexpr):
+    """The lowest number of each half of words times the least number of DTYPE, which is half precision, or 16 times the next ones: all of these are in its two lowest binades."""
+    return halves(words & 0x000F000F, DTYPE), halves(words & 0x00F000F0, DTYPE)
+
+
+@triton.jit
+def row_fragments(words, DTYPE: tl.constexpr):
+    """See `forms.triton.row_fragments`; 128 numbers of 4 bits of each row, those of thread t behind 32 t."""
+    WARPS: tl.constexpr = words.shape[0] // 16
+    four = tl.reshape(words, [2, WARPS, 8, 4, 2, 2])
+    first, second = _low(four, DTYPE)
+    third, fourth = _low(four >> 8, DTYPE)
+    both = tl.join(tl.join(first, second), tl.join(third, fourth))
+    return tl.reshape(tl.permute(both, [1, 0, 2, 8, 7, 4, 3, 5, 6]), [WARPS, 16, 128])
+
+
+@triton.jit
+def right_factor(pieces):
+    """See `forms.triton.right_factor`; pieces of 8 of the 32 numbers of each thread."""
+    both = tl.join(tl.join(pieces[0], pieces[1]), tl.join(pieces[2], pieces[3]))
+    COLUMNS: tl.constexpr = both.shape[1]
+    WARPS: tl.constexpr = both.shape[2]
+    parts = tl.reshape(both, [4, COLUMNS, WARPS, 2, 2, 2, 2, 2])
+    return tl.reshape(tl.permute(parts, [2, 7, 6, 3, 0, 4, 5, 1]), [WARPS, 128, COLUMNS])
