@@ -136,7 +136,7 @@ class EngineSettings:
         word="none",
     )
     deferred_rows: int = setting(
-        8,
+        2,
         integer(low=1),
         "Lines of batches, and others of the class deferred, that share steps with answers that somebody waits for.",
     )
