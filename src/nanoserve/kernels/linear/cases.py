@@ -228,7 +228,7 @@ def check_packed_linear(
     for rows in batches or stored_ways(weight, inputs.normal(1)):
         x = inputs.normal(rows, weight.shape[1])
         if not takes_packed(weight, x):
-            return
+            continue
         wanted, before = product.formula(x, gate=False), None
         if product.added:
             before = inputs.normal_like(wanted)
