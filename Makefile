@@ -47,13 +47,15 @@ demo: $(RUNTIME) ## generate text with the embedded model; installs what nanoser
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
 # A test that hangs ends after so many seconds and says where.
+# Processes that tests start are waited for, so one test runs more than there are cores.
+ONE_MORE = PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($$(getconf _NPROCESSORS_ONLN) + 1))
 PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal --timeout 600
 
 quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit tests/cluster --ignore tests/cluster/process $(PARALLEL)
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
-	$(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients
+	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients
 
 test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, others' clients, the browser, attacks, faults, docs
 	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
