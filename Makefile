@@ -46,9 +46,9 @@ demo: $(RUNTIME) ## generate text with the embedded model; installs what nanoser
 	@echo "$$NEXT"
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
-# A test that hangs ends after so many seconds and says where.
 # Processes that tests start are waited for, so one test runs more than there are cores.
 ONE_MORE = PYTEST_XDIST_AUTO_NUM_WORKERS=$$(($$(getconf _NPROCESSORS_ONLN) + 1))
+# A test that hangs ends after so many seconds and says where.
 PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal --timeout 600
 
 quick: $(STAMP) ## run the unit tests, in two minutes on two cores
