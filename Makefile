@@ -58,7 +58,7 @@ test: $(STAMP) ## run the unit tests, the kernels, real processes and the README
 	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients
 
 test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, others' clients, the browser, attacks, faults, docs
-	$(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
+	$(ONE_MORE) $(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
 
 # Kernels of a processor with AVX2 and nothing newer, in numpy's BLAS library, torch and oneDNN: no AVX512, no bfloat16.
 AVX2 = OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
