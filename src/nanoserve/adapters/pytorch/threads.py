@@ -1,4 +1,4 @@
-"""The number of threads to compute with: all, unless fewer are clearly faster on the model itself.
+"""Times of steps on a CPU, and the number of threads that follows: all, unless fewer are clearly faster on the model itself.
 
 Every core helps prefill, large batches and large models. But where another process takes a core, each parallel region
 waits for the descheduled thread, and a small model may lose more to waking threads than they save.

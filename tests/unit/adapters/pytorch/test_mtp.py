@@ -16,19 +16,11 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 from nanoserve.ports.events import TokensGenerated
 from nanoserve.ports.request import Request
-from nanoserve.ports.sampling import SamplingParams
 from tests.poisoned import PoisonedEngine, same
 from tests.unit.adapters.pytorch.mtp_layers import TinyMtp, make_mtp
+from tests.unit.adapters.pytorch.test_eagle import PARAMS, VOCAB
 from tests.unit.adapters.pytorch.tiny_models import make_prompt
 
-VOCAB = 128
-PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=20),
-    SamplingParams(temperature=1.0, max_tokens=18),
-    SamplingParams(temperature=0.9, top_p=0.7, max_tokens=16, logprobs=2),
-    SamplingParams(temperature=0.9, repetition_penalty=1.2, max_tokens=14),
-    SamplingParams(temperature=0.0, max_tokens=1),
-]
 PROMPTS = [make_prompt(3 + 4 * number, vocab_size=VOCAB, seed=number) for number in range(len(PARAMS))]
 
 
