@@ -20,7 +20,7 @@ ROOMS = {
     "kernels": 14940,
     "adapters/pytorch": 15980,
     "adapters": 11030,
-    "entrypoints/server": 10802,
+    "entrypoints/server": 10840,
     "entrypoints": 11760,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
