@@ -1,4 +1,4 @@
-"""Limits of one connection: the size and time of requests, and the time that answers may stay unread.
+"""Limits of one connection: the size and time of requests, and the time that answers may stay unread. And how requests begin that come together.
 
 uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size of headers, nor the
 time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that stop reading, nor
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import select
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import httptools
 import msgspec
 import structlog
 import uvicorn
+from litestar.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
@@ -263,6 +265,38 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._departure is not None:
             self._departure.cancel()
             self._departure = None
+
+
+class Turnstile:
+    """Lets one request begin in each turn of the event loop, in the order in which they came.
+
+    Requests that come together would go through all their stages side by side, and the first one would reach the engine hardly
+    before the last. Between two of them the loop reads and writes for those that are being answered.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._waiting = deque[asyncio.Future[None]]()
+        self._is_free = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request in its turn."""
+        loop = asyncio.get_running_loop()
+        if self._is_free:
+            self._is_free = False
+            loop.call_soon(self._admit_next, loop)
+        else:
+            self._waiting.append(turn := loop.create_future())
+            await turn
+        await self._app(scope, receive, send)
+
+    def _admit_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            if not (turn := self._waiting.popleft()).done():
+                turn.set_result(None)
+                loop.call_soon(self._admit_next, loop)
+                return
+        self._is_free = True
 
 
 class HangUp:

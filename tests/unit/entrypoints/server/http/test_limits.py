@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -284,3 +285,32 @@ def test_connections_are_bounded() -> None:
 def test_every_refusal_has_its_counter() -> None:
     codes = {each.code for each in vars(limits).values() if isinstance(each, Problem)}
     assert codes == set(limits.REFUSALS)
+
+
+def test_requests_that_come_together_begin_one_after_the_other() -> None:
+    """Each has done what takes two turns of the loop before the next one begins, and other callbacks get turns between them; who left is passed over."""
+    seen: list[str] = []
+
+    async def serve(scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append(f"{scope['name']} begins")
+        await asyncio.sleep(0)
+        seen.append(f"{scope['name']} is handed over")
+
+    async def come_together() -> None:
+        app: Any = limits.Turnstile(serve)
+        tasks = [asyncio.create_task(app({"name": name}, None, None)) for name in "abcd"]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        for _ in range(6):
+            seen.append("|")
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await app({"name": "late"}, None, None)
+
+    asyncio.run(come_together())
+    assert [each for each in seen if each != "|"] == [
+        f"{name} {what}" for name in ("a", "b", "d", "late") for what in ("begins", "is handed over")
+    ]
+    turns = "".join(each[0] for each in seen).split("|")
+    assert max(len(turn) for turn in turns) <= 2
+    assert sum(bool(turn) for turn in turns) >= 4
