@@ -57,7 +57,7 @@ def stepped(chromium: str) -> Iterator[SteppedServer]:
 def held(stepped: SteppedServer) -> Iterator[SteppedServer]:
     """The stepped server, at rest and with an empty prefix cache."""
     stepped.hold()
-    stepped.engine.scheduler.cache.forget_prefixes()
+    stepped.engine.forget_prefixes()
     yield stepped
     stepped.let_go()
 

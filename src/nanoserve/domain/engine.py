@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 import attrs
 
 from nanoserve.domain.answers import Answers
-from nanoserve.domain.failures import FailureNote
+from nanoserve.domain.failures import FailureNote, preempt_all
 from nanoserve.domain.invariants import audit, holders
 from nanoserve.domain.kv.allocator import PrefixStatistics
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.names import hash_root
+from nanoserve.domain.kv.tiers import Tiers, check_carried
 from nanoserve.domain.pipeline import Pipeline, TicketT
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.counters import Counters
@@ -31,6 +32,7 @@ from nanoserve.ports.lora import LoraFacts, LoraStore
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.steering import PARTS, WEIGHTS, PauseMode, Steering, WeightsFacts, WeightStore
+from nanoserve.ports.trace import PrefixesForgotten
 
 HAND_OVER_SECONDS: Final = 5.0
 """Seconds that the end of an answer waits at most until a directory has the blocks of its prompt."""
@@ -73,7 +75,10 @@ class Engine(Generic[TicketT]):
             cache_groups, num_blocks=limits.num_blocks, block_size=limits.block_size, isolated=limits.isolated
         )
         if limits.host_slots:
-            cache.add_tiers(limits.host_slots, min_tokens=limits.min_offload_tokens, directory=directory)
+            check_carried(cache.laws, cache.kinds)
+            sizes: tuple[int, int] = (limits.host_slots, limits.block_size)
+            more: dict[str, Any] = {"min_tokens": limits.min_offload_tokens, "directory": directory}
+            cache.tiers = Tiers(cache.allocators[0], *sizes, **more, note=cache.note)
         if kv_events is not None:
             host = None if cache.tiers is None else cache.tiers.host
             cache.events = cache.states.events = cache.promises.events = EventLog(
@@ -126,7 +131,8 @@ class Engine(Generic[TicketT]):
 
     def abort(self, request_id: str) -> None:
         """End a request at any moment; unknown and finished ones are ignored. The next turn reports the end."""
-        self.scheduler.table.abort(request_id)
+        for sequence in list(self.scheduler.table.requests.get(request_id, ())):
+            self.scheduler.table.finish(sequence, FinishReason.ABORT)
 
     def request_ids(self) -> list[str]:
         """The requests that have not ended."""
@@ -192,7 +198,11 @@ class Engine(Generic[TicketT]):
     def forget_prefixes(self, *, with_directory: bool = True) -> None:
         """Empty the prefix cache, in all its tiers or in all but the directory."""
         cache = self.scheduler.cache
-        cache.forget_prefixes(with_directory=with_directory)
+        for pool in cache.allocators:
+            pool.forget()
+        if cache.tiers is not None:
+            cache.tiers.forget(with_directory=with_directory)
+        cache.note(PrefixesForgotten())
         if cache.events is not None:
             cache.events.note_cleared()
         self._publish_kv_events()
@@ -228,7 +238,7 @@ class Engine(Generic[TicketT]):
         self.weight_store.sleep(level)
         self._asleep = PARTS
         self.scheduler.table.waiting.is_closed = True
-        self.scheduler.preempt_all()
+        preempt_all(self.scheduler)
         self.forget_prefixes(with_directory=False)
 
     def note_awake(self, parts: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ class Failures:
         guilty = scheduler.suspects.blame(scheduler.flights[number], scheduler.flights[:number], rows)
         for sequence in guilty:
             scheduler.table.finish(sequence, FinishReason.ERROR, _reason(error))
-        scheduler.preempt_all()
+        preempt_all(scheduler)
         self._note(plan.step, error, [each.request.request_id for each in guilty])
 
     def end_broken(self, plan: StepPlan, rows: tuple[int, ...]) -> None:
@@ -50,6 +50,28 @@ class Failures:
         for sequence in ended:
             self._scheduler.table.finish(sequence, FinishReason.ERROR, _reason(error))
         self._note(plan.step, error, [each.request.request_id for each in ended])
+
+
+def preempt_all(scheduler: Scheduler) -> None:
+    """Take every row back; all that run are computed again. Steps in flight are forgotten.
+
+    The runner may never have seen the rows that those steps released, so the next step releases all there are.
+    """
+    cache, table = scheduler.cache, scheduler.table
+    cache.states.cancel([each for flight in scheduler.flights for each in flight.copies])
+    cache.promises.take_back()
+    if cache.tiers is not None:
+        cache.tiers.cancel()
+    scheduler.flights.clear()
+    # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
+    scheduler.committed_step = table.step
+    for sequence in list(table.rows.running):
+        table.preempt(sequence)
+    if scheduler.speculation is not None:
+        scheduler.speculation.members.forget_flights()
+    scheduler.rounds.forget()
+    table.rows.release_all()
+    table.loras.empty_slots()
 
 
 def _reason(error: Exception) -> str:

@@ -37,7 +37,7 @@ class LateDraws:
             table.finish(sequence, FinishReason.ERROR, f"{AT_FAULT}leaves no token to draw")
         table.counters.late_masks += len(drawn.late)
         late = [each for each in drawn.late if each.phase is Phase.RUNNING]
-        again = [each for each in late if self._scheduler.cache.may_compute_again(each)]
+        again = [each for each in late if self._may_compute_again(each)]
         # A wide step gives less than its width in any case, which is seen when it lands.
         wide = flight.decoding.sequences if flight.plan.width > 1 else ()
         for sequence in again:
@@ -47,6 +47,14 @@ class LateDraws:
             table.preempt(sequence)
         if recorder is not None:
             recorder.note_repeated([each for each in again if each not in wide])
+
+    def _may_compute_again(self, sequence: Sequence) -> bool:
+        """True if its newest token may be computed once more, over what is written: no state has taken it in, no named block has it."""
+        cache, newest = self._scheduler.cache, len(sequence.token_ids) - 1
+        blocks = zip(cache.allocators, sequence.block_tables, strict=True)
+        return not cache.has_states and not any(
+            pool.is_named(table[newest // cache.block_size]) for pool, table in blocks
+        )
 
     def _repeat(self, sequence: Sequence, *, sits_out: bool) -> None:
         """Have a row compute its newest token again, in the step after the newest planned one, or when its mask is there."""

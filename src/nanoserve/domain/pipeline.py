@@ -11,7 +11,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from nanoserve.domain.answers import Answers
-from nanoserve.domain.failures import FailureNote, Failures
+from nanoserve.domain.failures import FailureNote, Failures, preempt_all
 from nanoserve.domain.late_draws import LateDraws
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.domain.tracing.recorder import Recorder
@@ -68,7 +68,7 @@ class Pipeline(Generic[TicketT]):
                 tiers.rest()
         except BaseException:
             self._forget_flights()
-            self._scheduler.preempt_all()
+            preempt_all(self._scheduler)
             raise
 
     def _fill(self) -> None:

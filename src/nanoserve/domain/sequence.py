@@ -65,7 +65,7 @@ class Sequence:
         lost_tokens: what could have been reused beside, had its groups of one kind kept theirs, by the name of that kind.
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
         decode_end: the length at which it leaves the decode set.
-        decode_offset: in the decode set, where it stands there.
+        decode_offset: while it is in the decode set, where it stands there.
         is_deterministic: whether it is computed by invariant steps, at least in the end (`verification.py`).
         most_unverified: how many tokens it may decode by other steps meanwhile, and `num_unverified`, how many it has, once it decodes no more.
         last_step: the newest step that computes it, kept up to date outside the decode set.
@@ -97,7 +97,7 @@ class Sequence:
     lost_tokens: dict[str, int] = attrs.field(factory=dict)
     num_scheduled_tokens: int = 0
     decode_end: int = 0
-    decode_offset: int | None = None
+    decode_offset: int = 0
     is_deterministic: bool = False
     most_unverified: int = 0
     num_unverified: int = 0

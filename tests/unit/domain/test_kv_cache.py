@@ -8,6 +8,7 @@ from nanoserve.domain.kv import cache as cache_module
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.names import HashFunction, chain_root, fast_hash, strong_hash
+from nanoserve.domain.scheduling.admission import fits_alone
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.model_spec import CacheGroup, Window
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow
@@ -130,7 +131,7 @@ def test_forgotten_prefixes_are_not_found() -> None:
     world = World()
     world.add("warm", range(20), max_tokens=2)
     world.run()
-    world.scheduler.cache.forget_prefixes()
+    world.engine.forget_prefixes()
     world.add("a", range(20), max_tokens=2)
     assert world.admissions("a") == [0]
 
@@ -265,9 +266,9 @@ def test_a_prefix_is_reused_only_as_far_as_every_group_has_it() -> None:
 
 def test_what_is_let_in_fits_and_one_block_less_does_not() -> None:
     cache = KVCache([FULL, WINDOWED], num_blocks=5, block_size=4)
-    assert cache.fits_alone(20, 8)
-    assert not cache.fits_alone(21, 8)
-    assert KVCache([WINDOWED], num_blocks=5, block_size=4).fits_alone(10_000, 8)
+    assert fits_alone(cache, 20, 8)
+    assert not fits_alone(cache, 21, 8)
+    assert fits_alone(KVCache([WINDOWED], num_blocks=5, block_size=4), 10_000, 8)
 
 
 def collide(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockHash:

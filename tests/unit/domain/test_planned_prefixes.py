@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.failures import preempt_all
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.domain.tracing.replay import Replay
@@ -150,7 +151,7 @@ def test_blocks_of_a_giver_that_is_aborted_in_flight_are_written_all_the_same(ki
     replay = Replay((recorder := world.engine.record()).snapshot())
     crowd(world, 3)
     world.scheduler.plan()
-    world.scheduler.preempt_all()  # as if it had never been
+    preempt_all(world.scheduler)  # as if it had never been
     world.turn()
     world.engine.abort("0")
     while world.engine.has_work:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.failures import preempt_all
 from nanoserve.domain.invariants import InvariantError, audit
 from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
 from nanoserve.ports.step import BlockCopy, StepPlan
@@ -141,7 +142,7 @@ def test_a_row_that_ends_before_its_next_step_leaves_no_snapshot() -> None:
     assert plan.copies
     world.engine.abort("b")
     assert scheduler.cache.allocators[0].num_free == 64 - 2
-    scheduler.preempt_all()
+    preempt_all(scheduler)
     assert scheduler.cache.allocators[0].num_free == 64
 
 

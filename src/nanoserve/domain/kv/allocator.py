@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -28,6 +28,12 @@ class PrefixStatistics:
     queried_tokens: int = 0
     hit_tokens: int = 0
     lost_tokens: Counter[str] = attrs.field(factory=Counter)
+
+    def note(self, queried: int, hit: int, lost: Mapping[str, int]) -> None:
+        """Count a sequence."""
+        self.queried_tokens += queried
+        self.hit_tokens += hit
+        self.lost_tokens.update(lost)
 
 
 class BlockAllocator:

@@ -24,7 +24,7 @@ reverse, is no error: the intersection ignores it, and it ages out. Blocks may b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
 from nanoserve.domain.kv.event_log import EventLog
@@ -32,10 +32,9 @@ from nanoserve.domain.kv.kinds import drop_behind, law_of
 from nanoserve.domain.kv.laws import Law
 from nanoserve.domain.kv.names import Names, Promises, fast_hash, strong_hash
 from nanoserve.domain.kv.states import PlannedCopy, Snapshots, States
-from nanoserve.domain.kv.tiers import Tiers, cannot_be_carried
+from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports import trace
-from nanoserve.ports.kv import BlockDirectory
 from nanoserve.ports.model_spec import CacheGroup, per_group
 from nanoserve.ports.step import SINK_BLOCK, BlockCopy, TableUpdate
 
@@ -44,6 +43,7 @@ class KVCache:
     """One `BlockAllocator` per cache group, of `num_blocks` pages each or of as many as its entry says.
 
     Attributes:
+        laws, kinds: of each group, the law and the name of its kind.
         exchanged: by row, the next plan's word of blocks that `share` has exchanged for equal ones.
         journal: while it is a list, every change is appended to it; its owner empties it.
     """
@@ -58,13 +58,13 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.allocators = [BlockAllocator(count) for count in per_group(num_blocks, len(groups))]
-        self._laws = [law_of(group, block_size) for group in groups]
-        self._names = [group.kind.name for group in groups]
-        self._forgets = any(law.forgets for law in self._laws)
-        self.keeps_nothing = any(law.keeps_nothing for law in self._laws)
+        self.laws = [law_of(group, block_size) for group in groups]
+        self.kinds = [group.kind.name for group in groups]
+        self._forgets = any(law.forgets for law in self.laws)
+        self.keeps_nothing = any(law.keeps_nothing for law in self.laws)
         self._paged: list[tuple[int, Law, BlockAllocator]] = []
         states: list[tuple[int, Snapshots, BlockAllocator]] = []
-        for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
+        for group, (law, pool) in enumerate(zip(self.laws, self.allocators, strict=True)):
             if law.snapshots is not None:
                 states.append((group, law.snapshots, pool))
             elif not law.keeps_nothing:
@@ -75,22 +75,10 @@ class KVCache:
         self.journal: list[trace.KVChange] | None = None
         self.events: EventLog | None = None
         pools = {group: pool for group, _, pool in self._paged}
-        self.promises = Promises(pools, block_size, self.hashes, self._note)
-        self.states = States(states, block_size, self.hashes, self._note)
+        self.promises = Promises(pools, block_size, self.hashes, self.note)
+        self.states = States(states, block_size, self.hashes, self.note)
         self.has_states = bool(states)
         self.tiers: Tiers | None = None
-
-    def add_tiers(self, num_slots: int, *, min_tokens: int, directory: BlockDirectory | None = None) -> None:
-        """Keep blocks beside the device, too, `num_slots` of them in host memory."""
-        if len(self._laws) > 1 or type(self._laws[0]) is not Law:
-            raise cannot_be_carried(self._names)
-        pool, size = self.allocators[0], self.block_size
-        self.tiers = Tiers(pool, num_slots, size, min_tokens=min_tokens, directory=directory, note=self._note)
-
-    def fits_alone(self, num_tokens: int, max_chunk: int) -> bool:
-        """True if a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
-        peaks = [law.peak_pages(num_tokens, max_chunk) for law in self._laws]
-        return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.allocators, strict=True))
 
     def match(self, sequence: Sequence) -> int:
         """The number of leading blocks that can be reused; never all tokens, since one must be computed."""
@@ -98,11 +86,11 @@ class KVCache:
         if sequence.hash_root is None or sequence.computes_all:
             return 0
         hashes = self.hashes(sequence, (len(sequence.token_ids) - 1) // self.block_size)
-        pools = zip(self._laws, self.allocators, strict=True)
+        pools = zip(self.laws, self.allocators, strict=True)
         lengths = [law.reusable(hashes, pool.find) for law, pool in pools]
         shared = max(set.intersection(*lengths))
-        if shared < len(hashes) and len(set(self._names)) > 1:
-            self.states.note_lost(sequence, shared, list(zip(self._names, lengths, strict=True)))
+        if shared < len(hashes) and len(set(self.kinds)) > 1:
+            self.states.note_lost(sequence, shared, list(zip(self.kinds, lengths, strict=True)))
         return shared
 
     def chunk_end(self, sequence: Sequence, start: int, most: int) -> int:
@@ -114,7 +102,7 @@ class KVCache:
 
     def can_admit(self, sequence: Sequence, shared: int, chunk_end: int, *, spare: list[int]) -> bool:
         """True if `admit` with the same arguments finds room and leaves `spare` pages free in each group."""
-        for law, pool, kept_free in zip(self._laws, self.allocators, spare, strict=True):
+        for law, pool, kept_free in zip(self.laws, self.allocators, spare, strict=True):
             reused = sequence.block_hashes[law.first_read(shared * self.block_size) : shared]
             revived = sum(pool.reference_count(pool.find(content) or SINK_BLOCK) == 0 for content in reused)
             fresh = law.fresh_pages(shared, len(sequence.token_ids), chunk_end)
@@ -128,7 +116,7 @@ class KVCache:
         A live state that goes on from a snapshot is copied from it: such copies are returned.
         """
         tables, copies = [], []
-        for group, (law, pool) in enumerate(zip(self._laws, self.allocators, strict=True)):
+        for group, (law, pool) in enumerate(zip(self.laws, self.allocators, strict=True)):
             first = law.first_read(shared * self.block_size)
             reused = [pool.find(content) or SINK_BLOCK for content in sequence.block_hashes[first:shared]]
             for block in reused:
@@ -142,9 +130,7 @@ class KVCache:
         sequence.block_tables = tuple(tables)
         sequence.num_shared_blocks = shared
         if sequence.first_scheduled is None:
-            self.statistics.queried_tokens += len(sequence.token_ids)
-            self.statistics.hit_tokens += shared * self.block_size
-            self.statistics.lost_tokens.update(sequence.lost_tokens)
+            self.statistics.note(len(sequence.token_ids), shared * self.block_size, sequence.lost_tokens)
         if self.journal is not None:
             self.journal.append(trace.TablesGiven(sequence.key, shared, self.states.tables_beside(sequence)))
             self.states.note_admitted(sequence, copies)
@@ -158,7 +144,7 @@ class KVCache:
         Blocks that have fallen behind a sliding window are freed first.
         """
         for group, index in drop_behind(self._paged, sequence, start) if self._forgets else ():
-            self._note(trace.BlockDropped(sequence.key, group, index))
+            self.note(trace.BlockDropped(sequence.key, group, index))
         last = -(-end // self.block_size)
         tables = sequence.block_tables
         for group, _, pool in self._paged:
@@ -172,19 +158,8 @@ class KVCache:
                 fresh = pool.allocate(last - len(table))
                 updates.append(TableUpdate(sequence.row, group, len(table), tuple(fresh)))
                 table.extend(fresh)
-                self._note(trace.TableGrown(sequence.key, group, tuple(fresh)))
+                self.note(trace.TableGrown(sequence.key, group, tuple(fresh)))
         return updates
-
-    def has_room(self, count: int) -> bool:
-        """True if so many blocks are free in every group."""
-        return all(pool.num_free >= count for _, _, pool in self._paged)
-
-    def may_compute_again(self, sequence: Sequence) -> bool:
-        """True if its newest token may be computed once more, over what is written: no state has taken it in, no named block has it."""
-        index = (len(sequence.token_ids) - 1) // self.block_size
-        return not self.has_states and not any(
-            pool.is_named(sequence.block_tables[group][index]) for group, _, pool in self._paged
-        )
 
     def take_exchanged(self) -> list[TableUpdate]:
         """Return and clear `exchanged`."""
@@ -241,23 +216,9 @@ class KVCache:
         assert sequence.row is not None
         # Another sequence may have the row in the next plan, and these are for the tables of this one.
         self.exchanged.pop(sequence.row, None)
-        self._note(trace.TablesReturned(sequence.key))
+        self.note(trace.TablesReturned(sequence.key))
 
-    def forget_steps(self, copies: Iterable[PlannedCopy]) -> None:
-        """Steps in flight, which have these `copies`, do not count any more."""
-        self.states.cancel(copies)
-        self.promises.take_back()
-        if self.tiers is not None:
-            self.tiers.cancel()
-
-    def forget_prefixes(self, *, with_directory: bool = True) -> None:
-        """Empty the prefix cache in all its tiers, or in all but the directory."""
-        for pool in self.allocators:
-            pool.forget()
-        if self.tiers is not None:
-            self.tiers.forget(with_directory=with_directory)
-        self._note(trace.PrefixesForgotten())
-
-    def _note(self, change: trace.KVChange) -> None:
+    def note(self, change: trace.KVChange) -> None:
+        """Tell the step log of a change, if there is one."""
         if self.journal is not None:
             self.journal.append(change)

@@ -31,6 +31,7 @@ import attrs
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.host_tier import HostTier, SlotAccountingError
+from nanoserve.domain.kv.laws import Law
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.engine_facts import TierCounts
 from nanoserve.ports.errors import BadValueError
@@ -61,10 +62,12 @@ class _Wait:
     held: list[int]
 
 
-def cannot_be_carried(kinds: Iterable[str]) -> BadValueError:
-    """The error for a model whose cache groups of these kinds have no blocks that every later token reads."""
+def check_carried(laws: Ordered[Law], kinds: Iterable[str]) -> None:
+    """Raise `BadValueError` for a model whose cache groups, of these laws and kinds, have no blocks that every later token reads."""
+    if len(laws) == 1 and type(laws[0]) is Law:
+        return
     keeps = f"keeps other things than every token's keys and values ({', '.join(kinds)})"
-    return BadValueError("kv_offload_memory", f"this model {keeps}, and cannot be offloaded")
+    raise BadValueError("kv_offload_memory", f"this model {keeps}, and cannot be offloaded")
 
 
 class Tiers:
@@ -263,9 +266,8 @@ class Tiers:
         kept = [each for each in stores if self.host.complete(each.copy.slot, is_good=True)]
         if directory := self._directory:
             lacking = [each for each in kept if not directory.holds(each.name)]
-            surplus = max(
-                0, len(lacking) - directory.room
-            )  # of tails: without its beginning no prompt is found
+            # Of tails: without its beginning no prompt is found.
+            surplus = max(0, len(lacking) - directory.room)
             for each in (*lacking[surplus:], *lacking[:surplus]):
                 if directory.write(each.name, each.copy.slot):
                     self.host.pin(each.copy.slot)

@@ -146,10 +146,16 @@ def _check_whole(request: Request, limits: Limits) -> None:
 
 def _check_room(request: Request, limits: Limits, cache: KVCache) -> None:
     total = _max_total_tokens(request, limits)
-    if not cache.fits_alone(total - 1, limits.max_num_batched_tokens):
+    if not fits_alone(cache, total - 1, limits.max_num_batched_tokens):
         room = limits.num_kv_blocks * limits.block_size
         message = f"prompt and answer may reach {total} tokens and the KV cache holds {room}"
         raise errors.RequestTooLargeError(f"{message}; lower max_tokens or give the cache more memory")
+
+
+def fits_alone(cache: KVCache, num_tokens: int, max_chunk: int) -> bool:
+    """True if a sequence of `num_tokens` computed tokens fits into an empty pool, chunk by chunk."""
+    peaks = [law.peak_pages(num_tokens, max_chunk) for law in cache.laws]
+    return all(peak <= pool.num_blocks for peak, pool in zip(peaks, cache.allocators, strict=True))
 
 
 def _check_vocabulary(request: Request, vocab_size: int) -> None:

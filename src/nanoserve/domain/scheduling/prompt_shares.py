@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from nanoserve.domain.scheduling.draft import Draft
+from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import InFlightStep
 
@@ -15,12 +16,26 @@ AFTERWARDS: Final = 0.1
 """Seconds that further deferred prompts wait for another request of others, as in a conversation."""
 
 
-class DeferredShare:
-    """The share of a scheduler's steps that its deferred sequences, such as those of batches, may have: they use what others leave."""
+class PromptShares:
+    """The prompts' shares of a scheduler's steps. Deferred sequences, such as those of batches, use what others leave."""
 
-    def __init__(self, table: SequenceTable, *, is_bounded: bool) -> None:
-        self._table, self._is_bounded = table, is_bounded
+    def __init__(self, limits: Limits, table: SequenceTable) -> None:
+        self._limits, self._table, itl = limits, table, limits.max_itl
+        self._budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._last_answered = -math.inf
+
+    def tokens(self, draft: Draft, left: int) -> int:
+        """The number of a step's `left` tokens that prompts may have under a bound of time."""
+        if self._budget is None:
+            return left
+        invariant, limits = draft.invariant, self._limits
+        num_decoding, least = (0, limits.most_unverified + 1) if invariant else (len(self._table.decoding), 0)
+        return max(self._budget.allowance(left, num_decoding), min(left, least))
+
+    def observe(self, flight: InFlightStep, last_commit: float, now: float) -> None:
+        """Learn from a step that is committed now."""
+        if self._budget is not None:
+            self._budget.observe_step(flight, last_commit, now)
 
     def make_way(self, draft: Draft, now: float) -> None:
         """Preempt deferred sequences that are too many beside those that are being answered, will be or just were."""
@@ -32,9 +47,9 @@ class DeferredShare:
         while rows.has_too_many_deferred():
             self._table.preempt(rows.youngest(), draft)
 
-    def tokens(self, draft: Draft, left: int) -> int:
+    def tokens_of_deferred(self, draft: Draft, left: int) -> int:
         """The number of a step's `left` tokens that deferred prompts may have."""
-        if self._is_bounded and self._table.rows.has_answers:
+        if self._limits.deferred_rows is not None and self._table.rows.has_answers:
             return 0 if draft.chunks else min(left, DEFERRED_CHUNK)
         return left
 

@@ -30,7 +30,7 @@ class Rounds:
         self._table.counters.note_drafts(result)
         for sequence, lacks in surplus(flight, result):
             # The decode set corrects itself, and a sequence that sits out was corrected before.
-            if sequence.decode_offset is None and sequence not in missed:
+            if sequence not in self._table.decoding and sequence not in missed:
                 sequence.num_scheduled_tokens -= lacks
         self.left = _rounds(flight, result, missed)
         progress, stopped = self.land_more()

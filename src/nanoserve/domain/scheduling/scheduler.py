@@ -18,9 +18,8 @@ Planning needs only that a token exists: its position follows from the step's nu
 known, and the device itself feeds the value into the next step. Everything that needs values waits for `commit`: stop ids, the
 names of blocks that decoding fills, the end of a request. So a step may compute rows that have ended, whose tokens are dropped.
 
-Nothing of a plan changes once it is given out (`Draft` is still mutable, `StepPlan` is not). Where blocks run out, or one
-that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has, is withdrawn from the draft,
-and waits for its old place in the queue: it has no chunk in the draft yet, whose blocks another one could have found.
+Where blocks run out, or one that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has,
+is withdrawn from the draft, and waits at its old place: it has no chunk in the draft yet, whose blocks another one could have found.
 
 A first reader can skip what has a file of its own: deferred sequences and chunks under a bound of time (`prompt_shares.py`), drafts (`speculation.py`), grammars (`constraints.py`),
 copies in other tiers and recurrent states (`kv`), and who is to blame for a failed step (`isolation.py`). Next: where sequences stand (`sequence_table.py`).
@@ -35,7 +34,7 @@ from nanoserve.domain.scheduling.admission import check_request, expand_request
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
-from nanoserve.domain.scheduling.prompt_shares import ChunkBudget, DeferredShare
+from nanoserve.domain.scheduling.prompt_shares import PromptShares
 from nanoserve.domain.scheduling.rounds import Rounds
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.speculation import Speculation
@@ -67,12 +66,10 @@ class Scheduler:
         self.flights: list[InFlightStep] = []
         self.committed_step = 0
         self.last_commit = 0.0
-        itl = limits.max_itl
-        self._chunk_budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
-        self._deferred = DeferredShare(self.table, is_bounded=limits.deferred_rows is not None)
-        self._rounds = rounds = Rounds(cache, self.table)
-        self._speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
+        self._shares = PromptShares(limits, self.table)
+        self.rounds = rounds = Rounds(cache, self.table)
+        self.speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
         self.verification = Verification(self.table, rounds, limits.most_unverified)
 
     @property
@@ -88,15 +85,15 @@ class Scheduler:
         check_request(request, self.limits, self.cache)
         table.waiting.check_room(request)
         lora = table.loras.digest_of(request) if request.lora else b""
-        arrival, now = self.counters.accepted, self._clock.now()
-        facts: dict[str, Any] = {"weights": table.weights, "has_states": self.cache.has_states}
-        sequences = expand_request(request, self.limits, arrival, now=now, lora=lora, **facts)
+        facts: dict[str, Any] = {"weights": table.weights, "has_states": self.cache.has_states, "lora": lora}
+        now, arrival = self._clock.now(), self.counters.accepted
+        sequences = expand_request(request, self.limits, arrival, now=now, **facts)
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
         table.add(sequences, may_start=may_start)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
-        now, table, drafter = self._clock.now(), self.table, self._speculation
+        now, table, drafter = self._clock.now(), self.table, self.speculation
         for sequence in table.deadlines.due(now):
             table.finish(sequence, FinishReason.TIMEOUT)
         if table.num_deterministic:
@@ -119,21 +116,18 @@ class Scheduler:
 
     def _fill(self, draft: Draft, now: float) -> None:
         """Find out what the next step computes."""
-        table, budget = self.table, self._chunk_budget
-        if has_deferred := table.has_deferred:
-            self._deferred.make_way(draft, now)
+        has_deferred = self.table.has_deferred
+        if has_deferred:
+            self._shares.make_way(draft, now)
         if not draft.invariant:
             self._grow_decoding(draft)
-        num_decoding = 0 if draft.invariant else len(table.decoding)
-        left = draft.room_for_prompts(table.decoding, self.limits.max_num_batched_tokens)
-        if budget is not None:
-            least = self.limits.most_unverified + 1 if draft.invariant else 0
-            left = max(budget.allowance(left, num_decoding), min(left, least))
-        left = self._continue_prefills(draft, left)
-        left = self._admit(draft, left, now)
-        if has_deferred:
-            left = self._continue_prefills(draft, self._deferred.tokens(draft, left), deferred=True)
-            left = self._admit(draft, left, now, deferred=True)
+        left = draft.room_for_prompts(self.table.decoding, self.limits.max_num_batched_tokens)
+        if self.limits.max_itl is not None:
+            left = self._shares.tokens(draft, left)
+        for deferred in (False, True) if has_deferred else (False,):
+            left = self._shares.tokens_of_deferred(draft, left) if deferred else left
+            left = self._continue_prefills(draft, left, deferred=deferred)
+            left = self._admit(draft, left, now, deferred=deferred)
         if draft.invariant and draft.chunks:
             for sequence in self.verification.companions(left):
                 left -= self._compute_chunk(sequence, draft, left)
@@ -155,7 +149,7 @@ class Scheduler:
         decoding = members.snapshot()
         plan = StepPlan(step=step, decoding=decoding.rows, width=width)
         members.advance(width)
-        self.flights.append(InFlightStep(plan, (), decoding, [], [], now, is_exact=members.is_exact))
+        self.flights.append(InFlightStep(plan, (), decoding, now, is_exact=members.is_exact))
         self.counters.steps += 1
         return plan
 
@@ -176,7 +170,7 @@ class Scheduler:
                 # The youngest may be this one: it has then left the decode set, which ends the loop.
                 self.table.preempt(self.table.rows.youngest(), draft)
 
-    def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool = False) -> int:
+    def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool) -> int:
         """Compute further chunks of prompts; returns the tokens that are left."""
         ours = [each for each in self.table.prefilling if each.is_deterministic is draft.invariant]
         for sequence in [each for each in ours if each.is_deferred is deferred]:
@@ -206,16 +200,14 @@ class Scheduler:
             self.table.prefilling.remove(sequence)
         return chunk.length
 
-    def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool = False) -> int:
+    def _admit(self, draft: Draft, left: int, now: float, *, deferred: bool) -> int:
         """Give rows to those that wait, and compute their first chunks; returns the tokens that are left."""
         table, rows, cache = self.table, self.table.rows, self.cache
         while left > 0 and (rows.free or (rows.has_deferred and not deferred)):
             sequence = table.next_in_line()
-            if sequence is None or sequence.is_deferred is not deferred:
+            if sequence is None or not table.may_sit(sequence, draft.step, self.committed_step):
                 break
-            if sequence.is_deterministic is not draft.invariant:
-                break
-            if not table.may_sit(sequence, draft.step, self.committed_step):
+            if sequence.is_deferred is not deferred or sequence.is_deterministic is not draft.invariant:
                 break
             shared = cache.match(sequence)
             start = shared * self.limits.block_size
@@ -232,13 +224,14 @@ class Scheduler:
                 table.preempt(rows.youngest(), draft)  # which makes way
                 continue
             tiers = None if self.suspects else cache.tiers
-            run = [] if tiers is None else tiers.worth_fetching(sequence, shared)
-            if run and tiers is not None and tiers.num_waiting >= len(rows.free):
-                break  # what comes in for more sequences than there are rows would displace what others need
+            if tiers and (run := tiers.worth_fetching(sequence, shared)):
+                if tiers.num_waiting >= len(rows.free):
+                    break  # what comes in for more sequences than there are rows would displace what others need
+                if tiers.fetch(sequence, shared, run):
+                    table.waiting.pop(sequence)
+                    table.hold(sequence)
+                    continue
             table.waiting.pop(sequence)
-            if run and tiers is not None and tiers.fetch(sequence, shared, run):
-                table.hold(sequence)
-                continue
             draft.copy(cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
             draft.admit(sequence, table.seat(sequence, now))
@@ -257,26 +250,14 @@ class Scheduler:
         plan = draft.seal(table.rows.released(), decoding, masked, loads)
         if tiers is not None:
             plan = tiers.go_along(plan)
-        chunks, filling = tuple(draft.chunks), list[Sequence]()
-        may_be_through = through = filling
+        flight = InFlightStep(plan, tuple(draft.chunks), decoding, now, draft.copies)
+        self.flights.append(flight)
         if draft.invariant:
             self.verification.newest = draft.step
         else:
-            members.advance(draft.width)
-            filling = members.needing_blocks(1) if members.is_exact else []
-            may_be_through, through = members.ends(draft.width)
-        flight = InFlightStep(
-            plan, chunks, decoding, filling, may_be_through, now, draft.copies, members.is_exact
-        )
-        self.flights.append(flight)
-        # Those that leave are computed in this step all the same: `decoding` was taken before.
-        for sequence in through:
-            members.leave(sequence, draft.step)
-            if sequence.is_deterministic:
-                self.verification.verify(sequence)
-        for sequence, chunk in chunks if not draft.invariant else ():
-            if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
-                members.join(sequence)
+            for sequence in members.follow(flight):
+                if sequence.is_deterministic:
+                    self.verification.verify(sequence)
         self.counters.steps += 1
         moves = table.waiting or table.prefilling or self.suspects or bound or tiers is not None
         table.is_settled = bool(members) and not moves
@@ -287,10 +268,9 @@ class Scheduler:
 
         Sequences that end by a stop id or by length are finished here; tokens computed for one after its end are dropped.
         """
-        flight, now, drafter = self.flights.pop(0), self._clock.now(), self._speculation
-        self.counters.computed_prompt_tokens += flight.num_prompt_tokens
-        if self._chunk_budget is not None:
-            self._chunk_budget.observe_step(flight, self.last_commit, now)
+        flight, now, drafter = self.flights.pop(0), self._clock.now(), self.speculation
+        if self.limits.max_itl is not None:
+            self._shares.observe(flight, self.last_commit, now)
         self.last_commit = now
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)
@@ -315,6 +295,8 @@ class Scheduler:
         if flight.chunks:
             cache.promises.settle(step, result.broken)
         for sequence, chunk in flight.chunks:
+            if not flight.plan.invariant or chunk.start < sequence.num_prompt_tokens:
+                self.counters.computed_prompt_tokens += chunk.length
             has_missed, is_alive = sequence in missed, sequence.phase is not Phase.FINISHED
             if chunk.is_last and is_alive and sequence.first_token is None and not has_missed:
                 sequence.first_token = now
@@ -329,7 +311,7 @@ class Scheduler:
 
     def commit_more(self) -> list[Progress]:
         """Return what living sequences gained by the next token of the step that was committed last; empty when all of it is appended."""
-        return self._gain(*self._rounds.land_more()) if self._rounds.left else []
+        return self._gain(*self.rounds.land_more()) if self.rounds.left else []
 
     def _gain(self, progress: list[Progress], stopped: list[Stopped]) -> list[Progress]:
         """Count the sequences' gains, and end those that have stopped."""
@@ -341,19 +323,3 @@ class Scheduler:
         for sequence, error in self.constraints.consume(progress) if self.constraints.matchers else ():
             self.table.finish(sequence, FinishReason.ERROR, error)
         return progress
-
-    def preempt_all(self) -> None:
-        """Give every row back; all that run are computed again. Steps in flight are forgotten.
-
-        The runner may never have seen the rows that those steps released, so the next step releases all there are.
-        """
-        self.cache.forget_steps([each for flight in self.flights for each in flight.copies])
-        self.flights.clear()
-        # Nothing is in flight any more, so sequences of forgotten steps may be admitted again.
-        self.committed_step = self.table.step
-        for sequence in list(self.table.rows.running):
-            self.table.preempt(sequence)
-        if self._speculation is not None:
-            self._speculation.members.forget_flights()
-        self._rounds.forget()
-        self.table.release_all()

@@ -166,16 +166,6 @@ class SequenceTable:
         self.ended.append(sequence)
         self.counters.finished[reason] += 1
 
-    def abort(self, request_id: str) -> None:
-        """End every sequence of a request; unknown and finished requests are none."""
-        for sequence in list(self.requests.get(request_id, ())):
-            self.finish(sequence, FinishReason.ABORT)
-
-    def release_all(self) -> None:
-        """The runner may have missed steps: the next plan releases every row, and nothing is in a slot. No sequence has a row."""
-        self.rows.release_all()
-        self.loras.empty_slots()
-
     def _vacate(self, sequence: Sequence) -> None:
         """Take a sequence's blocks and its row."""
         self.is_settled = False

@@ -77,12 +77,16 @@ class Speculation:
         if not width:
             return 0
         blocks = -(-width // self._limits.block_size)
-        if width > 1 and cache.has_room(blocks * len(members.needing_blocks(width))):
+        if width > 1 and self._has_room(blocks * len(members.needing_blocks(width))):
             return width
         self.drafts = {}
         members.tighten()
-        is_short = members.slack and not cache.has_room(len(members.needing_blocks(1)))
+        is_short = members.slack and not self._has_room(len(members.needing_blocks(1)))
         return 0 if is_short or members.may_overrun() else 1
+
+    def _has_room(self, count: int) -> bool:
+        """True if so many blocks are free in every group; there are no states."""
+        return all(pool.num_free >= count for pool in self._cache.allocators)
 
     def _best_width(self, rows: DecodingRows) -> int:
         """The fastest width; the last result is kept while nothing is learnt and the same rows decode."""

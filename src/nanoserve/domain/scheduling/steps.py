@@ -85,22 +85,37 @@ class DecodeSet:
     def join(self, sequence: Sequence) -> None:
         """From the next step on, the sequence decodes; its next position is `num_scheduled_tokens`."""
         assert sequence.row is not None
-        sequence.decode_offset = self.reach + 1 - sequence.num_scheduled_tokens
         self._members[sequence] = sequence.row
         self.num_streamed += sequence.request.stream
-        self._note_dates(sequence, sequence.decode_offset)
+        self._note_dates(sequence, self.reach + 1 - sequence.num_scheduled_tokens)
         self._snapshot = None
 
     def leave(self, sequence: Sequence, last_step: int) -> None:
         """The sequence decodes no more; `last_step` was its newest."""
         sequence.num_scheduled_tokens = self.num_planned(sequence)
         sequence.last_step = last_step
-        assert sequence.decode_offset is not None
         del self._members[sequence]
         self.num_streamed -= sequence.request.stream
-        self._forget_dates(sequence, sequence.decode_offset)
-        sequence.decode_offset = None
+        self._forget_dates(sequence)
         self._snapshot = None
+
+    def follow(self, flight: InFlightStep) -> list[Sequence]:
+        """Note in a step that is planned now what its members come to; those whose last token it computes leave, and are returned.
+
+        They are computed in this step all the same: its rows were taken before.
+        """
+        width = flight.plan.width
+        self.advance(width)
+        flight.is_exact = self.is_exact
+        if self.is_exact:
+            flight.filling = self.needing_blocks(1)
+        flight.through, through = self.ends(width)
+        for sequence in through:
+            self.leave(sequence, flight.plan.step)
+        for sequence, chunk in flight.chunks:
+            if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
+                self.join(sequence)
+        return through
 
     def repeat(self, sequence: Sequence) -> None:
         """The newest step has yielded no token for a member: the next one computes the same position again."""
@@ -108,7 +123,7 @@ class DecodeSet:
 
     def num_planned(self, sequence: Sequence) -> int:
         """The number of tokens of a running sequence that are computed once all planned steps are done."""
-        if sequence.decode_offset is None:
+        if sequence not in self._members:
             return sequence.num_scheduled_tokens
         return max(sequence.num_scheduled_tokens, self.reach - self._offset(sequence) + 1)
 
@@ -136,26 +151,25 @@ class DecodeSet:
         return ahead % size in residues or (ahead + 1) % size in residues or ahead in self._by_last
 
     def _offset(self, sequence: Sequence) -> int:
-        assert sequence.decode_offset is not None
         return sequence.decode_offset
 
     def _move(self, sequence: Sequence, offset: int) -> None:
-        assert sequence.decode_offset is not None
-        self._forget_dates(sequence, sequence.decode_offset)
-        sequence.decode_offset = offset
+        self._forget_dates(sequence)
         self._note_dates(sequence, offset)
 
     def _note_dates(self, sequence: Sequence, offset: int) -> None:
-        for dates, date in self._dates(sequence, offset):
+        sequence.decode_offset = offset
+        for dates, date in self._dates(sequence):
             dates.setdefault(date, {})[sequence] = None
 
-    def _forget_dates(self, sequence: Sequence, offset: int) -> None:
-        for dates, date in self._dates(sequence, offset):
+    def _forget_dates(self, sequence: Sequence) -> None:
+        for dates, date in self._dates(sequence):
             del dates[date][sequence]
             if not dates[date]:
                 del dates[date]
 
-    def _dates(self, sequence: Sequence, offset: int) -> tuple[tuple[Dates, int], ...]:
+    def _dates(self, sequence: Sequence) -> tuple[tuple[Dates, int], ...]:
+        offset = sequence.decode_offset
         last = offset + sequence.decode_end - 2
         return (self._by_residue, offset % self._block_size), (self._by_last, last)
 
@@ -172,10 +186,10 @@ class InFlightStep:
     plan: StepPlan
     chunks: tuple[tuple[Sequence, Chunk], ...]
     decoding: DecodingRows
-    filling: list[Sequence]
-    through: list[Sequence]
     planned_at: float
     copies: tuple[PlannedCopy, ...] = ()
+    filling: list[Sequence] = attrs.field(factory=list)
+    through: list[Sequence] = attrs.field(factory=list)
     is_exact: bool = True
 
     @property
@@ -191,14 +205,6 @@ class InFlightStep:
         if not self.chunks:
             return self.decoding.sequences
         return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of prompts that it computes; what an invariant step verifies was none."""
-        counts = not self.plan.invariant
-        return sum(
-            [each.length for owner, each in self.chunks if counts or each.start < owner.num_prompt_tokens]
-        )
 
     def land(
         self, result: StepResult, missed: Container[Sequence], cut_short_at: int

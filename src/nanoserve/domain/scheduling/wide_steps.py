@@ -76,7 +76,6 @@ class WideDecodeSet(DecodeSet):
 
     def span(self, sequence: Sequence, width: int) -> tuple[int, int]:
         """The positions, first and end, that the next step may compute of a member."""
-        assert sequence.decode_offset is not None
         newest = self.reach + width - sequence.decode_offset
         return newest - self.slack - width + 1, min(newest + 1, sequence.max_total_tokens - 1)
 
@@ -102,7 +101,6 @@ class WideDecodeSet(DecodeSet):
 
     def _offset(self, sequence: Sequence) -> int:
         # As long as its first step is in flight it stands where it joined; then its newest token says where it is.
-        assert sequence.decode_offset is not None
         return max(sequence.decode_offset, self.landed + 2 - len(sequence.token_ids))
 
     def _correct(self, sequence: Sequence) -> None:
@@ -111,7 +109,6 @@ class WideDecodeSet(DecodeSet):
 
     def _last(self, sequence: Sequence) -> int:
         """The reach at which its last token but one is computed."""
-        assert sequence.decode_offset is not None
         return sequence.decode_offset + sequence.max_total_tokens - 2
 
 

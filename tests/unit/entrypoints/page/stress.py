@@ -59,7 +59,7 @@ def stress(groups: tuple[CacheGroup, ...], depth: int, seed: int) -> Run:
         if dice.random() < 0.05:
             world.runner.fail(dice.choice(list(Fault)))
         if dice.random() < 0.03:
-            world.scheduler.cache.forget_prefixes()
+            world.engine.forget_prefixes()
         if dice.random() < 0.03:
             recorder = world.engine.record(LETTERS)
             run.note(StatusChange(0.0, "restarting"), run.books[-1])
