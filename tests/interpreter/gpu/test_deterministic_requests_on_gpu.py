@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.cuda import windows
+from nanoserve.adapters.pytorch.cuda import building, windows
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
@@ -55,6 +55,13 @@ class Unsteady:
             newest = arena.tokens[row, int(arena.lengths[row]) - 1]
             newest.copy_((newest + 1) % 97)
         return ticket
+
+
+@pytest.fixture(autouse=True)
+def _without_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU half of an engine's start is its self-test, which has tests of its own."""
+    for name in ("rehearse_checks", "check_kernels"):
+        monkeypatch.setattr(building, name, lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +113,9 @@ def test_bits_are_those_of_a_deterministic_engine(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("tiny", FAMILIES, indirect=True)
 def test_bits_do_not_change_in_a_crowd_that_is_preempted_and_left(model: DecoderModel) -> None:
     prompts, dice = prompts_of(model, len(PARAMS)), random.Random(3)
-    expected = serve(model, deterministic=True, block_size=4, max_num_seqs=4).answers(prompts, ASKING)
-    engine = unsteady(
-        model, block_size=4, num_blocks=11, max_model_len=40, max_num_seqs=4, depth=2, most_unverified=4
-    )
+    limits: dict[str, Any] = {"block_size": 4, "max_model_len": 40, "max_num_seqs": 4}
+    expected = serve(model, deterministic=True, **limits).answers(prompts, ASKING)
+    engine = unsteady(model, num_blocks=11, depth=2, most_unverified=4, **limits)
     for _ in range(2):  # their prefixes are found then
         asks = [dice.random() < 0.7 for _ in prompts]
         params = [(ASKING if each else PARAMS)[number] for number, each in enumerate(asks)]
