@@ -64,7 +64,7 @@ def same(one: Answer, other: Answer) -> None:
     """Equal tokens, and log-probabilities that are nearly so."""
     assert one.tokens == other.tokens
     for first, second in zip(one.logprobs, other.logprobs, strict=True):
-        assert abs(first.logprob - second.logprob) < 2e-5
+        assert abs(first.logprob - second.logprob) < 5e-5
 
 
 def is_all_poison(runner: Poisoned) -> bool:

@@ -212,8 +212,6 @@ class MemoryRunner:
 
     def _compute_wide(self, plan: StepPlan, result: StepResult, masks: Mapping[int, bytes]) -> StepResult:
         """Draft, compute and compare, row by row."""
-        if self._recurrent:
-            raise BrokenPlanError("a step is wide that must not be")
         given = {each.row: each.token_ids for each in plan.drafts}
         if not set(given) <= set(plan.masked) & set(plan.decoding):
             raise BrokenPlanError("a plan has drafts for rows that it must not")
@@ -242,6 +240,8 @@ class MemoryRunner:
                 del row.token_ids[len(row.token_ids) - len(gained) :]
                 row.num_computed -= len(gained)
                 gained = []
+            for group in self._recurrent:
+                self._go_on(group, row, row.num_computed - len(gained), len(gained))
             result.token_ids.extend(gained)
             counts.append(len(gained))
             num_drafts += drafted

@@ -26,8 +26,8 @@ from tests.poisoned import PoisonedEngine, same
 from tests.served import Answer
 from tests.unit.adapters.pytorch.tiny_models import CASES, CPU, TinyModel, make_prompt, make_tiny_model
 
-KINDS = ("llama", "gemma3_text", "gpt_oss", "mistral", "qwen3_moe", "deepseek_v3")
-"""Dense, windows beside full attention, windows with sinks and experts, windows alone, experts, latents."""
+KINDS = ("llama", "gemma3_text", "gpt_oss", "mistral", "qwen3_moe", "deepseek_v3", "qwen3_next")
+"""Dense, windows beside full attention, windows with sinks and experts, windows alone, experts, latents, states beside full attention."""
 VOCAB = 128
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=28),

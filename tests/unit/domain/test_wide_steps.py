@@ -126,12 +126,18 @@ def test_rows_that_want_no_drafts_have_none() -> None:
     assert world.answer("a").token_ids == oracle(range(4), 12)
 
 
-def test_states_cannot_go_back_so_their_steps_are_narrow() -> None:
-    world, drafter = drafting_world(1.0, 4, groups=(FULL, CacheGroup(layers=(3,), kind=Recurrent(16, 16))))
-    world.add("a", range(4), max_tokens=12)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_states_are_kept_only_where_it_is_known_of_which_tokens_they_are(depth: int) -> None:
+    states = CacheGroup(layers=(3,), kind=Recurrent(4, 4))
+    world, _ = drafting_world(0.6, 4, depth=depth, groups=(FULL, states))
+    for number in range(4):
+        world.add(f"r{number}", range(number, number + 5), max_tokens=40)
     world.run()
-    assert not drafter.leads
-    assert world.answer("a").token_ids == oracle(range(4), 12)
+    for number in range(4):
+        assert world.answer(f"r{number}").token_ids == oracle(range(number, number + 5), 40)
+    assert {width for width, _ in world.runner.widths} == {4}
+    taken = [each for plan in world.runner.plans for each in plan.copies]
+    assert (len(taken) > 4) is (depth == 1)  # the four behind the prompts aside
 
 
 def test_a_step_is_no_wider_than_its_budget_of_tokens() -> None:

@@ -212,6 +212,11 @@ def _zero_centered(config: Config) -> dict[str, Any]:
     return {"norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered")}
 
 
+def _beside_qwen3_next(config: Config) -> dict[str, Any]:
+    """Its config does not count the one layer that predicts further tokens."""
+    return {**_zero_centered(config), "further_layers": 1}
+
+
 def _windows_by_layer_type(config: Config) -> tuple[int | None, ...]:
     window = config["sliding_window"] if config["use_sliding_window"] else None
     layer_types = read_layer_types(
@@ -323,7 +328,7 @@ ARCHITECTURES = (
         "Gemma3ForConditionalGeneration", "gemma3", gemma.gemma3_layers, gemma.gemma3_features, "text_config"
     ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
-    Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _zero_centered),
+    Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _beside_qwen3_next),
     _Encoder("BertModel", "bert", encoders.bert_layers, encoders.bert_features),
     _Encoder("RobertaModel", "roberta", encoders.bert_layers, encoders.roberta_features),
     _Encoder("XLMRobertaModel", "xlm-roberta", encoders.bert_layers, encoders.roberta_features),

@@ -10,7 +10,7 @@ from nanoserve.adapters.huggingface.architectures import ARCHITECTURES
 from nanoserve.adapters.huggingface.json_files import read_json_object
 from nanoserve.adapters.huggingface.spec import read_spec, spec_of
 from nanoserve.ports.errors import ModelLoadError
-from nanoserve.ports.layer_spec import ExpertsSpec, LayerSpec
+from nanoserve.ports.layer_spec import DeltaSpec, ExpertsSpec, LayerSpec
 from nanoserve.ports.model_spec import DraftSpec, Full, ModelSpec, Recurrent
 
 TAPS: Final = "eagle_aux_hidden_state_layer_ids"
@@ -42,14 +42,15 @@ def read_draft(folder: str, target: ModelSpec, model: str | None = None) -> Draf
 def own_draft(spec: ModelSpec) -> DraftSpec | None:
     """The first layer behind a model's own that predicts further tokens; None if its config counts none.
 
-    It attends as the model's last layer does, and it has experts if the model has any.
+    It attends as the model's last layer that attends does, and it has experts if the model has any.
     """
-    if not spec.further_layers:
+    mixers = [each.mixer for each in spec.layers if not isinstance(each.mixer, DeltaSpec)]
+    if not spec.further_layers or not mixers:
         return None
     feeds = [each.feed for each in spec.layers]
     feed = next((each for each in reversed(feeds) if isinstance(each, ExpertsSpec)), feeds[-1])
     return DraftSpec(
-        layer=LayerSpec(spec.layers[-1].mixer, feed),
+        layer=LayerSpec(mixers[-1], feed),
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         norm=spec.norm,

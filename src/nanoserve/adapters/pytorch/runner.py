@@ -219,10 +219,9 @@ class TorchRunner:
             going = [row for row in going if accepted_length(guesses[row], gained[row]) > len(gained[row])]
             ahead += 1
         ticket.counts = tuple(len(gained.get(row, ())) for row in asked)
+        self._rows.gain(gained)
         if not gained:
             return
-        for row, tokens in gained.items():
-            self._rows.extend(row, tokens)
         kept = [starts[row] + each for row, tokens in gained.items() for each in range(len(tokens))]
         ticket.rows = tuple(row for row, tokens in gained.items() for _ in tokens)
         ticket.tokens = torch.tensor([*itertools.chain(*gained.values())], device=logits.device)

@@ -44,6 +44,25 @@ class GroupInputs:
         return torch.div(self.slot_mapping, block_size, rounding_mode="floor"), self.slot_mapping % block_size
 
 
+@attrs.frozen(eq=False)
+class Drafted:
+    """Rows of a step that have drafts. Layers that overwrite states leave here what takes these back.
+
+    Attributes:
+        rows: the rows, and `places`, which of the step's B rows they are.
+        layers: each is called with how many tokens of each of these rows count.
+    """
+
+    rows: tuple[int, ...]
+    places: tuple[int, ...]
+    layers: list[Callable[[Sequence[int]], None]] = attrs.field(factory=list)
+
+    def settle(self, counts: Mapping[int, int]) -> None:
+        """Once the step is drawn: so many tokens of each row count."""
+        for layer in self.layers:
+            layer([counts.get(row, 0) for row in self.rows])
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class StepInputs:
     """One step's B rows with T tokens in all, one row's tokens after the other, without padding.
@@ -56,6 +75,7 @@ class StepInputs:
         logits_indices: int64 [S]: which of the T tokens need logits.
         groups: one entry per cache group, in the order of `ModelSpec.cache_groups`.
         token_types: int64 [T]: 1 in the second text of a pair; None if all are 0.
+        drafted: rows with drafts; None if there are none.
     """
 
     token_ids: Tensor
@@ -65,6 +85,7 @@ class StepInputs:
     logits_indices: Tensor
     groups: tuple[GroupInputs, ...]
     token_types: Tensor | None = None
+    drafted: Drafted | None = None
 
     @classmethod
     def of_prompt(cls, token_ids: Sequence[int], *, block_size: int, num_groups: int) -> StepInputs:
@@ -122,6 +143,7 @@ class Rows:
         self.tokens = torch.zeros(max_num_seqs, sizes.max_model_len + 1, dtype=torch.int64, device=device)
         self._lengths = [0] * max_num_seqs
         self._seconds = [0] * max_num_seqs
+        self._drafted: Drafted | None = None
         self._tables = [
             torch.full((max_num_seqs, sizes.max_table), SINK_BLOCK, dtype=torch.int64, device=device)
             for _ in range(num_groups)
@@ -164,7 +186,12 @@ class Rows:
         lasts = [place for end, count in drawing for place in range(end - 1 - count, end)]
         first, count = sum(each.length for each in chunks), sum(length for _, _, length in spans)
         inputs = self.of_spans(spans, [*lasts, *range(first, count)])
-        return attrs.evolve(inputs, token_types=self._token_types(chunks)) if chunks else inputs
+        if chunks:
+            inputs = attrs.evolve(inputs, token_types=self._token_types(chunks))
+        if any(drafts.values()):
+            self._drafted = _drafted(len(chunks), drafts)
+            inputs = attrs.evolve(inputs, drafted=self._drafted)
+        return inputs
 
     def spans(self, chunks: Sequence[Chunk], drafts: Mapping[int, Sequence[int]]) -> list[Span]:
         """The row, first position and number of the tokens that a step computes of each row."""
@@ -202,10 +229,14 @@ class Rows:
         token_ids: list[int] = self.tokens[row, : self._lengths[row]].tolist()
         return token_ids
 
-    def extend(self, row: int, token_ids: Sequence[int]) -> None:
-        """Append tokens to a row."""
-        self._write(row, token_ids)
-        self._lengths[row] += len(token_ids)
+    def gain(self, gained: Mapping[int, Sequence[int]]) -> None:
+        """Append what the rows of the newest step gained, once it is drawn; where drafts were wrong, states go back."""
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None:
+            drafted.settle({row: len(token_ids) for row, token_ids in gained.items()})
+        for row, token_ids in gained.items():
+            self._write(row, token_ids)
+            self._lengths[row] += len(token_ids)
 
     def rewind(self, row: int, count: int) -> list[int]:
         """The last tokens of a row, which count no more, though they stay until others are written over them."""
@@ -256,3 +287,9 @@ class Rows:
 
     def _integers(self, values: Sequence[object]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _drafted(first: int, drafts: Mapping[int, Sequence[int]]) -> Drafted:
+    """Those of the rows from place `first` on that have drafts."""
+    places = [place for place, row in enumerate(drafts, first) if drafts[row]]
+    return Drafted(tuple([row for row in drafts if drafts[row]]), tuple(places))

@@ -164,7 +164,7 @@ class Scheduler:
                 updates = self.cache.grow(sequence, start, end)
                 if updates is not None:
                     draft.table_updates += updates
-                    if self.cache.has_states:
+                    if self.cache.has_states and start == decoding.num_planned(sequence):
                         draft.copy(self.cache.states.take(sequence, start, decoding=True))
                     break
                 # The youngest may be this one: it has then left the decode set, which ends the loop.

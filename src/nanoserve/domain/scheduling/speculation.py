@@ -66,9 +66,9 @@ class Speculation:
 
         A narrow step has no limits of rows on the device, so it waits until it is known that no row has come to its end.
         """
-        members, cache, table = self.members, self._cache, self._table
+        members, table = self.members, self._table
         self.drafts = {}
-        if not members or cache.has_states or table.suspects:
+        if not members or table.suspects:
             width = 1
         elif table.constraints.matchers:
             width = self._masked_width(members.snapshot())
@@ -85,8 +85,9 @@ class Speculation:
         return 0 if is_short or members.may_overrun() else 1
 
     def _has_room(self, count: int) -> bool:
-        """True if so many blocks are free in every group; there are no states."""
-        return all(pool.num_free >= count for pool in self._cache.allocators)
+        """True if so many blocks are free in every group; a state takes none."""
+        pools = zip(self._cache.laws, self._cache.allocators, strict=True)
+        return all(law.snapshots is not None or pool.num_free >= count for law, pool in pools)
 
     def _best_width(self, rows: DecodingRows) -> int:
         """The fastest width; the last result is kept while nothing is learnt and the same rows decode."""

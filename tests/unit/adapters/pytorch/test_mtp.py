@@ -24,7 +24,7 @@ from tests.unit.adapters.pytorch.tiny_models import make_prompt
 PROMPTS = [make_prompt(3 + 4 * number, vocab_size=VOCAB, seed=number) for number in range(len(PARAMS))]
 
 
-@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3"])
+@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "qwen3_next"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyMtp:
     return make_mtp(tmp_path_factory.mktemp("model"), request.param)
 
@@ -64,21 +64,23 @@ def test_a_layer_guesses_what_that_of_transformers_does_and_answers_stay(
 
 def test_a_checkpoint_without_the_layer_is_refused_by_name(made: TinyMtp, tmp_path: Path) -> None:
     tensors = load_file(made.tiny.folder / "model.safetensors")
-    behind = f"model.layers.{made.tiny.spec.num_layers}."
+    is_qwen = made.tiny.spec.architecture == "qwen3_next"
+    behind = "mtp." if is_qwen else f"model.layers.{made.tiny.spec.num_layers}."
+    join, norm = ("fc", "pre_fc_norm_hidden") if is_qwen else ("eh_proj", "hnorm")
     save_file(
         {name: each for name, each in tensors.items() if not name.startswith(behind)},
         tmp_path / "model.safetensors",
     )
     with pytest.raises(
-        ModelLoadError, match=rf"has no layer that predicts further tokens \({behind}eh_proj is missing"
+        ModelLoadError, match=rf"has no layer that predicts further tokens \({behind}{join} is missing"
     ):
         attrs.evolve(made.tiny, folder=tmp_path).build()
     save_file(
-        {name: each for name, each in tensors.items() if name != f"{behind}hnorm.weight"},
+        {name: each for name, each in tensors.items() if name != f"{behind}{norm}.weight"},
         tmp_path / "model.safetensors",
     )
     with pytest.raises(
-        ModelLoadError, match=f"lacks 1 tensors that its config asks for: {behind}hnorm.weight"
+        ModelLoadError, match=f"lacks 1 tensors that its config asks for: {behind}{norm}.weight"
     ):
         attrs.evolve(made.tiny, folder=tmp_path).build()
 

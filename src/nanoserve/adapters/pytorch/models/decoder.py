@@ -76,11 +76,12 @@ class DecoderModel(nn.Module):
         slices: where a rank's tensors lie in the whole model's; None of a whole one.
         expert_tokens: int64 [layers, ranks, experts of one], the tokens of each expert; None if whole experts are not divided over ranks.
         draft_head: guesses tokens from its hidden states (`models/eagle.py`).
-        further: the draft head, where it is of the model's own checkpoint (`models/mtp.py`).
+        further: the draft head, where it is of the model's own checkpoint (`models/mtp.py`); `further_names`, those of its modules there, if not as in DeepSeek's.
         is_invariant: whether, on a CPU, it computes so that a token's bits depend on nothing but the tokens before it; may be set between steps.
     """
 
     unused: tuple[str, ...] = ()
+    further_names: tuple[str, ...] = ()
     rounds_embedding_scale = False
 
     def __init__(self, spec: ModelSpec, ranks: Communicator = ALONE) -> None:

@@ -31,12 +31,17 @@ from nanoserve.ports.layer_spec import LatentSpec
 from nanoserve.ports.model_spec import DraftSpec
 
 
+def _names(layer: str) -> tuple[str, ...]:
+    """DeepSeek's: the layer, and in it the norms of vector and state, what joins them, and the norm behind the layer."""
+    return (layer, *(f"{layer}.{each}" for each in ("enorm", "hnorm", "eh_proj", "shared_head.norm")))
+
+
 class MtpHead(nn.Module):
     """The layer: vector and state are normed, joined, and pass through a layer as the model's own are.
 
     Attributes:
         spec, entering, embedding: as of an `EagleHead`.
-        name: in a checkpoint, which counts the layer as one more of the model's.
+        name: of the layer in a checkpoint; DeepSeek's counts it as one more of the model's.
         parts: of the layer.
     """
 
@@ -50,7 +55,8 @@ class MtpHead(nn.Module):
             (model,),
             spec.hidden_size,
         )  # in a tuple, it is no module of this one
-        self.name = f"model.layers.{spec.num_layers}"
+        self._names = model.further_names or _names(f"model.layers.{spec.num_layers}")
+        self.name = self._names[0]
         self.entering, self.embedding, self.model_norm = 2 * size, model.embedding, model.norm
         self.input_norm, self.hidden_norm, self.norm = (RMSNorm(size, spec.norm) for _ in range(3))
         self.join = Linear(self.entering, size)
@@ -102,13 +108,12 @@ class MtpHead(nn.Module):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Those around the layer, by their whole names."""
-        around: dict[str, RMSNorm | Linear] = {"enorm": self.input_norm, "hnorm": self.hidden_norm}
-        around |= {"eh_proj": self.join, "shared_head.norm": self.norm}
-        return {f"{self.name}.{name}.weight": module.weight for name, module in around.items()}
+        around: tuple[RMSNorm | Linear, ...] = (self.input_norm, self.hidden_norm, self.join, self.norm)
+        return {f"{name}.weight": each.weight for name, each in zip(self._names[1:], around, strict=True)}
 
     def check_stored(self, folder: str) -> None:
         """Raise `ModelLoadError` if a checkpoint lacks the layer, though its config may count it."""
-        join = f"{self.name}.eh_proj"
+        join = self._names[3]
         files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
         names = (each.name for file in files for each in stored_tensors(file))
         if not any(each.startswith(join) for each in names):

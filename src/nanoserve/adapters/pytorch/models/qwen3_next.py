@@ -14,6 +14,13 @@ class Qwen3Next(DecoderModel):
     """A gated delta net or gated attention, then a feed."""
 
     unused = ("mtp.",)
+    further_names = (
+        "mtp.layers.0",
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.fc",
+        "mtp.norm",
+    )
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """A mixer of the layer's kind, then its feed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -46,12 +48,54 @@ class DeltaKind:
         rule, inputs = invariant_delta_rule if step.invariant else delta_rule, step.inputs
         lengths, contexts = inputs.query_lengths, inputs.context_lengths
         starts = tuple(context - length for context, length in zip(contexts, lengths, strict=True))
-        slots = where.block_tables[:, 0]
+        spans = _Spans(where.block_tables[:, 0], starts, lengths)
 
         def mix(net: DeltaNet, projected: Tensor) -> Tensor:
             states = DeltaStates(*step.pages[net.layer])
-            return rule(
-                projected, states, net.weights, net.heads, slots=slots, starts=starts, lengths=lengths
-            )
+
+            def run(tokens: Tensor, spans: _Spans) -> Tensor:
+                return rule(tokens, states, net.weights, net.heads, **spans._asdict())
+
+            if inputs.drafted is not None:
+                inputs.drafted.layers.append(
+                    _going_back(run, projected, states, spans, inputs.drafted.places)
+                )
+            return run(projected, spans)
 
         return mix
+
+
+class _Spans(NamedTuple):
+    """The rows of a step: the slots of their states [B], and their tokens there."""
+
+    slots: Tensor
+    starts: Sequence[int]
+    lengths: Sequence[int]
+
+
+def _going_back(
+    run: Callable[[Tensor, _Spans], Tensor],
+    projected: Tensor,
+    states: DeltaStates,
+    spans: _Spans,
+    places: Sequence[int],
+) -> Callable[[Sequence[int]], None]:
+    """The function that takes the states of rows at these places back, if not all of their tokens count: those that do pass through the states before anew."""
+    before = DeltaStates(*(each[spans.slots[list(places)]] for each in states))
+    firsts = [0, *itertools.accumulate(spans.lengths)]
+
+    def go_back(counts: Sequence[int]) -> None:
+        short = [at for at, place in enumerate(places) if counts[at] < spans.lengths[place]]
+        slots = spans.slots[[places[at] for at in short]]
+        for state, kept in zip(states, before, strict=True):
+            state[slots] = kept[short]
+        again = [(places[at], counts[at]) for at in short if counts[at]]
+        if again:
+            tokens = [firsts[place] + ahead for place, count in again for ahead in range(count)]
+            chosen, lengths = zip(*again, strict=True)
+            run(
+                projected[tokens],
+                _Spans(spans.slots[list(chosen)], [spans.starts[each] for each in chosen], lengths),
+            )
+
+    return go_back
