@@ -20,7 +20,7 @@ ROOMS = {
     "kernels": 14940,
     "adapters/pytorch": 16066,
     "adapters": 11034,
-    "entrypoints/server": 10840,
+    "entrypoints/server": 10890,
     "entrypoints": 11764,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
