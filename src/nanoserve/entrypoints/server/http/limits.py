@@ -85,6 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, config: BoundedConfig, *arguments: Any, **named: Any) -> None:
         super().__init__(config, *arguments, **named)
+        self.parser: Any = _Parser(self)
         self._bounds = config.bounds
         self._upload_size = config.upload_size
         self._rejected = config.rejected
@@ -165,8 +166,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Take only so many requests that are sent ahead; the body must come soon."""
-        if len(self.pipeline) >= _MOST_PIPELINED:
+        if len(self.pipeline) >= _MOST_PIPELINED or self.parser.get_method() == b"CONNECT":
             self._refuse(_MALFORMED)
+        if self.parser.should_upgrade():
+            return  # the request begins anew, without its offer
         self._in_headers, self._in_body = False, True
         usual = self._bounds.max_body_size
         most = self._upload_size if self.url == UPLOADS else usual
@@ -176,6 +179,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The whole request has arrived."""
+        if self.parser.should_upgrade():
+            return
         self._in_body = False
         self._expect_nothing()
         super().on_message_complete()
@@ -297,6 +302,40 @@ class Turnstile:
                 loop.call_soon(self._admit_next, loop)
                 return
         self._is_free = True
+
+
+class _Parser:
+    """httptools' parser, which goes on with HTTP/1.1 where a client offers another protocol (RFC 9110, 7.8).
+
+    By itself it ends behind the headers of such a request, and the body is lost. So another one reads the headers again, without the
+    offer. The clients of the JDK offer HTTP/2 (`upgrade: h2c`) with every request.
+    """
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+        self._parser = self._new()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> None:
+        while True:
+            try:
+                return self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = self._head() + data[offer.args[0] :]
+                self._parser = self._new()
+
+    def _new(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self._protocol)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        return parser
+
+    def _head(self) -> bytes:
+        version = self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), self._protocol.url, version)]
+        lines += [b"%s: %s" % header for header in self._protocol.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 class HangUp:

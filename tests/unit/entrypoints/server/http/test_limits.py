@@ -65,6 +65,7 @@ def error_of(answer: bytes) -> tuple[int, str]:
         (b"\x16\x03\x01\x02\x00\x01\x00", (400, "malformed_request")),
         (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", (400, "malformed_request")),
         (b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n", (400, "malformed_request")),
+        (b"CONNECT x:1 HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", (400, "malformed_request")),
         (b"GET / HTTP/1.1\r\nbad header\r\n\r\n", (400, "malformed_request")),
         (HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", (400, "malformed_request")),
         (HEAD + b"content-length: -1\r\n\r\n", (400, "malformed_request")),
@@ -261,6 +262,34 @@ def test_pipelined_requests_are_answered_in_turn(world: AppWorld) -> None:
         answers = rest_of(connection)
     assert answers.startswith(b"HTTP/1.1 200")
     assert (answers.count(b"HTTP/1.1 "), answers.count(b"HTTP/1.1 404")) == (2, 1)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, -1, None])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_of_another_protocol_changes_nothing(
+    world: AppWorld, is_chunked: bool, cut: int | None
+) -> None:
+    """A JDK client sends `upgrade: h2c` with every request; its headers and body come in any packets."""
+    offer = (
+        b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+    )
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "ignore_eos": True}).encode()
+    sized, piece = f"content-length: {len(body)}\r\n\r\n".encode(), f"{len(body):x}\r\n".encode()
+    chunked = b"transfer-encoding: chunked\r\n\r\n" + piece
+    asked = HEAD + offer + (chunked + body + b"\r\n0\r\n\r\n" if is_chunked else sized + body)
+    sent = (
+        asked + asked + b"GET /livez HTTP/1.1\r\nhost: x\r\n" + offer.replace(b"h2c", b"websocket") + b"\r\n"
+    )
+    middle = len(HEAD + offer) if cut == 0 else cut
+    with world.connect() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(sent[:middle])
+        connection.sendall(sent[len(sent[:middle]) :])
+        connection.shutdown(socket.SHUT_WR)
+        answers = rest_of(connection)
+    assert answers.count(b"HTTP/1.1 200") == answers.count(b"HTTP/1.1 2") == 3
+    assert answers.count(b'"finish_reason":"length"') == 2
+    assert answers.endswith(b'{"status":"ok"}')
 
 
 def test_the_server_hides_what_it_runs_on(world: AppWorld) -> None:
