@@ -15,13 +15,13 @@ CLUSTER_BOUND = 4360
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 3998,
+    "ports": 4000,
     "domain": 8908,
     "kernels": 14940,
     "adapters/pytorch": 16066,
-    "adapters": 11034,
-    "entrypoints/server": 10890,
-    "entrypoints": 11764,
+    "adapters": 11076,
+    "entrypoints/server": 10900,
+    "entrypoints": 11814,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
