@@ -84,4 +84,4 @@ def build(settings: EngineSettings, watch: Stopwatch) -> Assembly:
 
 
 if __name__ == "__main__":
-    sys.exit(main(build, prepare=lambda: None))
+    sys.exit(main(build, prepare=lambda **_: None))

@@ -30,17 +30,19 @@ class Start:
 
 @attrs.frozen
 class Prepare:
-    """Import all that an engine needs, without touching a device, and wait for `Start`; sent before it or not at all.
+    """Import all that an engine needs, without touching a device's memory, and wait for `Start`; sent before it or not at all.
 
     Answered by `Prepared`, or by `Failed` where an engine that was to be parked cannot be.
 
     Attributes:
         parked: build this engine, too, and let it sleep until `Start` comes; None builds none.
         num_blocks: KV blocks of each cache group, which are those of the engine that runs beside it.
+        wakes_gpu: let the driver make its context meanwhile, where there is one.
     """
 
     parked: Start | None = None
     num_blocks: tuple[int, ...] = ()
+    wakes_gpu: bool = False
 
 
 @attrs.frozen

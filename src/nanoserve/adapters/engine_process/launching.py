@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import structlog
+import attrs
 
+_OWNER_ONLY: Final = 0o600
 _PAUSES: Final = (0.1, 0.3)
 """Seconds before another try. The caller waits for them: they are rare, and short."""
 
@@ -38,8 +43,41 @@ def start_program(
         except OSError as error:
             if pause is None:
                 raise
+            import structlog  # noqa: PLC0415 - slow to import, and this is rare
+
             structlog.get_logger().warning(
                 "a process could not be started", program=command[-1], error=str(error), again_in=pause
             )
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+@attrs.frozen(eq=False)
+class Launched:
+    """A process in a session of its own, and our end of the one connection it has.
+
+    The connection is a pair of Unix sockets without a name, so nothing else can ever connect.
+    """
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    def end(self) -> None:
+        """End the process with all it has started, unless it has ended."""
+        self.connection.close()
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def launch(command: Sequence[str]) -> Launched:
+    """Start a command with the file descriptor of its connection as the last argument. Raises `OSError`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.ExitStack() as unless_started, theirs:
+        unless_started.enter_context(ours)
+        for end in (ours, theirs):
+            os.fchmod(end.fileno(), _OWNER_ONLY)
+        launched = Launched(start_program(command, [theirs.fileno()], start_new_session=True), ours)
+        unless_started.pop_all()
+    return launched

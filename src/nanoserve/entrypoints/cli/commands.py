@@ -202,6 +202,17 @@ def serve(configuration: Configuration) -> None:
 
     SIGTERM or Ctrl-C lets living requests finish, a second one ends them.
     """
+    from nanoserve.entrypoints.compose.process import prepared_engine  # noqa: PLC0415 - not needed for --help
+
+    if configuration.serve.listen.in_process:
+        _serve(configuration, None)
+    else:
+        with prepared_engine(configuration.engine) as engine:
+            _serve(configuration, engine)
+
+
+def _serve(configuration: Configuration, engine: Any) -> None:
+    """Serve; `engine` is as in `prepared_engine`."""
     from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
     from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
     from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
@@ -212,7 +223,7 @@ def serve(configuration: Configuration) -> None:
         settings = attrs.evolve(settings, log=attrs.evolve(settings.log, log_json=not sys.stderr.isatty()))
     configure_log(settings.log)
     try:
-        run(settings, lambda started: _announce(started, as_record=settings.log.log_json))
+        run(settings, lambda started: _announce(started, as_record=settings.log.log_json), engine=engine)
     except NanoserveError as error:
         raise with_code(error) from error
 

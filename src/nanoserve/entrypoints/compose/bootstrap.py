@@ -30,7 +30,7 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.process import Stopwatch, prepare_process
+from nanoserve.entrypoints.compose.process import Stopwatch, has_gpu_driver, prepare_process
 from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.errors import BadValueError
@@ -61,13 +61,16 @@ def assemble(
     return build_assembly(settings, attrs.evolve(found, parked=num_blocks), watch)
 
 
-def preload() -> None:
-    """Import all that `assemble` needs, without touching a device, so that a process can wait to become an engine."""
+def preload(*, wakes_gpu: bool = False) -> None:
+    """Import all that `assemble` needs, so that a process can wait to become an engine; touches no device unless it `wakes_gpu`."""
     prepare_process()
+    if wakes_gpu:
+        wake_gpu()
     from nanoserve.entrypoints.compose import building  # noqa: F401, PLC0415 - loads torch
 
-    with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
-        from nanoserve.adapters.pytorch.cuda import building as _  # noqa: F401, PLC0415 - loads Triton
+    if has_gpu_driver():
+        with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
+            from nanoserve.adapters.pytorch.cuda import building as _  # noqa: F401, PLC0415 - loads Triton
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:

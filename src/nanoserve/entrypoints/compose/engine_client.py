@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -20,6 +20,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
+from nanoserve.entrypoints.compose.process import HOST_COMMAND
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.engine_link import Start
 
@@ -27,7 +28,6 @@ Member = sharing.Member
 Sharing = sharing.Sharing
 own_program, start_program = launching.own_program, launching.start_program
 JoinedEngine = KeptEngine[Membership]
-HOST_COMMAND: Final = own_program("nanoserve.entrypoints.compose.engine_host")
 
 
 def remote_engine(

@@ -28,7 +28,7 @@ Build = Callable[..., Assembly]
 """Takes settings and a watch; for an engine that is parked the `num_blocks` of the one beside it, too."""
 
 
-def main(build: Build = assemble, prepare: Callable[[], None] = preload) -> int:
+def main(build: Build = assemble, prepare: Callable[..., None] = preload) -> int:
     """Serve on the connection whose file descriptor is the only argument; returns the exit code."""
     silence_warnings()
     parked: list[Assembly] = []
@@ -39,7 +39,7 @@ def main(build: Build = assemble, prepare: Callable[[], None] = preload) -> int:
         return argument_settings(start.settings)
 
     def get_ready(command: Prepare) -> None:
-        prepare()
+        prepare(wakes_gpu=command.wakes_gpu)
         if command.parked is not None:
             build_beside = functools.partial(build, num_blocks=command.num_blocks)
             parked.append(_warm(read(command.parked), build_beside, Stopwatch()))

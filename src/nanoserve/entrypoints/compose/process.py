@@ -8,15 +8,23 @@ which still cover the gap between two small operations.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from nanoserve.adapters.engine_process import launching
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.ports.engine_link import Prepare
+
+Launched = launching.Launched
+HOST_COMMAND: Final = launching.own_program("nanoserve.entrypoints.compose.engine_host")
 
 SPIN_COUNT: Final = "10000"
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -36,6 +44,29 @@ def prepare_process() -> None:
         os.environ.setdefault(name, value)
 
 
+@contextlib.contextmanager
+def prepared_engine(settings: EngineSettings) -> Iterator[Launched | None]:
+    """A process that imports what an engine needs, while this one imports what a server needs; it ends with the context.
+
+    None where several ranks compute the model, which start while the first one imports, and where it could not be started.
+    """
+    if settings.tensor_parallel_size > 1:
+        yield None
+        return
+    try:
+        launched = launching.launch(HOST_COMMAND)
+    except OSError:
+        yield None
+        return
+    try:
+        from nanoserve.adapters.engine_process.wire.codec import encode_command  # noqa: PLC0415 - meanwhile
+
+        launched.connection.sendall(encode_command(Prepare(wakes_gpu=settings.device != "cpu")))
+        yield launched
+    finally:
+        launched.end()
+
+
 def silence_warnings() -> None:
     """Keep the warnings of libraries off standard error; for programs, not for callers of the library."""
     warnings.filterwarnings("ignore")
@@ -51,6 +82,7 @@ def installed_release() -> str:
 
 _BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
+_DRIVER: Final = Path("/dev/nvidiactl")
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -69,6 +101,11 @@ def _quota() -> int:
     except (OSError, ValueError):
         return 2**31
     return 2**31 if quota == "max" else max(1, int(quota) // int(period))
+
+
+def has_gpu_driver() -> bool:
+    """True if the machine has NVIDIA's driver."""
+    return _DRIVER.exists()
 
 
 def has_bfloat16() -> bool:

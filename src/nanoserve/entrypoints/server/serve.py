@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import pathlib
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
-from nanoserve.entrypoints.compose.process import Stopwatch, usable_cores
+from nanoserve.entrypoints.compose.process import Launched, Stopwatch, has_gpu_driver, usable_cores
 from nanoserve.entrypoints.server import serving, sockets
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.security import KeyRing, read_keys, read_steering_keys
@@ -36,7 +35,6 @@ from nanoserve.ports.errors import BadValueError
 
 _REFRESH: Final = 1.0
 """Seconds between two readings of the engine's counters, which make the sizes of steps known."""
-_DRIVER: Final = pathlib.Path("/dev/nvidiactl")
 _MOST_PROCESSES: Final = 3
 """More gain nothing: the engine's process is full then."""
 _CORES_EACH: Final = 4
@@ -45,15 +43,24 @@ Announce = Callable[[Started], None]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Bound:
-    """The sockets of a server: `groups` has those of each HTTP process, `scraped` those on which metrics need no key."""
+    """The sockets of a server: `groups` has those of each HTTP process, `scraped` those on which metrics need no key. And the process that prepares to be its `engine`."""
 
     groups: Sequence[Sequence[socket.socket]]
     admin: Sequence[socket.socket] = ()
     scraped: Sequence[socket.socket] = ()
+    engine: Launched | None = None
 
 
-def serve(settings: serving.Serving, announce: Announce, signals: serving.Signals | None = None) -> None:
+def serve(
+    settings: serving.Serving,
+    announce: Announce,
+    signals: serving.Signals | None = None,
+    *,
+    engine: Launched | None = None,
+) -> None:
     """Serve until a signal comes, one of the process or of `signals`; `announce` is called once requests are taken.
+
+    `engine` is a process that prepares to be the engine; without it, one is started when it is needed.
 
     Raises `StartError`, `BadValueError`, `ModelLoadError` or `OutOfMemoryError` where the server cannot start.
     """
@@ -80,7 +87,7 @@ def serve(settings: serving.Serving, announce: Announce, signals: serving.Signal
             alone = attrs.evolve(listen, port=listen.metrics_port, uds=None, http_workers=1)
             (scraped,) = stack.enter_context(sockets.listening_sockets(alone))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        bound = Bound(groups=groups, admin=admin, scraped=scraped)
+        bound = Bound(groups=groups, admin=admin, scraped=scraped, engine=engine)
         runner.run(run_server(settings, keys, bound, announce, signals or serving.Signals()))
 
 
@@ -97,7 +104,7 @@ def choose_processes(listen: ListenSettings, engine: EngineSettings) -> int:
     """How many processes answer HTTP: as many as asked for, or as write the streams of a GPU's crowd, where there are cores for them."""
     if listen.http_workers is not None:
         return listen.http_workers
-    has_gpu = engine.device != "cpu" and _DRIVER.exists()
+    has_gpu = engine.device != "cpu" and has_gpu_driver()
     can_share = has_gpu and not listen.in_process and sys.platform == "linux"
     return max(1, min(_MOST_PROCESSES, usable_cores() // _CORES_EACH)) if can_share else 1
 
@@ -141,7 +148,7 @@ class _Running:
     ) -> None:
         shared = serving.shared_counting(settings, keys) if len(bound.groups) > 1 else None
         counting = shared.of(0) if shared else Counting()
-        engine = _make_client(settings, folder, counting)
+        engine = _make_client(settings, folder, counting, bound.engine)
         self._settings = settings
         self._bound = bound
         self._folder = folder
@@ -255,13 +262,19 @@ async def _refresh(server: Server) -> None:
         await asyncio.sleep(_REFRESH)
 
 
-def _make_client(settings: serving.Serving, folder: str, counting: Counting) -> EngineClient:
+def _make_client(
+    settings: serving.Serving, folder: str, counting: Counting, first: Launched | None
+) -> EngineClient:
     """The engine: in a process of its own, or in a thread of ours."""
     found = attrs.evolve(settings.engine, model=folder) if settings.engine.model else settings.engine
     stall_timeout = settings.serve.bounds.stall_timeout
     if settings.serve.listen.in_process:
         return local_engine(found, stall_timeout=stall_timeout)
-    spare = settings.serve.listen.spare
     return remote_engine(
-        found, log=settings.log, stall_timeout=stall_timeout, spare=spare, counts=counting.ledger
+        found,
+        log=settings.log,
+        counts=counting.ledger,
+        stall_timeout=stall_timeout,
+        spare=settings.serve.listen.spare,
+        first=first,
     )

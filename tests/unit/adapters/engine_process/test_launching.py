@@ -15,12 +15,24 @@ import pytest
 
 from nanoserve.adapters.engine_process import launching
 from nanoserve.adapters.engine_process.ranks.leader import Rank
+from nanoserve.adapters.engine_process.wire.codec import encode_command
+from nanoserve.entrypoints.compose import process
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.sockets import StartError
 from nanoserve.entrypoints.server.workers.pool import Workers
 from nanoserve.ports.driving import EngineStatus
+from nanoserve.ports.engine_link import Prepare
 from nanoserve.ports.errors import EngineDiedError, RunnerLostError
-from tests.unit.adapters.engine_process.client.engines import read, request, run, scripted_engine, started
+from tests.unit.adapters.engine_process.client.engines import (
+    SCRIPTED,
+    pid_of,
+    read,
+    request,
+    run,
+    scripted_engine,
+    started,
+)
 
 SOURCES = Path(__file__).parents[4] / "src"
 NOTHING = (sys.executable, "-c", "")
@@ -69,6 +81,36 @@ def test_a_first_engine_that_cannot_be_started_at_once_serves_without_a_restart(
     refusing = refuse(1)
     run(check())
     assert refusing.tries == 2
+
+
+@pytest.mark.parametrize("ends_before", [False, True])
+def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_has_ended(
+    *, ends_before: bool
+) -> None:
+    first = launching.launch(SCRIPTED)
+    first.connection.sendall(encode_command(Prepare()))
+    if ends_before:
+        first.process.kill()
+        first.process.wait()
+
+    async def check() -> None:
+        async with started(scripted_engine(first=first)) as engine:
+            assert (await read(engine.submit(request("a")))).ids
+            assert (pid_of(engine) == first.process.pid) is not ends_before
+            assert engine.restarts == 0
+
+    run(check())
+    assert first.process.poll() is not None
+
+
+def test_a_process_that_prepared_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "HOST_COMMAND", (sys.executable, "-c", "input()"))
+    with process.prepared_engine(EngineSettings()) as launched:
+        assert launched is not None
+        assert launched.process.poll() is None
+    assert launched.process.poll() is not None
+    with process.prepared_engine(EngineSettings(tensor_parallel_size=2)) as launched:
+        assert launched is None
 
 
 def test_an_engine_that_can_never_be_started_is_one_error(refuse: Any) -> None:

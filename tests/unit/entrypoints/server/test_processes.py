@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
@@ -28,7 +26,6 @@ from nanoserve.entrypoints.server import serve
 )
 def test_a_gpu_has_several_where_there_are_cores(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
     *,
     listen: ListenSettings,
     device: str,
@@ -36,7 +33,7 @@ def test_a_gpu_has_several_where_there_are_cores(
     cores: int,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(serve, "_DRIVER", tmp_path if has_driver else tmp_path / "none")
+    monkeypatch.setattr(serve, "has_gpu_driver", lambda: has_driver)
     monkeypatch.setattr(serve, "usable_cores", lambda: cores)
     found = serve.choose_processes(listen, EngineSettings(device=device))
     assert found == expected

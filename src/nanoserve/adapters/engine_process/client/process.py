@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import attrs
 from nanoserve.adapters.engine_process import DUMP_SIGNAL
 from nanoserve.adapters.engine_process.client.line import Line
 from nanoserve.adapters.engine_process.client.requests import reported_error
-from nanoserve.adapters.engine_process.launching import start_program
+from nanoserve.adapters.engine_process.launching import Launched, launch
 from nanoserve.adapters.engine_process.wire.codec import address, decode_report, encode_command, framed
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepared, Ready, Report, Start, Turned
 from nanoserve.ports.errors import NanoserveError
@@ -26,16 +25,12 @@ from nanoserve.ports.errors import NanoserveError
 _POLL: Final = 0.01
 _DUMP_TIME: Final = 0.5
 _LAST_WORDS: Final = 1.0
-_OWNER_ONLY: Final = 0o600
 TICK: Final = 0.25
 """Seconds between two looks at an engine."""
 
 
 class EngineProcess:
-    """One process, in a session of its own, and the one connection it has; made by `launch`.
-
-    The connection is a pair of Unix sockets without a name, so nothing else can ever connect; the command line contains nothing
-    about the engine.
+    """One process and the one connection it has; made by `launch` or `take_over`. Its command line contains nothing about the engine.
 
     Attributes:
         on_foreign: called with the owner and the frame of what is for another process; None if there is none.
@@ -54,20 +49,18 @@ class EngineProcess:
     @classmethod
     async def launch(cls, command: Sequence[str]) -> EngineProcess:
         """Start the command with the file descriptor of its connection as the last argument. Raises `OSError`."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.ExitStack() as unless_started, theirs:
-            unless_started.enter_context(ours)
-            for end in (ours, theirs):
-                os.fchmod(end.fileno(), _OWNER_ONLY)
-            process = start_program(command, [theirs.fileno()], start_new_session=True)
-            started = cls(process)
-            try:
-                await started._line.open(ours)
-            except BaseException:
-                await started.kill()
-                raise
-            unless_started.pop_all()
-        return started
+        return await cls.take_over(launch(command))
+
+    @classmethod
+    async def take_over(cls, launched: Launched) -> EngineProcess:
+        """Look after a process that has been started."""
+        taken = cls(launched.process)
+        try:
+            await taken._line.open(launched.connection)
+        except BaseException:
+            launched.end()
+            raise
+        return taken
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ import structlog
 
 from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.process import EngineLife, EngineProcess
+from nanoserve.adapters.engine_process.launching import Launched
 from nanoserve.ports.driving import EngineStatus
 from nanoserve.ports.engine_link import Prepare, Start, Stop
 from nanoserve.ports.errors import EngineDiedError
@@ -32,6 +33,10 @@ class Spare:
         self._prepare = Prepare()
         self._process: EngineProcess | None = None
         self._keeping: asyncio.Task[None] | None = None
+
+    async def adopt(self, launched: Launched) -> None:
+        """Have this process, which is prepared or prepares, until it is taken."""
+        self._process = await EngineProcess.take_over(launched)
 
     def keep(self, prepare: Prepare) -> None:
         """Have one from now on that is prepared so; it starts in the background. One that cannot be parked is followed by one that is not."""
@@ -126,6 +131,7 @@ class Supervisor:
         stall_timeout: seconds without progress after which it counts as stuck and is replaced.
         start_timeout: seconds that a restart may take; None allows five times what the first start took and a minute.
         reaction_timeout: seconds after which a prepared spare that does not begin is given up for a new process.
+        first: a process that prepares to be the first engine.
 
     Attributes:
         on_foreign: called with the owner and the frame of what the engine has for another process.
@@ -142,6 +148,7 @@ class Supervisor:
         start_timeout: float | None = None,
         spare: bool = False,
         reaction_timeout: float = REACTION_TIMEOUT,
+        first: Launched | None = None,
     ) -> None:
         self.on_foreign: Callable[[str, bytes], None] | None = None
         self._building = building
@@ -150,6 +157,7 @@ class Supervisor:
         self._reaction_timeout = reaction_timeout
         self._start_limit: float | None = None
         self._launch = functools.partial(EngineProcess.launch, command)
+        self._first = first
         self.spare = Spare(self._launch, wanted=spare)
         self._restarts = Restarts()
         self._away_since = time.monotonic()
@@ -185,6 +193,8 @@ class Supervisor:
     async def _supervise(self) -> None:
         """One engine after another, until stopped, or until engines die as fast as they come."""
         try:
+            if self._first is not None:
+                await self.spare.adopt(self._first)
             while True:
                 delay = await self._live()
                 if delay is None:

@@ -172,4 +172,4 @@ class _NoTemplate:
 
 
 if __name__ == "__main__":
-    sys.exit(main(build, prepare=lambda: None))
+    sys.exit(main(build, prepare=lambda **_: None))
