@@ -211,7 +211,7 @@ class LLGrammars:
 
     def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
         self._vocabulary = vocabulary
-        self._num_tokens = num_tokens
+        self._num_tokens = num_tokens = min(num_tokens, vocabulary.vocab_size)
         self._filler = MaskFiller(num_tokens, threads, self._matcher(""))
         ends = frozenset(vocabulary.eos_tokens)
         # One that text can make too is allowed as text, and only the engine knows better.

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS, MAX_VALUES
 from nanoserve.adapters.llguidance.reading import check
@@ -398,6 +398,13 @@ def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:
     tag = {"structures": [{"begin": "<think>x", "schema": {}}], "triggers": ["<think>"]}
     found = allowed(grammars, compiled(grammars, "structural_tag", json.dumps(tag)))
     assert {think, tokenizer.token_to_id("a")} <= found
+
+
+def test_added_tokens_behind_the_logits_are_left_out() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(f"<image {number}>", special=True) for number in range(9)])
+    grammars = grammars_of(tokenizer, padded=-9)
+    assert allowed(grammars, compiled(grammars, "choice", '["a"]')) == {tokenizer.token_to_id("a")}
 
 
 def test_sentencepiece_pieces_are_their_bytes() -> None:

@@ -52,10 +52,10 @@ def sentencepiece(*, metaspace: bool) -> Tokenizer:
     return made
 
 
-def grammars_of(tokenizer: Tokenizer, threads: int = 2) -> LLGrammars:
+def grammars_of(tokenizer: Tokenizer, threads: int = 2, *, padded: int = PADDED) -> LLGrammars:
     size = tokenizer.get_vocab_size()
     ends = [tokenizer.encode(END, add_special_tokens=False).ids[0]]
-    vocabulary = make_vocabulary(tokenizer.to_str(), ends, size + PADDED)
+    vocabulary = make_vocabulary(tokenizer.to_str(), ends, size + padded)
     grammars = LLGrammars(vocabulary, num_tokens=size, threads=threads)
     grammars._filler.patience = 60  # no mask is late because a machine is slow
     return grammars
