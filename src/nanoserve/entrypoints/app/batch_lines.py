@@ -12,6 +12,7 @@ import fcntl
 import functools
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, TypeVar
@@ -29,6 +30,7 @@ Reading more at once would hold the interpreter's lock.
 _LATER: Final = frozenset({408, 409, 425, 429, 502, 503, 504})
 _LONGEST_WAIT: Final = 10.0
 _MOST_FAILURES: Final = 3
+_PATH: Final = re.compile(r"/v1/[!-~]+")
 T = TypeVar("T")
 
 
@@ -130,7 +132,7 @@ def _read_line(raw: bytes, url: str | None) -> BatchLine | str:
         return f"is not JSON: {error}"
     wrong = (
         (
-            entry.method != "POST" or not entry.url.startswith("/v1/"),
+            entry.method != "POST" or _PATH.fullmatch(entry.url) is None,
             "can ask only for POST to a path that begins with /v1/",
         ),
         (url not in {None, entry.url}, f"asks for {entry.url[:64]!r} in a batch for {url}"),
@@ -245,4 +247,6 @@ async def finished(work: Awaitable[T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        with contextlib.suppress(Exception):
+            task.result()
         raise

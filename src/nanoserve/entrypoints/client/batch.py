@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nanoserve.entrypoints.app.batch_lines import AnswersFile, BatchLine, LineReply, answer_lines, answers_in
 from nanoserve.entrypoints.app.batch_lines import read_lines as read_file
 from nanoserve.entrypoints.client.server import CONNECT_SECONDS, QUIET_SECONDS, Address
+from nanoserve.entrypoints.compose.interrupts import cancelling_interrupts
 from nanoserve.ports.errors import BadValueError
 
 _JSON: Final = {"content-type": "application/json"}
@@ -101,7 +102,7 @@ def _is_cut(body: object) -> bool:
 
 
 def run_batch(file: str, output: str, address: Address, *, concurrency: int, priority: int | None) -> Tally:
-    """Send a file's lines to a server until each is answered in `output`, with a bar in a terminal; raises `BadValueError`."""
+    """Send a file's lines to a server until each is answered in `output`, with a bar in a terminal; raises `BadValueError`, or `OSError` if the disk fails."""
     lines = read_lines(pathlib.Path(file), priority)
     if os.path.realpath(file) == os.path.realpath(output):
         raise BadValueError("output", "must be another file than that of the requests")
@@ -123,5 +124,9 @@ def run_batch(file: str, output: str, address: Address, *, concurrency: int, pri
             tally.failed += not is_good
             bar.advance(task)
 
-        asyncio.run(send(address, left, answers, concurrency=concurrency, note=note))
+        try:
+            with cancelling_interrupts():
+                asyncio.run(send(address, left, answers, concurrency=concurrency, note=note))
+        except ExceptionGroup as failures:  # the first one has ended the others
+            raise failures.exceptions[0] from None
     return tally

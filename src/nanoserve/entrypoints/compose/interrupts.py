@@ -44,6 +44,24 @@ def deferring_interrupts() -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def cancelling_interrupts() -> Iterator[None]:
+    """Leave Ctrl-C to `asyncio.Runner`, which cancels its task instead of raising wherever the loop happens to be.
+
+    It does so only where it finds Python's own handler. Does nothing outside the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def interrupt(number: int, frame: FrameType | None) -> None:
     """The command line's handler of SIGINT: raises KeyboardInterrupt, but ends the process while a module is imported.
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import fcntl
 import http.server
 import json
+import os
 import pathlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from nanoserve.entrypoints.app.batch_lines import AnswersFile
 from nanoserve.entrypoints.client.batch import Tally, read_lines, run_batch
 from nanoserve.entrypoints.client.server import read_address
+from nanoserve.entrypoints.compose.interrupts import interrupt
 from nanoserve.ports.errors import BadValueError
 
 Answer = Callable[[dict[str, Any], int], int | dict[str, Any]]
@@ -145,6 +151,46 @@ def test_two_runs_do_not_write_one_file(tmp_path: pathlib.Path) -> None:
         run(file, tmp_path / "no" / "out", "http://127.0.0.1:1")
 
 
+def test_a_full_disk_ends_the_run_in_one_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = requests(tmp_path, [str(number) for number in range(8)])
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with serving(lambda *_: 200) as (url, _):
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "write", full)
+            with pytest.raises(OSError, match="No space left"):
+                run(file, tmp_path / "out", url)
+        assert run(file, tmp_path / "out", url) == Tally(completed=8)
+
+
+def test_an_interrupt_ends_all_that_is_under_way(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the loop happens to be, here in a line's own task; what is being written is written."""
+    file, write = requests(tmp_path, [str(number) for number in range(8)]), AnswersFile.write
+
+    async def interrupted(answers: AnswersFile, entry: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await write(answers, entry)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with serving(lambda *_: 200) as (url, _):
+            with monkeypatch.context() as hit:
+                hit.setattr(AnswersFile, "write", interrupted)
+                with pytest.raises(KeyboardInterrupt) as caught:
+                    run(file, tmp_path / "out", url, concurrency=1)
+            assert isinstance(caught.value.__context__, asyncio.CancelledError)
+            assert signal.getsignal(signal.SIGINT) is interrupt
+            assert run(file, tmp_path / "out", url).before <= 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 GOOD = {"custom_id": "a", "url": "/v1/embeddings", "body": {}}
 
 
@@ -158,6 +204,7 @@ GOOD = {"custom_id": "a", "url": "/v1/embeddings", "body": {}}
         (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2 repeats the custom_id 'a'"),
         (json.dumps({**GOOD, "method": "GET"}), "line 1 can ask only for POST"),
         (json.dumps({**GOOD, "url": "http://else/v1/"}), "line 1 can ask only for POST"),
+        (json.dumps({**GOOD, "url": "/v1/a b\r\nhost: else"}), "line 1 can ask only for POST"),
         (json.dumps({**GOOD, "body": {"stream": True}}), "line 1 must not ask for `stream`"),
     ],
 )

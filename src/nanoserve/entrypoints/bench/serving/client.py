@@ -25,6 +25,7 @@ import msgspec
 
 from nanoserve.entrypoints.bench.measurement import without_old_garbage
 from nanoserve.entrypoints.client import server
+from nanoserve.entrypoints.compose.interrupts import cancelling_interrupts
 
 CONNECT_SECONDS: Final = 30.0
 MOST_OF_AN_ERROR: Final = 65_536
@@ -392,5 +393,5 @@ def run_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     make_loop = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         from uvloop import new_event_loop as make_loop  # noqa: PLC0415 - not everywhere
-    with asyncio.Runner(loop_factory=make_loop) as runner:
+    with cancelling_interrupts(), asyncio.Runner(loop_factory=make_loop) as runner:
         return runner.run(work)
