@@ -20,7 +20,7 @@ ROOMS = {
     "kernels": 14940,
     "adapters/pytorch": 16066,
     "adapters": 11076,
-    "entrypoints/server": 10900,
+    "entrypoints/server": 10925,
     "entrypoints": 11844,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
