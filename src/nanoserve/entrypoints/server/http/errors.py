@@ -36,6 +36,7 @@ _MISSING: Final = {
     "files for searches": "/v1/vector_stores",
     "batches of this form": "/v1/messages/batches",
     "training": "/v1/fine_tuning",
+    "compaction": "/v1/responses/compact",
     "stored conversations but responses": "/v1/assistants /v1/threads /v1/conversations",
 }
 _NOT_SERVED: Final = {path: what for what, paths in _MISSING.items() for path in paths.split()}
@@ -174,7 +175,7 @@ def error_response_in(
 
 def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
     """The problem of a route that other servers have, with the feature that is missing here."""
-    if (problem.status, problem.code) != (404, "not_found"):
+    if problem.code not in {"not_found", "method_not_allowed"}:
         return problem
     if not keeps_files and f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
         message = (
@@ -184,8 +185,10 @@ def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
     missing = next((what for route, what in _NOT_SERVED.items() if f"{path}/".startswith(f"{route}/")), None)
     if missing is None:
         return problem
-    message = f"{path} is not served: this server generates text and has no {missing}. {problem.message}"
-    return attrs.evolve(problem, message=message, code="route_not_served")
+    message = (
+        f"{path} is not served: this server generates text and has no {missing}. {_ROUTING_MESSAGES[404]}"
+    )
+    return Problem(status=404, message=message, code="route_not_served")
 
 
 def _classify_ours(error: NanoserveError) -> Problem | None:

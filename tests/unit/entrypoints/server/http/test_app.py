@@ -40,6 +40,7 @@ ITEMS = "/v1/responses/x/input_items?limit=many"
     [
         (("GET", "/nope", NONE, b""), 404, "not_found"),
         (("POST", "/v1/audio/speech", JSON, b"{}"), 404, "route_not_served"),
+        (("POST", "/v1/responses/compact", JSON, b"{}"), 404, "route_not_served"),
         (("GET", "/v1/files/file-1", NONE, b""), 404, "route_not_served"),
         (("GET", "/v1/filesystem", NONE, b""), 404, "not_found"),
         (("PUT", "/v1/completions", NONE, b""), 405, "method_not_allowed"),

@@ -20,6 +20,7 @@ from nanoserve.entrypoints.app.generation import Generation
 from nanoserve.entrypoints.app.orders import Client, Conversation, Order
 from nanoserve.entrypoints.app.text_service import TextService
 from nanoserve.entrypoints.server.http import fields
+from nanoserve.entrypoints.server.http.errors import RequestError
 from nanoserve.entrypoints.server.protocols.responses import wire
 from nanoserve.entrypoints.server.protocols.responses.items import Item, messages_of, read_items, texts_of
 from nanoserve.entrypoints.server.protocols.responses.writer import ResponseWriter
@@ -93,7 +94,7 @@ class StoredResponse(Record):
 
 
 class Responding:
-    """One `POST /v1/responses`; raises for a wrong body. `open` hands its `order` to the service, and `writer` shows the answer."""
+    """One `POST /v1/responses`; raises for a wrong body. `open` hands the `order` of its `prompt` to the service, and `writer` shows the answer."""
 
     def __init__(
         self, body: wire.CreateResponse, *, service: TextService, client: Client, store: ConversationStore
@@ -111,7 +112,7 @@ class Responding:
         self._truncates = body.truncation == "auto"
         effort = None if body.reasoning is None else body.reasoning.effort
         text_format = None if body.text is None else body.text.format
-        prompt = Conversation(
+        self.prompt = prompt = Conversation(
             messages_of(body.instructions, self._asked),
             tools=fields.read_tools(tools, service, fields.openai_tool),
             options=fields.effort_options(service, effort, "reasoning.effort"),
@@ -201,7 +202,11 @@ class Responding:
             return ()
         record = self._store.find(self._owner, body.previous_response_id, StoredResponse)
         if record is None:
-            raise BadValueError(name, self._store.fate(self._owner, body.previous_response_id))
+            fate = self._store.fate(self._owner, body.previous_response_id)
+            message = (
+                f"{name}: previous response with id {shown(body.previous_response_id)} not found: it {fate}"
+            )
+            raise RequestError(400, message, param=name, code="previous_response_not_found")
         if record.status in _UNFINISHED:
             raise BadValueError(name, f"that response is {record.status} and cannot be continued")
         return record.asked + record.said

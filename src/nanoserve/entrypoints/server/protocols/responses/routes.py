@@ -41,6 +41,18 @@ async def create_response(
     return await context.respond(responding.writer, [responding.order], opening=responding.open)
 
 
+@post("/v1/responses/input_tokens", status_code=200, **documented(wire.CreateResponse))
+async def count_input_tokens(
+    context: NamedDependency[RequestContext], conversations: Conversations
+) -> wire.InputTokens:
+    """The number of tokens of the prompt that a response to this body would answer, earlier responses included."""
+    body = await context.read(wire.CreateResponse)
+    responding = Responding(body, service=context.service, client=context.client, store=conversations)
+    return wire.InputTokens(
+        input_tokens=len(await context.unless_left(context.service.render(responding.prompt)))
+    )
+
+
 @get("/v1/responses/{response_id:str}", responses=_ANSWER)
 async def get_response(request: Request[Any, Any, Any], record: Found) -> Response[bytes]:
     """A stored response in its present state."""
@@ -102,4 +114,7 @@ def stored_response(
     return record
 
 
-ROUTES: Final = (create_response, get_response, delete_response, cancel_response, list_input_items)
+ROUTES: Final = (
+    *(create_response, get_response, delete_response, cancel_response),
+    *(count_input_tokens, list_input_items),
+)

@@ -192,6 +192,13 @@ class ResponseObject(Struct, kw_only=True):
     metadata: dict[str, str] = field(default_factory=dict)
 
 
+class InputTokens(Struct, kw_only=True):
+    """The tokens of a prompt that nothing has answered yet."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Deleted(Struct, kw_only=True):
     """A stored response is gone."""
 

@@ -51,6 +51,19 @@ def test_a_response_is_fetched_as_it_was(
     assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
 
 
+def test_the_tokens_of_a_prompt_are_counted_without_an_answer(
+    client: openai.OpenAI, world: AppWorld, asked: dict[str, Any]
+) -> None:
+    first = client.responses.create(**asked)
+    body = {"model": "scripted", "input": "more", "previous_response_id": first.id, "instructions": "be kind"}
+    turns = world.engine.turns
+    counted = client.responses.input_tokens.count(**body)
+    assert world.engine.turns == turns
+    answered = client.responses.create(**body, max_output_tokens=1)
+    assert answered.usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answered.usage.input_tokens)
+
+
 def test_a_response_that_has_expired_is_named_so() -> None:
     with app_world(bounds=BoundSettings(conversation_lifetime=60.0)) as world, openai_client(world) as client:
         made = client.responses.create(model="scripted", input="hello", max_output_tokens=4)
@@ -61,8 +74,9 @@ def test_a_response_that_has_expired_is_named_so() -> None:
         with pytest.raises(openai.NotFoundError, match=said) as caught:
             client.responses.retrieve(made.id)
         assert caught.value.code == "response_not_found"
-        with pytest.raises(openai.BadRequestError, match=f"previous_response_id: {said}"):
+        with pytest.raises(openai.BadRequestError, match=f"{made.id}' not found: it {said}") as refused:
             client.responses.create(model="scripted", input="more", previous_response_id=made.id)
+        assert refused.value.code == "previous_response_not_found"
 
 
 def test_a_deleted_response_is_gone(client: openai.OpenAI, asked: dict[str, Any]) -> None:
