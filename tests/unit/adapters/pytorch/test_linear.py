@@ -73,6 +73,7 @@ FORMS = [
     ),
     pytest.param(attrs.evolve(INT8, quantization="int4"), torch.float32, (96, 100), id="odd outputs"),
     pytest.param(attrs.evolve(INT8, quantization="int4"), torch.float32, (90, 112), id="odd inputs"),
+    pytest.param(INT8, torch.bfloat16, (90, 112), id="int8 of odd inputs"),
 ]
 
 

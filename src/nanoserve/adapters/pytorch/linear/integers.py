@@ -10,6 +10,8 @@ from nanoserve.adapters.pytorch.linear.plain import Linear, PackedLinear
 
 MANY_ROWS = 24
 """From here on, widening the weights once costs less than torch's int8 kernel, which is slow at arithmetic."""
+COLUMNS = 16
+"""torch's int8 kernel reads whole runs of this many columns, also beyond the end of a row."""
 GROUP = 32
 ROWS = 16
 """The kernel of int4 takes whole panels of this many output rows."""
@@ -32,7 +34,7 @@ class Int8Linear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features] in the dtype of `x`."""
-        if x.shape[0] >= MANY_ROWS:
+        if x.shape[0] >= MANY_ROWS or self.in_features % COLUMNS:
             product = F.linear(x, self.quantized.to(x.dtype).mul_(self.scales[:, None]))
         else:
             product = torch._weight_int8pack_mm(x, self.quantized, self.scales)  # noqa: SLF001
