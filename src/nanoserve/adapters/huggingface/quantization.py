@@ -110,6 +110,7 @@ def _compressed_group(name: str, group: object, usual: object) -> Stored | None:
         return None
     if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "group"):
         raise _Unreadable(f"has weights of type {kind!r} with {bits!r} bits by {strategy!r} in {name}")
+    _only(weights, "group_size", None, -1, *(2**each for each in range(16)))  # as scales' shapes tell
     if layout == "int-quantized":
         return "int8"
     if layout != "pack-quantized":

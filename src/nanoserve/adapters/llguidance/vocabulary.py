@@ -14,9 +14,8 @@ from nanoserve.ports.errors import BadValueError
 def make_vocabulary(tokenizer_json: str, eos_token_ids: Sequence[int], width: int) -> LLTokenizer:
     """Make one of a tokenizer.json's text, padded to the `width` of the logits. Holds the interpreter's lock: half a second for 128,000 tokens.
 
-    Special tokens, and added ones that look like `<this>`, are no text. Added tokens behind the logits, which no model can say, are left
-    out: Gemma 3's tokenizer has one for images, also where a model reads text alone. Raises `BadValueError` for a tokenizer that joins
-    neither bytes nor sentencepiece's pieces.
+    Special tokens, and added ones that look like `<this>`, are no text. Added ones behind the logits, such as Gemma 3's of an image, are
+    left out. Raises `BadValueError` for a tokenizer that joins neither bytes nor sentencepiece's pieces.
     """
     described: dict[str, Any] = json.loads(tokenizer_json)
     if any(each["id"] >= width for each in described["added_tokens"]):

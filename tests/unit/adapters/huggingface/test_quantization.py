@@ -82,6 +82,7 @@ def test_readable(config: Any, wanted: Any) -> None:
         (compressed(group={"input_activations": {"num_bits": 8}}), "quantizes activations to integers"),
         (compressed({**INTEGERS, "num_bits": 3}), "of type 'int' with 3 bits by 'group' in group_0"),
         (compressed({"type": "float", "num_bits": 4, "strategy": "tensor_group"}), "'float' with 4 bits"),
+        (compressed({**INTEGERS, "group_size": 96}), "has group_size 96"),
         (compressed(None), "has no weights in group_0"),
         (compressed(config_groups={}), "has no config_groups"),
         ("awq", "is not supported"),
