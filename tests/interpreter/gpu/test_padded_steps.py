@@ -93,8 +93,7 @@ def test_replayed_steps_with_chunks_give_the_tokens_of_transformers(tiny: TinyMo
 def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
     tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixed_steps, "CROWDS", (8, 64))
-    monkeypatch.setattr(mixed_steps, "CROWD_TOKENS", 60)
+    monkeypatch.setattr(mixed_steps, "CROWDS", ((8, 60), (64, 60)))
     graphs = KeptLaunches()
 
     def make_runner(limits: Limits) -> CudaRunner:

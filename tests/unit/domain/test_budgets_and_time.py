@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.domain.scheduling.prompt_shares import ChunkBudget
 from nanoserve.ports.pooling import Pooling
-from nanoserve.ports.request import FinishReason
+from nanoserve.ports.request import DEFERRED_CLASS, FinishReason
 from nanoserve.ports.step import StepPlan, StepResult
 from tests.unit.domain.world import HandClock, RecordingRunner, World, oracle
 
@@ -117,11 +118,19 @@ def test_a_bound_that_cannot_be_kept_leaves_a_block_per_step() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
-    ("rows", "stream", "most"),
-    [(127, True, 4000 - 127), (128, True, 1280), (310, True, 1536), (200, False, 4000 - 200)],
+    ("rows", "stream", "tokens", "chunks"),
+    [
+        (31, True, 7000, [4000 - 31, 3031]),
+        (32, True, 8192, [1024, 1024]),
+        (32, True, 8193, [4000 - 32, 1024]),
+        (127, True, 8000, [1024, 1024]),
+        (128, True, 8000, [1280, 1280]),
+        (310, True, 8000, [1536, 1536]),
+        (200, False, 8000, [4000 - 200] * 2),
+    ],
 )
 def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_steps_of_prompts(
-    depth: int, rows: int, stream: bool, most: int
+    depth: int, rows: int, stream: bool, tokens: int, chunks: list[int]
 ) -> None:
     world = World(
         depth=depth, max_num_batched_tokens=4000, max_num_seqs=512, num_blocks=20_000, max_model_len=9000
@@ -130,13 +139,38 @@ def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_st
         world.add(f"r{number}", [number], max_tokens=30, stream=stream)
     for _ in range(3):
         world.turn()
-    world.add("long", [token % 1000 for token in range(8000)], max_tokens=2)
+    world.add("long", [token % 1000 for token in range(tokens)], max_tokens=2)
     world.run()
     long = [plan for plan in world.runner.plans[1:] if plan.chunks]
-    assert [plan.chunks[0].length for plan in long[:2]] == [most, most]
+    assert [plan.chunks[0].length for plan in long[:2]] == chunks
     assert [len(plan.decoding) for plan in long[:2]] == [rows, rows]
-    assert world.answer("long").token_ids == oracle([token % 1000 for token in range(8000)], 2)
+    assert world.answer("long").token_ids == oracle([token % 1000 for token in range(tokens)], 2)
     assert all(len(world.answer(f"r{number}").token_ids) == 30 for number in range(rows))
+
+
+@pytest.mark.parametrize(
+    ("second", "request_class", "most"),
+    [(4095, "default", 1024), (4097, "default", 3968), (4097, DEFERRED_CLASS, 1024)],
+)
+def test_what_waits_counts_beside_a_group_unless_it_waits_for_all_others(
+    second: int, request_class: str, most: int
+) -> None:
+    classes = (RequestClass(), RequestClass(name=DEFERRED_CLASS))
+    sizes: dict[str, Any] = {
+        "max_num_batched_tokens": 4000,
+        "max_num_seqs": 64,
+        "num_blocks": 20_000,
+        "max_model_len": 9000,
+    }
+    world = World(**sizes, classes=classes)
+    for number in range(32):
+        world.add(f"r{number}", [number], max_tokens=30, stream=True)
+    for _ in range(3):
+        world.turn()
+    world.add("first", [token % 1000 for token in range(4097)], max_tokens=2)
+    world.add("second", [token % 999 for token in range(second)], max_tokens=2, request_class=request_class)
+    world.run()
+    assert next(plan for plan in world.runner.plans[1:] if plan.chunks).chunks[0].length == most
 
 
 def test_chunk_budget_by_hand() -> None:

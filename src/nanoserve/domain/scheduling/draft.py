@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import attrs
 
 from nanoserve.domain.kv.states import PlannedCopy
-from nanoserve.domain.scheduling.steps import DecodeSet, DecodingRows
+from nanoserve.domain.scheduling.steps import DecodingRows
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.step import AdmittedRow, Chunk, LoraLoad, RowDrafts, StepPlan, TableUpdate
-
-CROWD: Final = 128
-_LEAST: Final = 1280
-_EACH: Final = 5
-_UNIT: Final = 256
 
 
 @attrs.define
@@ -29,17 +22,6 @@ class Draft:
     admitted: list[AdmittedRow] = attrs.field(factory=list)
     table_updates: list[TableUpdate] = attrs.field(factory=list)
     copies: tuple[PlannedCopy, ...] = ()
-
-    def room_for_prompts(self, decoding: DecodeSet, budget: int) -> int:
-        """The tokens that prompts may have of a step's budget beside the sequences that decode: fewer than are left, where many of these are streamed.
-
-        A step full of prompts takes ten times as long as one that only decodes, and holds up the tokens of all. Answers that begin together
-        end together, so that the next prompts come together again. With five tokens for each row, prompts of up to five times their
-        answers' lengths come along in every step. A multiple of 256, since steps of few sizes share their graphs.
-        """
-        left = budget - (0 if self.invariant else self.width * len(decoding))
-        streamed = decoding.num_streamed
-        return left if streamed < CROWD else min(left, max(_LEAST, _EACH * streamed // _UNIT * _UNIT))
 
     def admit(self, sequence: Sequence, row: int) -> None:
         """Add a sequence that has been given a row."""

@@ -1,4 +1,4 @@
-"""The tokens of a step that prompts may have: under a bound of time, so that gaps of decoding sequences stay short, and of deferred sequences beside others."""
+"""The tokens of a step that prompts may have: beside answers that are streamed, and under a bound of time, so that their gaps stay short; and of deferred sequences beside others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import InFlightStep
 
+CROWD: Final = 128
+_LEAST: Final = 1280
+_EACH: Final = 5
+_UNIT: Final = 256
+GROUP: Final = 32
+_BESIDE_GROUP: Final = 1024
+_FEW: Final = 256
 DEFERRED_CHUNK: Final = 128
 """The most tokens of deferred prompts in a step that others wait for, if it has no prompts of others."""
 AFTERWARDS: Final = 0.1
@@ -24,13 +31,40 @@ class PromptShares:
         self._budget = None if itl is None else ChunkBudget(max_itl=itl, floor=limits.block_size)
         self._last_answered = -math.inf
 
-    def tokens(self, draft: Draft, left: int) -> int:
-        """The number of a step's `left` tokens that prompts may have under a bound of time."""
-        if self._budget is None:
-            return left
+    def tokens(self, draft: Draft) -> int:
+        """The tokens that prompts may have of a step beside the sequences that decode."""
         invariant, limits = draft.invariant, self._limits
         num_decoding, least = (0, limits.most_unverified + 1) if invariant else (len(self._table.decoding), 0)
+        left = limits.max_num_batched_tokens - draft.width * num_decoding
+        left = min(left, self._most_beside(self._table.decoding.num_streamed))
+        if self._budget is None:
+            return left
         return max(self._budget.allowance(left, num_decoding), min(left, least))
+
+    def _most_beside(self, streamed: int) -> int:
+        """The most tokens that prompts have beside so many sequences whose tokens are read when they come.
+
+        A step full of prompts takes ten times as long as one that only decodes, and holds up the tokens of all. Answers that begin together
+        end together, so that the next prompts come together again. With five tokens for each row, prompts of up to five times their
+        answers' lengths come along in every step. A multiple of 256, since steps of few sizes share their graphs.
+
+        Beside fewer, whole steps go on while much waits for each row: a burst is read the sooner, and long prompts outweigh their answers.
+        """
+        if streamed >= CROWD:
+            return max(_LEAST, _EACH * streamed // _UNIT * _UNIT)
+        if streamed < GROUP or self._has_more(_FEW * streamed):
+            return self._limits.max_num_batched_tokens
+        return _BESIDE_GROUP
+
+    def _has_more(self, tokens: int) -> bool:
+        """True if prompts that wait or are being read have more tokens than so many; deferred ones do not count."""
+        table = self._table
+        tokens -= sum(len(each.token_ids) - each.num_scheduled_tokens for each in table.prefilling)
+        for sequence in table.waiting:
+            if tokens < 0:
+                break
+            tokens -= 0 if sequence.is_deferred else len(sequence.token_ids)
+        return tokens < 0
 
     def observe(self, flight: InFlightStep, last_commit: float, now: float) -> None:
         """Learn from a step that is committed now."""

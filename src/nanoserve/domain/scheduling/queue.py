@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -39,6 +40,10 @@ class LazyHeap(Generic[ItemT]):
         """Remove any item, at O(n)."""
         self._entries = [entry for entry in self._entries if entry[2] is not item]
         heapq.heapify(self._entries)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """The living items in no order."""
+        return (entry[2] for entry in self._entries if self._is_alive(entry[2]))
 
     def note_death(self) -> None:
         """An item has died. Sweeping costs O(n) but comes only after as many deaths."""
@@ -81,6 +86,10 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return sum(self._lengths.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that are queued, in no order."""
+        return chain.from_iterable(self._lines.values())
 
     def length(self, class_name: str) -> int:
         """How many sequences of one class wait."""

@@ -121,9 +121,7 @@ class Scheduler:
             self._shares.make_way(draft, now)
         if not draft.invariant:
             self._grow_decoding(draft)
-        left = draft.room_for_prompts(self.table.decoding, self.limits.max_num_batched_tokens)
-        if self.limits.max_itl is not None:
-            left = self._shares.tokens(draft, left)
+        left = self._shares.tokens(draft)
         for deferred in (False, True) if has_deferred else (False,):
             left = self._shares.tokens_of_deferred(draft, left) if deferred else left
             left = self._continue_prefills(draft, left, deferred=deferred)

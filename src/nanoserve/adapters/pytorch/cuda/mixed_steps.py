@@ -32,8 +32,7 @@ CHUNKS: Final = (32, 64)
 LAUNCH: Final = 1.3e11
 """Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
-CROWDS: Final = (128, 192, 256)
-CROWD_TOKENS: Final = 1280
+CROWDS: Final = ((64, 1024), (128, 1280), (192, 1280), (256, 1280))
 """Places of rows that decode, and tokens of chunks, in the steps that are captured before serving: those of crowds whose tokens are streamed."""
 MOST_GRAPHS: Final = 96
 PATIENCE: Final = 16
@@ -109,8 +108,8 @@ class MixedSteps:
     def capture_first(self) -> None:
         """Capture the steps in which prompts come beside a crowd, over the sink row: captured while they serve, they would keep all of it waiting."""
         crowds = CROWDS if self._launcher.head is None else ()
-        for places in [each for each in crowds if each <= self._arena.sizes.max_num_seqs]:
-            chunk = Chunk(self._arena.sink_row, 0, CROWD_TOKENS, samples=False)
+        for places, tokens in [each for each in crowds if each[0] <= self._arena.sizes.max_num_seqs]:
+            chunk = Chunk(self._arena.sink_row, 0, tokens, samples=False)
             if (shape := self._shape((chunk,), places, 2 * TYPICAL_LENGTH)) is not None:
                 for _ in range(2):  # the second one captures
                     self._padded(shape, (attrs.evolve(chunk, length=1),), EMPTY)
