@@ -115,7 +115,7 @@ class RowPooling:
     def _keep(self, chunk: Chunk, states: Tensor) -> None:
         kind = self.asked[chunk.row].kind
         if kind is PoolingKind.MEAN:
-            self._parts[chunk.row][chunk.start] = states.sum(0, dtype=torch.float32)
+            self._parts[chunk.row][chunk.start] = states.sum(0, dtype=torch.float64)  # the same in any chunks
         elif kind is PoolingKind.ALL:
             self._parts[chunk.row][chunk.start] = self._through_layers(states)
         elif kind is PoolingKind.FIRST and chunk.start == 0:
@@ -133,7 +133,7 @@ class RowPooling:
             vectors = torch.stack([torch.stack([*self._parts[row].values()]).sum(0) for row in rows])
         if pooling.kind is PoolingKind.MEAN:
             lengths = [chunk.start + chunk.length for chunk, _ in members]
-            vectors /= torch.tensor(lengths, device=hidden.device)[:, None]
+            vectors = (vectors / torch.tensor(lengths, device=hidden.device)[:, None]).float()
         return self._report(pooling, rows, vectors, hidden.dtype)
 
     def _report(self, pooling: Pooling, rows: tuple[int, ...], vectors: Tensor, dtype: torch.dtype) -> Pooled:

@@ -11,6 +11,7 @@ import torch
 
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.runner import TorchRunner
+from nanoserve.ports.pooling import Pooling, PoolingKind
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served
 from tests.unit.adapters.pytorch.tiny_models import GEMMA2, GEMMA3, GPT_OSS, LATENT, make_tiny_model
@@ -98,6 +99,14 @@ def test_sizes_that_fill_neither_vectors_nor_threads_change_no_bit(
     expected, scored = alone(model), [SCORED] * len(PROMPTS)
     assert served(model, max_num_batched_tokens=500).answers(PROMPTS, scored) == expected
     assert served(model, max_num_batched_tokens=17, block_size=5).answers(PROMPTS, scored) == expected
+
+
+def test_a_mean_is_the_same_of_any_chunks(tmp_path: pathlib.Path) -> None:
+    model = built(tmp_path, "llama, float32")
+    model.is_invariant = True
+    means = [Pooling(kind=PoolingKind.MEAN)] * len(PROMPTS)
+    expected = [served(model, max_num_batched_tokens=500).pooled([each], means[:1])[0] for each in PROMPTS]
+    assert served(model, max_num_batched_tokens=17).pooled(PROMPTS, means) == expected
 
 
 def test_without_it_company_changes_bits(tmp_path: pathlib.Path) -> None:
