@@ -55,7 +55,7 @@ def written(books: Snapshot) -> Any:
 
 def assert_same_books(page: Page, server: SteppedServer, *, by_snapshot: bool = False) -> None:
     """What the page shows is what the engine, which is held, has in its books now; a snapshot tells of no step's end."""
-    step = server.engine.scheduler.step
+    step = server.engine.scheduler.table.step
     if by_snapshot:
         page.wait_for_function(f"step => {VIEW}.replay.step >= step", arg=step)
     else:

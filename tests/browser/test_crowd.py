@@ -50,7 +50,7 @@ def fill(held: SteppedServer, page: Page, sending: Any, count: int) -> None:
     while len(held.engine.scheduler.table.rows.running) < count:
         held.turn()
     held.turn(3)
-    step = held.engine.scheduler.step
+    step = held.engine.scheduler.table.step
     page.wait_for_function(f"step => {VIEW}.replay.committed >= step", arg=step)
     page.evaluate(NEXT_FRAMES)
 

@@ -31,13 +31,13 @@ def test_stop_ends_the_request_in_the_engine_and_keeps_the_text(page: Page, held
     held.turn(20)
     answer = page.get_by_role("article", name="Answer")
     expect(answer.locator(".answer-text")).not_to_be_empty()
-    steps = scheduler.step
+    steps = scheduler.table.step
     page.get_by_role("button", name="Stop").click()
     said = text_of(finished(answer))
     held.wait_for(lambda: aborts(held) == before + 1)
     held.let_go()
     held.wait_for(lambda: not held.engine.has_work)
-    assert scheduler.step <= steps + 1
+    assert scheduler.table.step <= steps + 1
     assert not scheduler.table.requests
     assert len(said) > 10
     expect(answer.locator("[data-fact='ended by'] dd")).to_have_text("you")

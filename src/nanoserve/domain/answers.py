@@ -6,8 +6,11 @@ This runs once per row and turn, so a token without text takes a short path: its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import attrs
+
+from nanoserve.domain.scheduling.isolation import by_row
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.scheduling.steps import InFlightStep, Progress
@@ -26,6 +29,20 @@ from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepResult, TokenLogprobs
 
 
+@attrs.define
+class Byproducts:
+    """The results of a sequence's steps beside its tokens, as far as they are asked for.
+
+    Attributes:
+        routed_experts: of its tokens that were computed, one after the other.
+        pooled: the vector of its prompt, once a step has yielded it.
+    """
+
+    prompt_logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
+    routed_experts: bytearray = attrs.field(factory=bytearray)
+    pooled: tuple[float, ...] | None = None
+
+
 class Answers:
     """The output streams of the living sequences. A stop string found in one ends its sequence.
 
@@ -36,17 +53,19 @@ class Answers:
         self._table, self._tokenizer = table, tokenizer
         self._expert_bytes = math.prod(limits.routed_experts)
         self._streams: dict[Sequence, OutputStream] = {}
+        self._byproducts: dict[Sequence, Byproducts] = {}
 
     def take_byproducts(self, flight: InFlightStep, result: StepResult) -> None:
         """Report a step's results other than tokens to living sequences: vectors, scores of prompts, and experts (again after a preemption)."""
-        by_row = {row: each for row, each in flight.by_row.items() if each.finish_reason is None}
-        for row in by_row.keys() & result.prompt_logprobs:
-            by_row[row].prompt_logprobs.update(result.prompt_logprobs[row])
-        for row in by_row.keys() & result.routed_experts:
-            found = result.routed_experts[row]
-            by_row[row].routed_experts[found.first * self._expert_bytes :] = found.data
-        for row in by_row.keys() & result.pooled:
-            by_row[row].pooled = result.pooled[row]
+        for row, sequence in by_row(flight).items():
+            if sequence.finish_reason is not None:
+                continue
+            made = self._byproducts.setdefault(sequence, Byproducts())
+            made.prompt_logprobs.update(result.prompt_logprobs.get(row, {}))
+            if row in result.routed_experts:
+                found = result.routed_experts[row]
+                made.routed_experts[found.first * self._expert_bytes :] = found.data
+            made.pooled = result.pooled.get(row, made.pooled)
 
     def report(self, gained: list[Progress], events: list[EngineEvent]) -> None:
         """Append the events of one committed step. An answer that cannot be read ends with an error, alone."""
@@ -68,10 +87,11 @@ class Answers:
             if sequence in kept:
                 continue
             stream = self._streams.pop(sequence, None)
-            if sequence.pooled is not None:
-                events.append(PromptPooled(sequence.request.request_id, sequence.index, sequence.pooled))
-            if sequence.routed_experts:
-                routed = bytes(sequence.routed_experts)
+            made = self._byproducts.pop(sequence, None) or Byproducts()
+            if made.pooled is not None:
+                events.append(PromptPooled(sequence.request.request_id, sequence.index, made.pooled))
+            if made.routed_experts:
+                routed = bytes(made.routed_experts)
                 events.append(SequenceRouted(sequence.request.request_id, sequence.index, routed))
             events.append(_tokens_generated(sequence, *(stream.close() if stream else NOTHING)))
             if sequence.request.request_id not in self._table.requests and sequence.finish_reason is not None:
@@ -115,7 +135,7 @@ class Answers:
             stream = SilentStream(sequence.token_ids, sequence.num_prompt_tokens)
         self._streams[sequence] = stream
         if sequence.sampling.prompt_logprobs is not None:
-            events.append(_prompt_scored(sequence))
+            events.append(_prompt_scored(sequence, self._byproducts[sequence].prompt_logprobs))
         return stream
 
     def _push_last(
@@ -130,9 +150,8 @@ class Answers:
             self._conclude(sequence, FinishReason.STOP)
 
 
-def _prompt_scored(sequence: Sequence) -> PromptScored:
-    positions = range(1, sequence.num_prompt_tokens)
-    scores = (None, *(sequence.prompt_logprobs[position] for position in positions))
+def _prompt_scored(sequence: Sequence, found: Mapping[int, TokenLogprobs]) -> PromptScored:
+    scores = (None, *(found[position] for position in range(1, sequence.num_prompt_tokens)))
     return PromptScored(sequence.request.request_id, sequence.index, scores)
 
 

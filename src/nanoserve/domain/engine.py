@@ -78,14 +78,12 @@ class Engine(Generic[TicketT]):
             check_carried(cache.laws, cache.kinds)
             sizes: tuple[int, int] = (limits.host_slots, limits.block_size)
             more: dict[str, Any] = {"min_tokens": limits.min_offload_tokens, "directory": directory}
-            cache.tiers = Tiers(cache.allocators[0], *sizes, **more, note=cache.note)
+            cache.tiers = cache.naming.tiers = Tiers(cache.allocators[0], *sizes, **more, note=cache.note)
         if kv_events is not None:
             host = None if cache.tiers is None else cache.tiers.host
-            cache.events = cache.states.events = cache.promises.events = EventLog(
-                limits.block_size, cache.allocators, host
-            )
+            cache.states.events = cache.naming.events = EventLog(limits.block_size, cache.allocators, host)
             if cache.tiers is not None:
-                cache.tiers.events = cache.events
+                cache.tiers.events = cache.naming.events
         self.scheduler = Scheduler(limits, cache, clock, constraints)
         self._answers = Answers(self.scheduler.table, tokenizer, limits)
         self._pipeline = Pipeline(self.scheduler, runner, self._answers, depth=depth, on_failure=on_failure)
@@ -187,7 +185,9 @@ class Engine(Generic[TicketT]):
         """A few numbers that are cheap to read."""
         counted = self.scheduler.counters
         prompt, generated = counted.computed_prompt_tokens, counted.generated_tokens
-        return EngineCounts(self.scheduler.step, counted.steps, prompt, generated, self._runner.counts())
+        return EngineCounts(
+            self.scheduler.table.step, counted.steps, prompt, generated, self._runner.counts()
+        )
 
     def living(self) -> list[Living]:
         """The progress of each living sequence, in the order of arrival."""
@@ -203,8 +203,8 @@ class Engine(Generic[TicketT]):
         if cache.tiers is not None:
             cache.tiers.forget(with_directory=with_directory)
         cache.note(PrefixesForgotten())
-        if cache.events is not None:
-            cache.events.note_cleared()
+        if cache.naming.events is not None:
+            cache.naming.events.note_cleared()
         self._publish_kv_events()
 
     @property
@@ -315,7 +315,7 @@ class Engine(Generic[TicketT]):
             self._lora_store.drop(dropped.pop())
 
     def _publish_kv_events(self) -> None:
-        log = self.scheduler.cache.events
+        log = self.scheduler.cache.naming.events
         if log is not None and self._kv_events is not None and (events := log.take()) is not None:
             self._kv_events.publish(events)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nanoserve.domain.scheduling.isolation import by_row
 from nanoserve.domain.scheduling.scheduler import Scheduler
 from nanoserve.ports.errors import RunnerLostError, StepFailedError
 from nanoserve.ports.request import FinishReason
@@ -41,12 +42,12 @@ class Failures:
 
         Raises `StepFailedError` if one has.
         """
-        taken = self._scheduler.cache.promises.first_taken(plan.step, rows)
-        by_row, named = self._scheduler.flights[0].by_row, taken or rows
+        taken = self._scheduler.cache.naming.first_taken(plan.step, rows)
+        computed, named = by_row(self._scheduler.flights[0]), taken or rows
         error = StepFailedError(f"step {plan.step}: logits of rows {named} are not finite", named)
         if taken:
             raise error
-        ended = [by_row[row] for row in rows if by_row[row].finish_reason is None]
+        ended = [computed[row] for row in rows if computed[row].finish_reason is None]
         for sequence in ended:
             self._scheduler.table.finish(sequence, FinishReason.ERROR, _reason(error))
         self._note(plan.step, error, [each.request.request_id for each in ended])
@@ -59,7 +60,7 @@ def preempt_all(scheduler: Scheduler) -> None:
     """
     cache, table = scheduler.cache, scheduler.table
     cache.states.cancel([each for flight in scheduler.flights for each in flight.copies])
-    cache.promises.take_back()
+    cache.naming.take_back()
     if cache.tiers is not None:
         cache.tiers.cancel()
     scheduler.flights.clear()

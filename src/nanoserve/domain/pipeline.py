@@ -38,10 +38,8 @@ class Pipeline(Generic[TicketT]):
         on_failure: FailureNote | None,
     ) -> None:
         self.recorder: Recorder | None = None
-        self._scheduler = scheduler
-        self._runner = runner
-        self._answers = answers
-        self._depth = depth
+        self._scheduler, self._runner = scheduler, runner
+        self._answers, self._depth = answers, depth
         self._in_flight: deque[tuple[StepPlan, TicketT]] = deque()
         self._failures = Failures(scheduler, on_failure)
         self._late_draws = LateDraws(scheduler)
@@ -53,8 +51,7 @@ class Pipeline(Generic[TicketT]):
     def advance(self, events: list[EngineEvent], *, fills: bool = True) -> None:
         """Fill the pipeline, unless it is only to be emptied, commit the oldest step, and append its events.
 
-        A step that fails ends the sequences at fault with an error; all others are computed again. Where no sequence is known to
-        be at fault, those of the step are tried one at a time. Raises `RunnerLostError` where the runner cannot compute any more.
+        A step that fails ends the sequences at fault, see `Failures`. Raises `RunnerLostError` where the runner cannot compute any more.
         """
         constraints, tiers = self._scheduler.constraints, self._scheduler.cache.tiers
         try:

@@ -12,7 +12,7 @@ import attrs
 
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.request import FinishReason, Request
-from nanoserve.ports.step import RowSampling, TokenLogprobs
+from nanoserve.ports.step import RowSampling
 
 
 class Phase(enum.Enum):
@@ -61,20 +61,17 @@ class Sequence:
         row: its device row while running.
         block_tables: per cache group, the blocks of its tokens, or its one live state; empty unless running.
         snapshots: by recurrent cache group, the newest kept copy of its state; empty unless running.
-        junction: the length up to which all but its recurrent groups could have reused a prefix; 0 if no further.
-        lost_tokens: what could have been reused beside, had its groups of one kind kept theirs, by the name of that kind.
+        junction, lost_tokens: what its groups of one kind did not keep of a prefix that all others have (`States.note_lost`).
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
         decode_end: the length at which it leaves the decode set.
         decode_offset: while it is in the decode set, where it stands there.
         is_deterministic: whether it is computed by invariant steps, at least in the end (`verification.py`).
-        most_unverified: how many tokens it may decode by other steps meanwhile, and `num_unverified`, how many it has, once it decodes no more.
+        most_unverified, num_unverified: tokens that it may decode by other steps meanwhile, and that it has, once it decodes no more.
         last_step: the newest step that computes it, kept up to date outside the decode set.
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
         block_hashes: the chained hashes of its full blocks, as far as they were needed.
         num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
-        lora: the digest of its adapter; empty for none. `lora_slot` is where that is while it has a row.
-        routed_experts: of its tokens that were computed, one after the other, where that is asked for.
-        pooled: the vector of its prompt, once a step has yielded it.
+        lora, lora_slot: the digest of its adapter, empty for none, and where that is while it has a row.
         acceptance: the share of its drafts that were right lately; a guess at first.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
     """
@@ -115,9 +112,6 @@ class Sequence:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
-    prompt_logprobs: dict[int, TokenLogprobs] = attrs.field(factory=dict)
-    routed_experts: bytearray = attrs.field(factory=bytearray)
-    pooled: tuple[float, ...] | None = None
 
     @property
     def key(self) -> int:

@@ -1,4 +1,4 @@
-"""The common part of attention kernels: the paged cache of one layer, the transformation of heads, and the definition of attention to a row."""
+"""The common part of attention kernels: the paged cache of one layer, and the definition of attention to a row."""
 
 from __future__ import annotations
 
@@ -35,23 +35,6 @@ class PagedCache(NamedTuple):
     def block_stride(self) -> int:
         """Elements from one block to the next."""
         return self.keys.stride(0)
-
-
-class HeadTransform(NamedTuple):
-    """The transformation of query and key heads before they meet: an optional RMS norm of each head, then rope.
-
-    Attributes:
-        rotations: float32 [max_position, head_dim]: cosines of a position's head_dim / 2 angles, then their sines. Element i
-            of a head is paired with element i + head_dim / 2.
-        q_norm: [head_dim], weight of the query heads' norm; None, like `k_norm`, for no norm.
-        k_norm: [head_dim], weight of the key heads' norm.
-        eps: added to the mean square of those norms.
-    """
-
-    rotations: Tensor
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    eps: float = 0.0
 
 
 def attend(
@@ -97,10 +80,3 @@ def attend(
         scores = torch.cat((scores, sinks.float()[:, None]), dim=1)
     weights = scores.softmax(dim=-1)[:, : len(key)]
     return torch.einsum("hl,lhd->hd", weights, value)
-
-
-def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate each pair of elements of heads [..., heads, head_dim] by its angle; `rotation` is [..., head_dim]."""
-    cos, sin = rotation[..., None, :].chunk(2, dim=-1)
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -8,9 +8,10 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.kept import FLOAT8, narrowed
 from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.testing import Inputs
 from nanoserve.kernels.tiles import make_tiles
 

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.layers.product import Product
@@ -64,10 +65,10 @@ def uneven() -> DecoderModel:
 def test_a_rehearsal_passes_through_a_layer_of_each_kind_in_each_cache_group() -> None:
     model = uneven()
     nothing: Any = None
-    brief = ForwardLauncher(model, nothing, nothing, nothing, invariant=False, brief=True)
+    brief = ForwardLauncher(model, nothing, nothing, nothing, many=ManyRows(invariant=False), brief=True)
     passed = [model.layers.index(parts) for parts in brief._layers]
     assert passed == [0, 2, 3]
-    whole = ForwardLauncher(model, nothing, nothing, nothing, invariant=False)
+    whole = ForwardLauncher(model, nothing, nothing, nothing, many=ManyRows(invariant=False))
     assert whole._layers == model.layers
 
 

@@ -25,7 +25,8 @@ from nanoserve.kernels.pointwise.launch import gated_activation_into
 from nanoserve.kernels.forms import FP8, Int4, StoredWeight
 from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.launch import LinearWorkspace, fp8_linear, row_linear, skinny_linear
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.launch import prefill_attention
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.pointwise.launch import add_partials_into, add_rms_norm_into

@@ -121,7 +121,7 @@ def test_prompts_are_scored_in_small_dtypes() -> None:
 
 def test_one_token_per_step_is_enough(wanted: list[int]) -> None:
     runner = make_runner(max_num_seqs=1, max_num_batched_tokens=1)
-    runner.prepare()
+    runner.rehearsal.prepare()
     tokens = []
     for position in range(len(PROMPT)):
         new = [admit(0, 1)] if position == 0 else []

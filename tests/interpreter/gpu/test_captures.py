@@ -62,7 +62,7 @@ def test_a_capture_outlives_graphs_that_become_garbage_in_the_middle_of_it(
     monkeypatch.setattr(ForwardLauncher, "decode", littering)
     with eager_collector():
         for _ in range(ROUNDS):
-            runner.prepare()
+            runner.rehearsal.prepare()
     torch.cuda.synchronize()
     assert len(graves) == buried - 6 * ROUNDS
 

@@ -98,7 +98,7 @@ def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
 
     def make_runner(limits: Limits) -> CudaRunner:
         runner = build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
-        runner.prepare()
+        runner.rehearsal.prepare()
         return runner
 
     sizes: dict[str, Any] = {

@@ -34,13 +34,13 @@ def test_keep_brings_home_what_is_in_flight_and_goes_on_where_it_stopped(depth: 
     rows = {each.request.request_id: each.row for each in world.scheduler.table.rows.running}
     world.engine.pause(PauseMode.KEEP)
     world.run()
-    steps, free = world.scheduler.step, world.free_blocks
+    steps, free = world.scheduler.table.step, world.free_blocks
     assert not world.engine.has_work
     assert world.scheduler.flights == []
     assert {each.request.request_id: each.row for each in world.scheduler.table.rows.running} == rows
     world.add("late", [9, 9], max_tokens=4)
     assert not world.engine.has_work
-    assert (world.scheduler.step, world.free_blocks) == (steps, free)
+    assert (world.scheduler.table.step, world.free_blocks) == (steps, free)
     assert world.engine.state().paused
     world.engine.resume()
     world.run()
@@ -247,12 +247,12 @@ def test_a_sleeping_engine_computes_nothing_until_all_is_awake_and_loses_nobody(
     world.engine.resume()
     world.add("late", [9], max_tokens=2)
     world.run()
-    steps = world.scheduler.step
+    steps = world.scheduler.table.step
     assert (world.engine.has_work, world.free_blocks) == (False, [64])
     assert world.engine.state().paused
     world.engine.note_awake(["weights"])
     world.engine.write_weights(WeightsFacts(version=1))
-    assert (world.engine.has_work, world.scheduler.step) == (False, steps)
+    assert (world.engine.has_work, world.scheduler.table.step) == (False, steps)
     world.engine.note_awake(["kv_cache"])
     world.run()
     for number in range(3):

@@ -258,8 +258,8 @@ class EngineMachine(RuleBasedStateMachine):
     def events_say_what_can_be_found(self) -> None:
         if hasattr(self, "world") and self.world.limits.prefix_caching:
             cache = self.world.scheduler.cache
-            assert cache.events is not None
-            if (left := cache.events.take()) is not None:  # of a turn that was interrupted
+            assert cache.naming.events is not None
+            if (left := cache.naming.events.take()) is not None:  # of a turn that was interrupted
                 self.kv_events.publish(left)
             check_reader(self.kv_events, cache)
 

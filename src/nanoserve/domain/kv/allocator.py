@@ -1,4 +1,11 @@
-"""The blocks of one cache group: reference counts, free blocks, and free blocks that still hold a known prefix."""
+"""The blocks of one cache group: reference counts, free blocks, and free blocks that still hold a known prefix.
+
+A block without references that has a name stays findable until it is evicted, least recently used first. The tail of a table is
+released first, so that it is evicted first: a prefix is of use without what follows it, and not the other way round. What falls
+behind a sliding window is evicted before all else, unless it had been found: a prefix is reused at its end, and each long prompt
+would displace the ends of many others. A snapshot whose blocks were evicted, or the reverse, is no error: `KVCache.match` ignores
+it, and it ages out.
+"""
 
 from __future__ import annotations
 

@@ -9,17 +9,14 @@ which every group still holds what the next token would read. `match` is therefo
 
 A page gets a *name*, the chained hash of all tokens up to its end. A block that a chunk fills is named when the chunk is planned,
 so that the next sequence does not compute it again (`names.py`); one that fills while decoding, when its step is committed
-(`share`). A named block is never written again, so any number of tables may hold it. A state is overwritten by every step, so
+(`Naming.share`). A named block is never written again, so any number of tables may hold it. A state is overwritten by every step, so
 what is named is a copy of it, a snapshot, once it is there; a sequence that reuses one gets a copy, too (`states.py`).
 
 Pages are released at once when a sequence ends or is preempted, although steps that write them may be in flight:
 the device runs steps in order, so the next holder of a page writes it later.
 
-A page without references that has a name stays findable until it is evicted, least recently used first. The tail of
-a table is released first, so that it is evicted first: a prefix is of use without what follows it, and not the
-other way round. What falls behind a sliding window is evicted before all else, unless it had been found: a prefix is reused
-at its end, and each long prompt would displace the ends of many others. A snapshot whose blocks were evicted, or the
-reverse, is no error: the intersection ignores it, and it ages out. Blocks may be kept beside the device as well (`tiers.py`).
+A page without references that has a name stays findable until it is evicted (`allocator.py`). Blocks may be kept beside the
+device as well (`tiers.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +24,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nanoserve.domain.kv.allocator import BlockAllocator, PrefixStatistics
-from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.domain.kv.kinds import drop_behind, law_of
 from nanoserve.domain.kv.laws import Law
-from nanoserve.domain.kv.names import Names, Promises, fast_hash, strong_hash
+from nanoserve.domain.kv.names import Names, Naming, fast_hash, strong_hash
 from nanoserve.domain.kv.states import PlannedCopy, Snapshots, States
 from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.sequence import Sequence
@@ -44,7 +40,6 @@ class KVCache:
 
     Attributes:
         laws, kinds: of each group, the law and the name of its kind.
-        exchanged: by row, the next plan's word of blocks that `share` has exchanged for equal ones.
         journal: while it is a list, every change is appended to it; its owner empties it.
     """
 
@@ -71,11 +66,9 @@ class KVCache:
                 self._paged.append((group, law, pool))
         self.hashes = Names(block_size, strong_hash if isolated else fast_hash)
         self.statistics = PrefixStatistics()
-        self.exchanged: dict[int, list[TableUpdate]] = {}
         self.journal: list[trace.KVChange] | None = None
-        self.events: EventLog | None = None
         pools = {group: pool for group, _, pool in self._paged}
-        self.promises = Promises(pools, block_size, self.hashes, self.note)
+        self.naming = Naming(pools, block_size, self.hashes, self.note)
         self.states = States(states, block_size, self.hashes, self.note)
         self.has_states = bool(states)
         self.tiers: Tiers | None = None
@@ -161,47 +154,6 @@ class KVCache:
                 self.note(trace.TableGrown(sequence.key, group, tuple(fresh)))
         return updates
 
-    def take_exchanged(self) -> list[TableUpdate]:
-        """Return and clear `exchanged`."""
-        exchanged, self.exchanged = self.exchanged, {}
-        return [update for updates in exchanged.values() for update in updates]
-
-    def share(self, sequence: Sequence, num_computed: int) -> None:
-        """Register the full blocks among the first `num_computed` tokens, whose keys and values are now written.
-
-        Where an equal block is known already, the table is changed to it and the duplicate freed.
-        """
-        full = num_computed // self.block_size
-        if sequence.hash_root is None or full <= sequence.num_shared_blocks:
-            return
-        hashes = self.hashes(sequence, full)
-        updates, named = [], []
-        for index in range(sequence.num_shared_blocks, full):
-            for group, _, pool in self._paged:
-                table = sequence.block_tables[group]
-                own = table[index]
-                if own in {SINK_BLOCK, pool.find(hashes[index])}:
-                    continue
-                known = pool.register(own, hashes[index])
-                if known != own:
-                    pool.retain(known)
-                    pool.release(own)
-                    table[index] = known
-                    assert sequence.row is not None
-                    updates.append(TableUpdate(sequence.row, group, index, (known,)))
-                else:
-                    named.append((group, index))
-        if self.events is not None:
-            self.events.note_stored(sequence, named)
-        if self.tiers is not None:
-            self.tiers.keep(sequence, sequence.num_shared_blocks, full)
-        sequence.num_shared_blocks = full
-        if self.journal is not None:
-            swapped = tuple((each.group, each.start, each.block_ids[0]) for each in updates)
-            self.journal.append(trace.BlocksShared(sequence.key, full, swapped))
-        if updates:
-            self.exchanged.setdefault(updates[0].row, []).extend(updates)
-
     def release(self, sequence: Sequence) -> None:
         """Release all blocks and states, the tail of a table first, so that a prefix outlives its continuation."""
         for table, pool in zip(sequence.block_tables, self.allocators, strict=True):
@@ -215,7 +167,7 @@ class KVCache:
         sequence.num_shared_blocks = 0
         assert sequence.row is not None
         # Another sequence may have the row in the next plan, and these are for the tables of this one.
-        self.exchanged.pop(sequence.row, None)
+        self.naming.exchanged.pop(sequence.row, None)
         self.note(trace.TablesReturned(sequence.key))
 
     def note(self, change: trace.KVChange) -> None:

@@ -23,10 +23,12 @@ import attrs
 
 from nanoserve.domain.kv.allocator import BlockAllocator
 from nanoserve.domain.kv.event_log import EventLog
+from nanoserve.domain.kv.tiers import Tiers
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv import BlockHash
 from nanoserve.ports.request import Request
-from nanoserve.ports.trace import BlocksNamed, KVChange
+from nanoserve.ports.step import SINK_BLOCK, TableUpdate
+from nanoserve.ports.trace import BlocksNamed, BlocksShared, KVChange
 
 HashFunction = Callable[[BlockHash, tuple[int, ...]], BlockHash]
 
@@ -110,10 +112,14 @@ class _Promise:
     blocks: list[tuple[int, int, int]]
 
 
-class Promises:
-    """The promises of all steps in flight, over the pools of the groups that have blocks.
+class Naming:
+    """Names blocks: those of chunks as promises of the steps in flight, those that fill while decoding once they are written.
 
-    `names`: the hashes of a sequence's leading blocks. `note` is called with what the step log must be told.
+    `pools` are those of the groups that have blocks, `names` the hashes of a sequence's leading blocks. `note` is called with
+    what the step log must be told.
+
+    Attributes:
+        exchanged: by row, the next plan's word of blocks that `share` has exchanged for equal ones.
     """
 
     def __init__(
@@ -126,7 +132,9 @@ class Promises:
         self._pools, self._block_size = pools, block_size
         self._names, self._note = names, note
         self._given: dict[int, list[_Promise]] = {}
+        self.exchanged: dict[int, list[TableUpdate]] = {}
         self.events: EventLog | None = None
+        self.tiers: Tiers | None = None
 
     def give(self, sequence: Sequence, start: int, end: int, step: int) -> None:
         """Name the blocks that `step` fills by computing tokens [start, end), where no equal block is known."""
@@ -164,6 +172,46 @@ class Promises:
             for group, index, block in kept:
                 if not _holds(each.sequence, group, index, block):
                     self._note(BlocksNamed(group, (block,)))
+
+    def take_exchanged(self) -> list[TableUpdate]:
+        """Return and clear `exchanged`."""
+        exchanged, self.exchanged = self.exchanged, {}
+        return [update for updates in exchanged.values() for update in updates]
+
+    def share(self, sequence: Sequence, num_computed: int) -> None:
+        """Name the full blocks among the first `num_computed` tokens, whose keys and values are now written.
+
+        Where an equal block is known already, the table is changed to it and the duplicate freed.
+        """
+        full = num_computed // self._block_size
+        if sequence.hash_root is None or full <= sequence.num_shared_blocks:
+            return
+        hashes = self._names(sequence, full)
+        updates, named = [], []
+        for index in range(sequence.num_shared_blocks, full):
+            for group, pool in self._pools.items():
+                table = sequence.block_tables[group]
+                own = table[index]
+                if own in {SINK_BLOCK, pool.find(hashes[index])}:
+                    continue
+                known = pool.register(own, hashes[index])
+                if known != own:
+                    pool.retain(known)
+                    pool.release(own)
+                    table[index] = known
+                    assert sequence.row is not None
+                    updates.append(TableUpdate(sequence.row, group, index, (known,)))
+                else:
+                    named.append((group, index))
+        if self.events is not None:
+            self.events.note_stored(sequence, named)
+        if self.tiers is not None:
+            self.tiers.keep(sequence, sequence.num_shared_blocks, full)
+        sequence.num_shared_blocks = full
+        swapped = tuple([(each.group, each.start, each.block_ids[0]) for each in updates])
+        self._note(BlocksShared(sequence.key, full, swapped))
+        if updates:
+            self.exchanged.setdefault(updates[0].row, []).extend(updates)
 
     def take_back(self) -> None:
         """Steps in flight do not count any more."""

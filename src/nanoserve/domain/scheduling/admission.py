@@ -9,12 +9,26 @@ import attrs
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.names import hash_root
 from nanoserve.domain.scheduling.limits import Limits, Policy
+from nanoserve.domain.scheduling.sequence_table import SequenceTable
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports import errors
 from nanoserve.ports.checks import check_integer, check_logprobs, check_number, check_vocabulary
 from nanoserve.ports.request import DEFERRED_CLASS, Request
 from nanoserve.ports.sampling import PARAMETERS
 from nanoserve.ports.step import RowSampling
+
+
+def accept_request(
+    request: Request, limits: Limits, cache: KVCache, table: SequenceTable, *, now: float
+) -> list[Sequence]:
+    """The sequences of a request that arrives `now`. Raises a `RequestRefusedError` or a `BadValueError`."""
+    if request.request_id in table.requests:
+        raise errors.DuplicateRequestError(f"request {request.request_id!r} is already being served")
+    check_request(request, limits, cache)
+    table.waiting.check_room(request)
+    lora = table.loras.digest_of(request) if request.lora else b""
+    facts: dict[str, Any] = {"weights": table.weights, "has_states": cache.has_states}
+    return expand_request(request, limits, table.counters.accepted, now=now, lora=lora, **facts)
 
 
 def check_request(request: Request, limits: Limits, cache: KVCache) -> None:

@@ -25,6 +25,7 @@ import attrs
 
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.draft import Draft
+from nanoserve.domain.scheduling.isolation import by_row
 from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.errors import BadValueError
@@ -211,9 +212,9 @@ class Constraints:
         if stale is not None:  # of a step that failed: its matchers are in use until its masks are made
             with contextlib.suppress(Exception):
                 stale.wait()
-        by_row, drafts = flight.by_row, {each.row: each.token_ids for each in flight.plan.drafts}
+        computed, drafts = by_row(flight), {each.row: each.token_ids for each in flight.plan.drafts}
         members = [
-            (row, sequence) for row in flight.plan.masked if (sequence := by_row[row]) in self.matchers
+            (row, sequence) for row in flight.plan.masked if (sequence := computed[row]) in self.matchers
         ]
         if self._free:
             members.sort(key=lambda each: each[1] in self._free)  # the bound come first
@@ -222,7 +223,7 @@ class Constraints:
         ends = itertools.accumulate([counts.get(row, 1) for row, _ in members], initial=0)
         rows = dict(zip(ends, members, strict=False))
         block = self._drawer.mask_block(len(members) + sum(counts.values()) - len(counts))
-        block.step_rows = len(by_row)
+        block.step_rows = len(computed)
         behind = ([drafts.get(row, ()) for row, _ in bound],) if drafts else ()
         wait = self._grammars.fill([each for _, each in bound], block, *behind) if bound else Filled
         for number, (_, sequence) in [*rows.items()][len(bound) :]:

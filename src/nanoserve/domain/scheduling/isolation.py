@@ -13,6 +13,13 @@ from nanoserve.domain.scheduling.steps import InFlightStep
 from nanoserve.domain.sequence import Phase, Sequence
 
 
+def by_row(flight: InFlightStep) -> dict[int, Sequence]:
+    """The sequences that a step computes, by their rows."""
+    rows = {chunk.row: sequence for sequence, chunk in flight.chunks}
+    rows.update(zip(flight.plan.decoding, flight.decoding.sequences, strict=True))
+    return rows
+
+
 class Suspects(dict[Sequence, int]):
     """The sequences under suspicion, each with its point, in the order in which they are tried; while there are any, no other sequence runs.
 
@@ -31,23 +38,23 @@ class Suspects(dict[Sequence, int]):
 
         Where none is, the living ones of the step become suspects, and the steps `earlier` than it are forgotten together with it.
         """
-        by_row = flight.by_row
-        guilty = [by_row[row] for row in rows if row in by_row]
-        if guilty or len(by_row) == 1:
-            return guilty or list(by_row.values())
+        computed = by_row(flight)
+        guilty = [computed[row] for row in rows if row in computed]
+        if guilty or len(computed) == 1:
+            return guilty or list(computed.values())
         pending: Counter[Sequence] = Counter()
         for each in earlier:
             pending.update(each.sampling)
             pending.update(dict.fromkeys(each.decoding.sequences, each.plan.width - 1))
-        alive = [each for each in by_row.values() if each.phase is not Phase.FINISHED]
+        alive = [each for each in computed.values() if each.phase is not Phase.FINISHED]
         for sequence in sorted(alive, key=lambda each: each.order):
             self[sequence] = len(sequence.token_ids) + pending[sequence]
         return []
 
     def acquit(self) -> Sequence | None:
-        """Clear the suspect that is tried if it has passed its point, and return it."""
+        """Clear the suspect that is tried if it has passed its point; returns it where it must stand back, as others are left."""
         sequence = self.first
         if len(sequence.token_ids) <= self[sequence]:
             return None
         del self[sequence]
-        return sequence
+        return sequence if self else None

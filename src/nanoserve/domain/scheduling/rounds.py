@@ -33,8 +33,7 @@ class Rounds:
             if sequence not in self._table.decoding and sequence not in missed:
                 sequence.num_scheduled_tokens -= lacks
         self.left = _rounds(flight, result, missed)
-        progress, stopped = self.land_more()
-        return progress, stopped + flight.pooled()
+        return self.land_more()
 
     def land_more(self) -> tuple[list[Progress], list[Stopped]]:
         """Append one more token of the step to each sequence that has one and lives; nothing when all of it is appended."""
@@ -43,7 +42,7 @@ class Rounds:
         for sequence, token, _ in progress:
             # As in `Scheduler.commit`: its last token is computed now, and was known before.
             if sequence.phase is Phase.RUNNING and not len(sequence.token_ids) % self._cache.block_size:
-                self._cache.share(sequence, len(sequence.token_ids))
+                self._cache.naming.share(sequence, len(sequence.token_ids))
             sequence.token_ids.append(token)
         return progress, stopped_by([each[0] for each in progress])
 

@@ -21,16 +21,15 @@ names of blocks that decoding fills, the end of a request. So a step may compute
 Where blocks run out, or one that waits lacks what deferred ones hold, the sequence that comes last in order gives back all it has,
 is withdrawn from the draft, and waits at its old place: it has no chunk in the draft yet, whose blocks another one could have found.
 
-A first reader can skip what has a file of its own: deferred sequences and chunks under a bound of time (`prompt_shares.py`), drafts (`speculation.py`), grammars (`constraints.py`),
-copies in other tiers and recurrent states (`kv`), and who is to blame for a failed step (`isolation.py`). Next: where sequences stand (`sequence_table.py`).
+A first reader can skip what has a file of its own: what is asked of a request (`admission.py`), deferred sequences and chunks under a bound of time
+(`prompt_shares.py`), drafts (`speculation.py`), grammars (`constraints.py`), deterministic sequences (`verification.py`), copies in other tiers and
+recurrent states (`kv`), and who is to blame for a failed step (`isolation.py`). Next: where sequences stand (`sequence_table.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from nanoserve.domain.kv.cache import KVCache
-from nanoserve.domain.scheduling.admission import check_request, expand_request
+from nanoserve.domain.scheduling.admission import accept_request
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.domain.scheduling.draft import Draft
 from nanoserve.domain.scheduling.limits import Limits
@@ -42,7 +41,6 @@ from nanoserve.domain.scheduling.steps import NONE_DECODE, InFlightStep, Progres
 from nanoserve.domain.scheduling.verification import Verification
 from nanoserve.domain.sequence import Phase, Sequence
 from nanoserve.ports.driven import Clock
-from nanoserve.ports.errors import DuplicateRequestError
 from nanoserve.ports.request import FinishReason, Request
 from nanoserve.ports.step import StepPlan, StepResult
 
@@ -64,32 +62,18 @@ class Scheduler:
         self.table = SequenceTable(limits, cache, clock, self.constraints)
         self.suspects, self.counters = self.table.suspects, self.table.counters
         self.flights: list[InFlightStep] = []
-        self.committed_step = 0
-        self.last_commit = 0.0
+        self.committed_step, self.last_commit = 0, 0.0
         self._spare = [int(limits.watermark * pool.num_blocks) for pool in cache.allocators]
         self._shares = PromptShares(limits, self.table)
         self.rounds = rounds = Rounds(cache, self.table)
         self.speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
         self.verification = Verification(self.table, rounds, limits.most_unverified)
 
-    @property
-    def step(self) -> int:
-        """The newest step that was planned."""
-        return self.table.step
-
     def add(self, request: Request) -> None:
         """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
-        table = self.table
-        if request.request_id in table.requests:
-            raise DuplicateRequestError(f"request {request.request_id!r} is already being served")
-        check_request(request, self.limits, self.cache)
-        table.waiting.check_room(request)
-        lora = table.loras.digest_of(request) if request.lora else b""
-        facts: dict[str, Any] = {"weights": table.weights, "has_states": self.cache.has_states, "lora": lora}
-        now, arrival = self._clock.now(), self.counters.accepted
-        sequences = expand_request(request, self.limits, arrival, now=now, **facts)
+        sequences = accept_request(request, self.limits, self.cache, self.table, now=self._clock.now())
         may_start = request.constraint is None or self.constraints.open(sequences, request.constraint)
-        table.add(sequences, may_start=may_start)
+        self.table.add(sequences, may_start=may_start)
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before something in flight is committed."""
@@ -101,7 +85,8 @@ class Scheduler:
         if self.constraints.compiling or self.constraints.late or self.cache.tiers is not None:
             self._let_arrived_go()
         width = 1 if drafter is None else drafter.choose_width()
-        if table.is_settled and width and not self.cache.exchanged and not table.decoding.has_date(width):
+        is_settled = table.is_settled and not self.cache.naming.exchanged
+        if width and is_settled and not table.decoding.has_date(width):
             return self._repeat(width, now)
         if not width or (self.suspects and self.flights):
             return None
@@ -192,7 +177,7 @@ class Scheduler:
         draft.table_updates += updates
         if self.cache.has_states:
             draft.copy(self.cache.states.take(sequence, start, decoding=False))
-        self.cache.promises.give(sequence, start, end, draft.step)
+        self.cache.naming.give(sequence, start, end, draft.step)
         chunk = draft.compute(sequence, start, end)
         if chunk.is_last:
             self.table.prefilling.remove(sequence)
@@ -205,7 +190,7 @@ class Scheduler:
             sequence = table.next_in_line()
             if sequence is None or not table.may_sit(sequence, draft.step, self.committed_step):
                 break
-            if sequence.is_deferred is not deferred or sequence.is_deterministic is not draft.invariant:
+            if (sequence.is_deferred, sequence.is_deterministic) != (deferred, draft.invariant):
                 break
             shared = cache.match(sequence)
             start = shared * self.limits.block_size
@@ -241,7 +226,7 @@ class Scheduler:
         table, members, tiers = self.table, self.table.decoding, self.cache.tiers
         table.step = draft.step
         decoding = NONE_DECODE if draft.invariant else members.snapshot()
-        draft.table_updates += self.cache.take_exchanged()
+        draft.table_updates += self.cache.naming.take_exchanged()
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
         loads = table.loras.take_planned() if table.loras.planned else ()
@@ -279,10 +264,8 @@ class Scheduler:
         else:
             progress, stopped = drafter.land(flight, result)
         self._gain(progress, stopped)
-        if self.suspects:
-            cleared = self.suspects.acquit()
-            if cleared is not None and self.suspects:  # it stands back while others are left
-                self.table.preempt(cleared)
+        if self.suspects and (cleared := self.suspects.acquit()):
+            self.table.preempt(cleared)
         return progress
 
     def _note_written(self, flight: InFlightStep, result: StepResult, now: float) -> None:
@@ -291,7 +274,7 @@ class Scheduler:
         if cache.tiers is not None:
             cache.tiers.settle(step, result.copied)
         if flight.chunks:
-            cache.promises.settle(step, result.broken)
+            cache.naming.settle(step, result.broken)
         for sequence, chunk in flight.chunks:
             if not flight.plan.invariant or chunk.start < sequence.num_prompt_tokens:
                 self.counters.computed_prompt_tokens += chunk.length
@@ -299,11 +282,13 @@ class Scheduler:
             if chunk.is_last and is_alive and sequence.first_token is None and not has_missed:
                 sequence.first_token = now
             if sequence.phase is Phase.RUNNING:
-                cache.share(sequence, chunk.start + chunk.length - chunk.unverified - has_missed)
+                cache.naming.share(sequence, chunk.start + chunk.length - chunk.unverified - has_missed)
+            if chunk.pools:  # it ends with the vector of its prompt
+                self.table.finish(sequence, FinishReason.STOP)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
             if sequence.phase is Phase.RUNNING and sequence not in missed and not sequence.is_deterministic:
-                cache.share(sequence, len(sequence.token_ids))
+                cache.naming.share(sequence, len(sequence.token_ids))
         if flight.copies:
             cache.states.settle(flight.copies)
 

@@ -43,13 +43,11 @@ class SequenceTable:
         self.suspects = Suspects()
         self.constraints = constraints
         self.counters = Counters(since=clock.now())
-        self.weights = ""
         self.step = self.cut_short_at = self.num_deterministic = 0
-        self.is_settled = False
+        self.weights, self.is_settled = "", False
         self.notices: list[SequenceAdmitted | SequencePreempted] = []
         self.ended: list[Sequence] = []
-        self._cache = cache
-        self._clock = clock
+        self._cache, self._clock = cache, clock
         self._held: set[Sequence] = set()
 
     @property

@@ -24,7 +24,7 @@ Progress = tuple[Sequence, int, TokenLogprobs | None]
 NO_SCORE: tuple[TokenLogprobs | None, ...] = (None,)
 Dates = dict[int, dict[Sequence, None]]
 Stopped = tuple[Sequence, int, FinishReason]
-"""A sequence, the token that it ends with (-1 for none), and why."""
+"""A sequence, the token that it ends with, and why."""
 
 
 @attrs.frozen(eq=False)
@@ -33,7 +33,7 @@ class DecodingRows:
 
     Attributes:
         sequences, rows: in the same order.
-        token_ids: their lists of tokens, which are longer with every step that is committed; of deterministic ones other lists.
+        token_ids: their lists of tokens, which are longer with every step that is committed.
         stop_ids: what may end one of them.
         has_unverified: whether some are deterministic: what they gain is not known to be right yet.
     """
@@ -58,8 +58,7 @@ class DecodeSet:
 
     def __init__(self, block_size: int) -> None:
         self.reach = self.num_streamed = 0
-        self.is_exact = True
-        self._block_size = block_size
+        self.is_exact, self._block_size = True, block_size
         self._members: dict[Sequence, int] = {}
         self._by_residue: Dates = {}
         self._by_last: Dates = {}
@@ -76,9 +75,8 @@ class DecodeSet:
         if self._snapshot is None:
             members = tuple(self._members)
             stop_ids = frozenset[int]().union(*{each.stop_ids for each in members})
-            token_ids = tuple([[] if each.is_deterministic else each.token_ids for each in members])
+            token_ids, rows = tuple([each.token_ids for each in members]), tuple(self._members.values())
             unverified = any(each.is_deterministic for each in members)
-            rows = tuple(self._members.values())
             self._snapshot = DecodingRows(members, rows, token_ids, stop_ids, unverified)
         return self._snapshot
 
@@ -193,17 +191,8 @@ class InFlightStep:
     is_exact: bool = True
 
     @property
-    def by_row(self) -> dict[int, Sequence]:
-        """The sequences that the step computes, by their rows."""
-        rows = {chunk.row: sequence for sequence, chunk in self.chunks}
-        rows.update(zip(self.plan.decoding, self.decoding.sequences, strict=True))
-        return rows
-
-    @property
     def sampling(self) -> tuple[Sequence, ...]:
         """The sequences that yield a token, in the order of `StepResult.token_ids`."""
-        if not self.chunks:
-            return self.decoding.sequences
         return tuple(sequence for sequence, chunk in self.chunks if chunk.samples) + self.decoding.sequences
 
     def land(
@@ -211,31 +200,28 @@ class InFlightStep:
     ) -> tuple[list[Progress], list[Stopped]]:
         """Append the tokens to their sequences; returns the gains, and the sequences that end with them.
 
-        Where a row may have ended since the step was planned, as one has `cut_short_at` it or later, or has `missed` its draw, each
-        is looked at: what was computed for it is dropped.
+        Where a row may have ended since the step was planned, as one has `cut_short_at` it or later, or has `missed` its draw, or is
+        not verified, each is looked at: what was computed for it is dropped.
         """
         rows, logprobs = self.plan.sampling_rows, result.logprobs
         scores: Iterable[TokenLogprobs | None] = [None] * len(rows)
         if logprobs:
             scores = [logprobs.get(row, NO_SCORE)[0] for row in rows]
         progress = list(zip(self.sampling, result.token_ids, scores, strict=True))
-        if self.decoding.has_unverified:
-            progress = [each for each in progress if not each[0].is_deterministic]
-        if self.chunks or self.plan.masked or self.plan.step <= cut_short_at:
-            progress = [each for each in progress if each[0].finish_reason is None and each[0] not in missed]
+        decoding = self.decoding
+        if self.chunks or self.plan.masked or decoding.has_unverified or self.plan.step <= cut_short_at:
+            progress = [
+                each
+                for each in progress
+                if not (each[0].finish_reason or each[0].is_deterministic or each[0] in missed)
+            ]
             for sequence, token, _ in progress:
                 sequence.token_ids.append(token)
-            return progress, stopped_by([each[0] for each in progress]) + self.pooled()
-        decoding = self.decoding
+            return progress, stopped_by([each[0] for each in progress])
         for tokens, token in zip(decoding.token_ids, result.token_ids, strict=True):
             tokens.append(token)
         nothing_stops = decoding.stop_ids.isdisjoint(result.token_ids)
         return progress, stopped_by(self.through if nothing_stops else decoding.sequences)
-
-    def pooled(self) -> list[Stopped]:
-        """The sequences that end with the vector of their prompt."""
-        living = [each for each, chunk in self.chunks if chunk.pools and each.finish_reason is None]
-        return [(each, -1, FinishReason.STOP) for each in living]
 
 
 def stopped_by(sequences: Iterable[Sequence]) -> list[Stopped]:

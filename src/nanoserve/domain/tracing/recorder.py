@@ -177,7 +177,7 @@ def read_snapshot(scheduler: Scheduler, *, at: float) -> trace.Snapshot:
     counters, prefixes = scheduler.counters, scheduler.cache.statistics
     return trace.Snapshot(
         at=at,
-        step=scheduler.step,
+        step=scheduler.table.step,
         sequences=tuple(_traced(each, scheduler) for each in sorted(alive, key=lambda each: each.key)),
         findable=tuple(pool.findable for pool in scheduler.cache.allocators),
         preemptions=counters.preemptions,

@@ -333,7 +333,9 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         if group is None:
             raise
         group.others.lose(error)  # a rank is missed, which says why it has ended
-    return _Built(runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.start_phases)
+    return _Built(
+        runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.rehearsal.start_phases
+    )
 
 
 def _make_gpu_runner(
@@ -374,8 +376,8 @@ def _build_engine(
     if isinstance(own, TorchRunner):
         memories = host_memories(loaded.model, own.kv)
     what: dict[str, Any] = {"memories": memories, "others": loaded.group and loaded.group.others}
-    refusal = choices.why_not_deterministic(facts)
-    seconds = getattr(runner, "step_seconds", loaded.step_seconds)
+    refusal, rehearsal = choices.why_not_deterministic(facts), getattr(runner, "rehearsal", None)
+    seconds = loaded.step_seconds if rehearsal is None else rehearsal.step_seconds
     engine = Engine(
         limits=choices.make_limits(settings, facts, seconds, loaded.guess_seconds, not_deterministic=refusal),
         cache_groups=loaded.found.spec.cache_groups,

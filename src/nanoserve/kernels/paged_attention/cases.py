@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import reference, tuning
 from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
 from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, copy_apart

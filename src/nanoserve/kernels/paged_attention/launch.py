@@ -7,7 +7,8 @@ import math
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import SplitScratch, launch_options, next_power_of_2, shared_memory
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.triton import add_splits, attend_to_rows
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
 from nanoserve.kernels.paged_attention.tuning import Tiling, choose_block, packed_heads, padded_group

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanoserve.kernels.heads import HeadTransform, rotate
 from nanoserve.kernels.kept import narrowed
-from nanoserve.kernels.paged import HeadTransform, PagedCache, attend, rotate
+from nanoserve.kernels.paged import PagedCache, attend
 
 
 def paged_attention(query: Tensor, cache: PagedCache, row: int, start: int, **scoring: Any) -> Tensor:

@@ -62,18 +62,9 @@ def norm_qkv(
     clip: float | None,
     sizes: tuple[int, int],
 ) -> Tensor:
-    """Norm each token's whole query and key, then bound all elements.
+    """Norm each token's whole query and key, then bound all elements; returns a tensor like `qkv` [T, Q + K + V].
 
-    Args:
-        qkv: [T, Q + K + V], projections: queries, keys, values.
-        q_norm: [Q], or None if queries stay as they are; its dtype says when products are rounded, as in `rms_norm`.
-        k_norm: [K], likewise.
-        eps: of the norms, added to the mean square.
-        clip: the bound c of elements, which become at least -c and at most c; None for none.
-        sizes: Q and K.
-
-    Returns:
-        A tensor like `qkv`.
+    Arguments are those of `launch.norm_qkv_into`; the dtype of a norm's weight says when products are rounded, as in `rms_norm`.
     """
     q, k, v = torch.split(qkv, [*sizes, qkv.shape[1] - sum(sizes)], dim=1)
     normed = [x if weight is None else rms_norm(x, weight, eps) for x, weight in ((q, q_norm), (k, k_norm))]

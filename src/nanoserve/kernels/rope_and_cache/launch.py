@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanoserve.kernels.device.launch import launch_options, next_power_of_2
+from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.latent import LatentCache
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.rope_and_cache.triton import latent_cache_kernel, rope_and_cache_kernel
 
 ELEMENTS = 2048

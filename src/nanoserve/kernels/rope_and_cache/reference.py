@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.paged import HeadTransform, rotate
+from nanoserve.kernels.heads import HeadTransform, rotate
 
 
 def rope_and_cache(

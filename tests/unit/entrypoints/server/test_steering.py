@@ -60,9 +60,9 @@ def test_requests_of_a_paused_server_wait_and_are_answered_after_it() -> None:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(ask, world)
             wait_until(lambda: len(world.engine.requests) == 2)
-            steps = world.engine.engine.scheduler.step
+            steps = world.engine.engine.scheduler.table.step
             assert http.get("/health").status_code == 200
-            assert (waiting.done(), world.engine.engine.scheduler.step) == (False, steps)
+            assert (waiting.done(), world.engine.engine.scheduler.table.step) == (False, steps)
             assert http.post("/resume").json() == {"status": "resumed"}
             assert waiting.result(PATIENCE)["choices"][0]["text"] == expected
         assert http.post("/reset_prefix_cache", json={}).json() == {"success": True, "status": "ok"}

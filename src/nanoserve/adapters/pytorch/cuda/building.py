@@ -22,9 +22,9 @@ from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras, lora_sections
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
-from nanoserve.adapters.pytorch.cuda.policies import Invariant, Wide
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
@@ -166,12 +166,13 @@ def build_runner(
         if site.exchange is not None:
             site.exchange.try_out()
         watch.lap("kernel self-test")
-        runner.prepare()
+        runner.rehearsal.prepare()
         torch.cuda.synchronize(device)
         if site.exchange is not None:
             site.exchange.check()
         watch.lap("warm-up and graphs")
-    runner.start_serving(watch.phases)
+    runner.rehearsal.start_phases = watch.phases
+    runner.start_serving()
     return runner, budget
 
 
@@ -205,7 +206,7 @@ class _Site:
             device=self._device,
             adds_whole=partners is not None,
         )
-        self._mixers = GpuMixers(spec, facts)
+        self._mixers, self._many = GpuMixers(spec, facts), ManyRows(invariant=deterministic)
         self._partners = partners
         self.exchange = None if partners is None else self._make_exchange(partners)
         self.pdl = supports_pdl(self._device) and not enforce_eager
@@ -219,7 +220,7 @@ class _Site:
         host = HostLoras.for_sizes(model, sizes)
         self.loras: DeviceLoras | None = None
         if host is not None:
-            self.loras = DeviceLoras(host, self._arena, dtype=self._dtype)
+            self.loras = DeviceLoras(host, self._arena, self._many, dtype=self._dtype)
         self._head: GpuDraftHead | None = None
         if isinstance(model.draft_head, EagleHead | MtpHead):
             self._head = GpuDraftHead(
@@ -228,7 +229,7 @@ class _Site:
                 self._space,
                 self._mixers.by_layer,
                 model=spec,
-                many=Invariant() if deterministic else Wide(),
+                many=ManyRows(invariant=deterministic),
             )
 
     def _make_exchange(self, partners: Partners) -> Exchange:
@@ -313,7 +314,7 @@ class _Site:
         records = ExpertRecords.for_sizes(self._model, kv, sizes, len(self._space.stream))
         space, arena, mixers = self._space, self._arena, self._mixers
         mixers.attach(arena, kv, make_rotaries(spec, device))
-        how: dict[str, Any] = {"invariant": self._deterministic, "sums": self.exchange}
+        how: dict[str, Any] = {"many": self._many, "sums": self.exchange}
         how |= {"loras": self.loras, "records": records, "head": self._head}
         make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
         launcher, rehearsal = make_launcher(), make_launcher(brief=True)
@@ -323,12 +324,17 @@ class _Site:
         how = {"graphs": graphs, "pdl": self.pdl}
         how["propose"] = drafter(arena) if self._head is None else self._head.propose
         decoding = Decoding(launcher, rehearsal, arena, drawing, special, **how)
-        scoring, pooling = PromptScoring(), RowPooling(launcher.logits.apart, launcher.pooled_layers)
+        scoring, pooling = PromptScoring(), RowPooling(launcher.logits.apart, launcher.model.pooled_layers)
         reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}
         updates = RowUpdates(arena, batches, sampler, **reads, kv=kv, loras=self.loras, records=records)
         offload = Offload(kv, sizes.host_slots) if sizes.host_slots else None
         how = {"row_updates": updates, "token_counts": self.token_counts(invariant=self._deterministic)}
         how["invariant_counts"] = self.token_counts(invariant=True)
+        how["mixed_steps"] = mixed = MixedSteps(
+            launcher, arena, space.logits, decoding, graphs, **reads, arrivals=drawing.arrivals
+        )
+        tries = {"frees": self.exchange is None, "retries": not kv.has_states}
+        how["recovery"] = recovery = Recovery(arena, batches, drawing, graphs, **tries)
         rehearse = Rehearsal(rehearsal, arena, decoding, drawing, **how)
         return self._runner_type()(
             launcher=launcher,
@@ -351,18 +357,9 @@ class _Site:
                 rehearsal=rehearse,
             ),
             row_updates=updates,
-            mixed_steps=MixedSteps(
-                launcher, arena, space.logits, decoding, graphs, **reads, arrivals=drawing.arrivals
-            ),
+            mixed_steps=mixed,
             rehearsal=rehearse,
-            recovery=Recovery(
-                arena,
-                batches,
-                drawing,
-                graphs,
-                frees=self.exchange is None,
-                retries=not kv.has_states,
-            ),
+            recovery=recovery,
             offload=offload,
             host=None if offload is None else offload.slots,
             loras=None if self.loras is None else self.loras.host,

@@ -42,8 +42,7 @@ class Decoding:
         pdl: bool,
         propose: Propose,
     ) -> None:
-        self.propose = propose
-        self._launcher, self._rehearsal, self._arena = launcher, rehearsal, arena
+        self._launcher, self._rehearsal, self._arena, self.propose = launcher, rehearsal, arena, propose
         self._drawing, self.special, self._pdl = drawing, special, pdl
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
         self.keys, self._graphs = Keys(arena.sizes, launcher.mixers.choose_splits), graphs
@@ -53,7 +52,7 @@ class Decoding:
         if self._launcher.head is not None and not (key.samples or key.learns):
             self.special.then = functools.partial(self.run, key._replace(adapted=False, learns=True))
         if self._graphs is None:
-            self._launch(key)
+            self._step(self._launcher, self._arena.places, key)
             return "eager"
         key = self.keys.stand_in(key)
         if key not in self._graphs:
@@ -75,10 +74,8 @@ class Decoding:
         """Rehearse a step, and keep its graph if there are graphs."""
         if self._graphs is not None:
             self.rehearse(key)
-            self._graphs.capture(key, functools.partial(self._launch, key))
-
-    def _launch(self, key: Key) -> None:
-        self._step(self._launcher, self._arena.places, key)
+            launch = functools.partial(self._step, self._launcher, self._arena.places, key)
+            self._graphs.capture(key, launch)
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
         bucket, splits, samples, adapted, width, learns = key

@@ -18,7 +18,8 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
 from nanoserve.adapters.pytorch.cuda.linear_ops import LinearOps
-from nanoserve.adapters.pytorch.cuda.policies import Wide, policy_for
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
+from nanoserve.adapters.pytorch.cuda.policies import policy_for
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.part import Part
@@ -66,7 +67,7 @@ class GpuDraftHead:
         mixers: Mapping[int, GpuMixer],
         *,
         model: ModelSpec,
-        many: Wide,
+        many: ManyRows,
     ) -> None:
         """`space` is that of the `model`, which this computes in as well; `many` multiplies many tokens."""
         self._head, self._arena, self._mixers, self._many = head, arena, mixers, many
@@ -147,7 +148,7 @@ class GpuDraftHead:
         return LinearOps(policy_for(len(stream), self._many), Sums(), stream, self._space, pdl=False)
 
     def _step(self, ops: LinearOps, **how: Any) -> GpuStep:
-        how |= {"mixers": self._mixers, "invariant": self._many.invariant}
+        how |= {"mixers": self._mixers, "invariant": self._many.is_invariant}
         return GpuStep(outs=Views(self._space.inner, len(ops.stream)), **how)
 
     def _join(self, tokens: int) -> LinearOps:

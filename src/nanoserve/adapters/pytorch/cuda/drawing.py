@@ -7,6 +7,8 @@ rows that ask for more than a token.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -25,17 +27,13 @@ class Drawing:
     Attributes:
         arrivals: where drawn tokens come to the host.
         num_tickets: draws that a ticket was given for; a step that fails after its draw must not be tried again.
-        masked_slot: where those of the newest draw with masks come, if there was one since the last block for masks was lent.
     """
 
     def __init__(self, arena: Arena, scratch: DrawScratch) -> None:
-        self._arena, self._scratch = arena, scratch
-        sizes = arena.sizes
+        self._arena, self._scratch, sizes = arena, scratch, arena.sizes
         columns = most_tokens(sizes) + (2 * sizes.max_num_seqs if sizes.max_width > 1 else 0)
         self.arrivals = Arrivals(arena.lengths.device, RING_SLOTS, columns)
-        self.num_tickets = 0
-        self.masked_slot: int | None = None
-        self._ring = 0
+        self.num_tickets = self._ring = 0
 
     def draw(self, logits: Tensor, places: Tensor, *, width: int = 0, pdl: bool, **instead: Tensor) -> None:
         """Launch the draw of one token for each place, or of up to `width`; may be captured. `note_draw` or `issue` must follow each run.
@@ -43,21 +41,11 @@ class Drawing:
         That is not so where a draw goes elsewhere `instead`, by arguments of `sample_and_append`.
         """
         arena = self._arena
-        where = {"drawn": self.arrivals.drawn, "ring_position": arena.ring_position} | instead
-        sample_and_append(
-            logits,
-            batch_rows=places,
-            tokens=arena.tokens,
-            lengths=arena.lengths,
-            num_prompt_tokens=arena.num_prompt_tokens,
-            **arena.settings,
-            seeds=arena.seeds,
-            **where,
-            scratch=self._scratch,
-            limits=arena.limits if width else None,
-            width=max(width, 1),
-            pdl=pdl,
-        )
+        rows: dict[str, Any] = {"tokens": arena.tokens, "lengths": arena.lengths, "seeds": arena.seeds}
+        rows |= {"num_prompt_tokens": arena.num_prompt_tokens, **arena.settings}
+        rows |= {"drawn": self.arrivals.drawn, "ring_position": arena.ring_position, **instead}
+        how: dict[str, Any] = {"limits": arena.limits if width else None, "width": max(width, 1), "pdl": pdl}
+        sample_and_append(logits, batch_rows=places, **rows, scratch=self._scratch, **how)
 
     def note_draw(self) -> int:
         """A draw has been queued; returns the slot of its tokens."""
@@ -69,11 +57,9 @@ class Drawing:
         """Take the device's count of draws for the host's; waits for the device."""
         self._ring = int(self._arena.ring_position) % RING_SLOTS
 
-    def issue(self, ticket: CudaTicket, *, masked: bool = False) -> CudaTicket:
-        """Note where the tokens of the draw just queued, `masked` or not, will arrive."""
+    def issue(self, ticket: CudaTicket) -> CudaTicket:
+        """Note where the tokens of the draw just queued will arrive."""
         ticket.slot = slot = self.note_draw()
         self.arrivals.expect(slot)
-        if masked:
-            self.masked_slot = slot
         self.num_tickets += 1
         return ticket

@@ -1,13 +1,7 @@
 """Products of a step with weights on a GPU: `LinearOps` has the residual stream, and four collaborators.
 
-The *policy* says what is fused around a product (`policies.py`); the number of rows decides:
-
-- `Row`, one row: products on the CUDA cores with norm, gate and residual addition fused in.
-- `Skinny`, up to 64 rows: tensor-core products; what is added to the residual stream stays behind as partial sums, which the
-  next norm adds up, so that no kernel exists for the addition alone.
-- `Wide`, more rows and prompt chunks: the vendor's products with small kernels between them; or `Invariant`, whose results do not depend on
-  the batch.
-
+The *policy* says what is fused around a product, and depends on the number of rows (`policies.py`): of one row norm, gate and residual
+addition; of up to 64 the gate, and what is added to the stream stays behind as partial sums, which the next norm adds up; of more nothing.
 *Adapters* (`low_rank.py`), in steps whose rows have some, add to each product what they make of its input. The *sums* say who else adds to the
 stream: nobody (`sums.py`), or other ranks (`ranks/exchange.py`). The *form* of a weight is its own (`Linear.matrix`), and kernels ask it what to
 load. Nothing here allocates or waits, so that a step can be captured in a graph. Next: what attention computes, `kernels/paged.py`.
@@ -69,8 +63,7 @@ class LinearOps:
         pdl: bool,
         low_rank: StepLoras | None = None,
     ) -> None:
-        self.policy, self.sums, self.space, self.pdl = policy, sums, space, pdl
-        self.low_rank = low_rank
+        self.policy, self.sums, self.space, self.low_rank, self.pdl = policy, sums, space, low_rank, pdl
         self.pending: Pending | None = None
         self.ungated: Ungated | None = None
         self._chosen: Tensor | None = None
@@ -105,9 +98,11 @@ class LinearOps:
         out = self._following[linear.out_features]
         if len(out) and self.policy.norms:
             self.policy.multiply(self, columns, linear, out, norm)
-        elif len(out):
-            x = self._normed_columns(columns, norm)
-            self.policy.multiply(self, x, linear, out)
+        elif len(out):  # the columns of a wider tensor are made contiguous, then normed
+            plain, normed = (each[: columns.numel()].view(columns.shape) for each in self.space.followed)
+            plain.copy_(columns)
+            add_rms_norm_into(plain, norm.weight, normed, eps=norm.eps, pdl=self.pdl)
+            self.policy.multiply(self, normed, linear, out)
         return out
 
     def project_out(self, inner: Tensor, linear: Linear, norm: AnyNorm = None, /) -> None:
@@ -179,13 +174,6 @@ class LinearOps:
         elif norm is not None and len(stream):
             add_rms_norm_into(stream, norm.weight, self.normed, eps=norm.eps, pdl=self.pdl)
         return stream if norm is None else self.normed
-
-    def _normed_columns(self, columns: Tensor, norm: RMSNorm) -> Tensor:
-        """The norm of columns of a wider tensor, contiguous."""
-        plain, normed = (each[: columns.numel()].view(columns.shape) for each in self.space.followed)
-        plain.copy_(columns)
-        add_rms_norm_into(plain, norm.weight, normed, eps=norm.eps, pdl=self.pdl)
-        return normed
 
     def slices(self, count: int) -> Tensor:
         """Float32 [count, rows, hidden], for what few tokens' products leave."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
-from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Workspace
 from nanoserve.adapters.pytorch.models import DecoderModel
@@ -14,13 +14,13 @@ from nanoserve.kernels.linear.launch import invariant_ways
 
 
 class Logits:
-    """The head of a model, multiplied by `products`, which may be set between steps; several ranks have the columns of each."""
+    """The head of a model, multiplied as `many` rows are; several ranks have the columns of each."""
 
     def __init__(
-        self, model: DecoderModel, arena: Arena, space: Workspace, sums: Sums, products: VendorProducts
+        self, model: DecoderModel, arena: Arena, space: Workspace, sums: Sums, many: ManyRows
     ) -> None:
         self._head, self._arena, self._space, self._sums = model.head, arena, space, sums
-        self.products = products
+        self._many = many
         self._divisor, self._cap = model.spec.logit_divisor, model.spec.logit_soft_cap
 
     def apart(self, hidden: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Logits:
 
     def _of(self, hidden: Tensor, out: Tensor) -> Tensor:
         columns = self._sums.columns(out, self._head.out_features)
-        self.products.multiply(self._space, hidden, self._head, columns)
+        self._many.products.multiply(self._space, hidden, self._head, columns)
         self._sums.gather(out)
         return self.cap(out)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena, Shapes
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.layout import padded_rank
 from nanoserve.adapters.pytorch.lora.store import HostLoras
@@ -52,12 +53,12 @@ class DeviceLoras:
     Attributes:
         host: adapters in host memory.
         rank: the largest that a slot holds, padded.
-        invariant: whether the bits of a token's delta depend on no other token; set with each step.
+        many: whether the bits of a token's delta depend on no other token is as it is there.
     """
 
-    def __init__(self, host: HostLoras, arena: Arena, *, dtype: torch.dtype) -> None:
+    def __init__(self, host: HostLoras, arena: Arena, many: ManyRows, *, dtype: torch.dtype) -> None:
         sizes, device = arena.sizes, arena.lengths.device
-        self.host, self.rank, self.invariant = host, padded_rank(sizes.max_lora_rank), False
+        self.host, self.rank, self.many = host, padded_rank(sizes.max_lora_rank), many
         self._arena, self._num_slots = arena, sizes.max_loras
         layout = host.layout
         self._numbers = torch.zeros(sizes.max_loras, self.rank * layout.size, dtype=dtype, device=device)
@@ -126,7 +127,7 @@ class DeviceLoras:
     def ways(self, most: int) -> list[int]:
         """Numbers of tokens up to `most`, one for each way in which kernels are launched for them."""
         widths = {site.in_features for site in self.host.layout.sites.values()}
-        return shrink_ways(sorted(widths), most, invariant=self.invariant)
+        return shrink_ways(sorted(widths), most, invariant=self.many.is_invariant)
 
     def of_batch(self, places: int, *, pdl: bool) -> StepLoras:
         """The adapters of a batch of this many places."""
@@ -149,10 +150,10 @@ class DeviceLoras:
         if product is None:
             return None
         tokens, width = x.shape
-        slices = slice_count(tokens, width, invariant=self.invariant)
+        slices = slice_count(tokens, width, invariant=self.many.is_invariant)
         shape = (slices, tokens, product.num_parts * self.rank)
         shrunk = self._shrunk[: shape[0] * shape[1] * shape[2]].view(shape)
-        delta = Delta(adapters, product, shrunk, self.invariant)
+        delta = Delta(adapters, product, shrunk, self.many.is_invariant)
         shrink(x, delta, norm_weight=norm_weight, pdl=pdl)
         return delta
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -87,3 +89,28 @@ class InvariantProducts(VendorProducts):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
     ) -> None:
         invariant_linear(x, weight, out, bias=bias, residual=out if add else None)
+
+
+class ManyRows:
+    """The products of many rows, as the next step is launched with them.
+
+    Attributes:
+        products: may be others for a while.
+    """
+
+    def __init__(self, *, invariant: bool) -> None:
+        self.products = InvariantProducts() if invariant else VendorProducts()
+
+    @property
+    def is_invariant(self) -> bool:
+        """True if steps are launched whose kernels compute a token's bits from the tokens before it alone."""
+        return self.products.invariant
+
+    @contextlib.contextmanager
+    def made_invariant(self) -> Iterator[None]:
+        """Launch invariant kernels, until this ends."""
+        before, self.products = self.products, InvariantProducts()
+        try:
+            yield
+        finally:
+            self.products = before

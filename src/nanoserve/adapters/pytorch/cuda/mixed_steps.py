@@ -100,7 +100,7 @@ class MixedSteps:
         self._scoring, self._pooling, self._arrivals = scoring, pooling, arrivals
         self._launcher, self._arena, self._logits, self._decoding = launcher, arena, logits, decoding
         self._graphs = graphs if launcher.mixers.pads else None
-        self._most_tokens = LAUNCH / launcher.multiplications
+        self._most_tokens = LAUNCH / launcher.model.multiplications
         self._seen, self._learnt = set[Shape](), set[Shape]()
         self._stand_ins = StandIns[Shape](PATIENCE)
         self._states: dict[Shape, Tensor] = {}
@@ -233,9 +233,9 @@ class MixedSteps:
         return step, hidden
 
     def _describe(self, chunks: tuple[Chunk, ...], batch: Batch, **more: Any) -> ChunkStep:
-        way = 0 if self._launcher.is_invariant else None
+        way = 0 if self._launcher.many.is_invariant else None
         step = describe(self._arena, self._launcher.mixers, chunks, batch, way, **more)
-        if (encoder := self._launcher.encoder) is not None:
+        if (encoder := self._launcher.model.spec.encoder) is not None:
             rows: list[int] = []
             for chunk in chunks:
                 second = (
@@ -269,7 +269,7 @@ class MixedSteps:
 
     def _worthwhile(self, shape: Shape) -> Shape | None:
         """The shape or one that stands in for it, unless nothing is captured, or too much is already."""
-        shape = shape._replace(invariant=self._launcher.is_invariant)
+        shape = shape._replace(invariant=self._launcher.many.is_invariant)
         shape = self._stand_ins.choose(shape, self._larger(shape))
         is_new = shape not in self._seen
         return None if self._graphs is None or (is_new and len(self._seen) == MOST_GRAPHS) else shape

@@ -1,8 +1,8 @@
 """The policies of `LinearOps`: the fusion of products with norms, gates and additions, by the number of rows (`docs/performance.md` has the crossovers).
 
-`Row` has the norm before a product, its gate, and the addition to the residual stream in the product's own kernel, on the CUDA cores. `Skinny`
-multiplies on the tensor cores, and leaves partial sums that the next norm adds up, so that no kernel exists for the addition alone. `Wide` has small
-kernels between the products of `many_rows`, and `Invariant` has products of one fixed order of summation there.
+`Row`, of one row, has the norm before a product, its gate, and the addition to the residual stream in the product's own kernel, on the CUDA cores. `Skinny`,
+of up to 64, multiplies on the tensor cores, and leaves partial sums that the next norm adds up, so that no kernel exists for the addition alone. `Wide`, of more rows and prompt chunks, has small
+kernels between the products of `many_rows`, those of the vendor or of one fixed order of summation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy
-from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, Ungated, VendorProducts
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows, Ungated, VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
@@ -111,11 +111,15 @@ class Skinny:
 
 
 class Wide:
-    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream, or after experts the next norm."""
+    """Many tokens: the arithmetic counts, and the product's own kernel adds to the stream, or after experts the next norm.
+
+    With `InvariantProducts` a token alone and in any batch has the same bits.
+    """
 
     norms = False
-    invariant = False
-    products = VendorProducts()
+
+    def __init__(self, products: VendorProducts) -> None:
+        self.products = products
 
     def multiply(
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
@@ -151,23 +155,16 @@ class Wide:
         feed_lists(
             *(normed, mixture.experts, chosen, slices),
             workspace=space.feeds,
-            invariant=self.invariant,
+            invariant=self.products.invariant,
             pdl=ops.pdl,
         )
         ops.leave(slices, chosen=chosen.experts)
 
 
-class Invariant(Wide):
-    """Many tokens, with the same bits for a token alone and in any batch."""
-
-    invariant = True
-    products = InvariantProducts()
-
-
-def policy_for(rows: int, many: Wide) -> Policy:
-    """The policy of a step that decodes so many rows; `many` is that of more rows, and of all where results may not depend on their number."""
-    if many.invariant or rows > MOST_SKINNY_ROWS:
-        return many
+def policy_for(rows: int, many: ManyRows) -> Policy:
+    """The policy of a step that decodes so many rows; `many` are computed as all are where results may not depend on their number."""
+    if many.is_invariant or rows > MOST_SKINNY_ROWS:
+        return Wide(many.products)
     return Row() if rows == 1 else Skinny()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import FIRST_GRAPHS, TYPICAL_LENGTH, Key
+from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
+from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
 from nanoserve.ports.step import Chunk
 
@@ -27,6 +29,10 @@ class Rehearsal:
     """Runs of all steps over padded places; `launcher` launches every kernel through few layers. No row changes.
 
     `token_counts` are of mixed steps, one for each way in which these launch what depends on their tokens; `invariant_counts`, of invariant ones.
+
+    Attributes:
+        step_seconds: tokens of steps and what these take, where rows have drafts.
+        start_phases: seconds that each part of getting ready took, by name.
     """
 
     def __init__(
@@ -37,6 +43,8 @@ class Rehearsal:
         drawing: Drawing,
         *,
         row_updates: RowUpdates,
+        mixed_steps: MixedSteps,
+        recovery: Recovery,
         token_counts: Sequence[int],
         invariant_counts: Sequence[int],
     ) -> None:
@@ -44,12 +52,23 @@ class Rehearsal:
         self._decoding, self._drawing = decoding, drawing
         self._token_counts, self._invariant_counts = token_counts, invariant_counts
         self._most, self._row_updates = arena.sizes.max_num_seqs, row_updates
+        self._mixed_steps, self._recovery = mixed_steps, recovery
+        self.step_seconds: tuple[tuple[int, float], ...] = ()
+        self.start_phases: Mapping[str, float] = {}
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Launch every kernel, then capture the first graphs."""
+        self.run()
+        self._recovery.recover()
+        self.step_seconds = self.capture_first()
+        self._mixed_steps.capture_first()
 
     @torch.inference_mode()
     def run(self) -> None:
         """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes. Of an encoder nothing decodes."""
         self._row_updates.copy_sinks()
-        if self._launcher.encoder is not None:
+        if self._launcher.model.spec.encoder is not None:
             self._chunks()
             return
         for size, every_splits in self._batches():
@@ -64,7 +83,7 @@ class Rehearsal:
     @torch.inference_mode()
     def run_invariant(self) -> None:
         """Launch the kernels of invariant steps through few layers; their chunks are computed in one way only."""
-        with self._launcher.invariant():
+        with self._launcher.many.made_invariant():
             for count in {self._chunk_tokens(), *self._invariant_counts}:
                 self._run_tokens(count)
             if self._launcher.loras is not None:
@@ -72,7 +91,7 @@ class Rehearsal:
 
     def capture_first(self) -> tuple[tuple[int, float], ...]:
         """Capture the first graphs; returns seconds of steps where rows have drafts. The largest comes first: later ones fit into the memory that it took."""
-        if self._launcher.encoder is not None:
+        if self._launcher.model.spec.encoder is not None:
             return ()
         ways = (False,) if self._launcher.loras is None else (False, True)
         for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):

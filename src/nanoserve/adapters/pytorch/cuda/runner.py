@@ -5,23 +5,20 @@ How a step becomes tokens:
 1. The plan's deltas are written into the *arena* (`arena.py`), which goes to the device as one upload. Device rows persist, so a
    plan says only what changed, and a step in which nothing changed uploads nothing.
 2. A step that only decodes is a captured graph (`decoding.py`): embed, layers, logits, draw, append. A step with prompt chunks
-   is one, too, if it is small (`mixed_steps.py`), or launches its kernels one by one (`forward_launcher.py`), and so does the draw of rows whose logits are shaped first (penalties, bias,
-   log-probabilities). In a wide step each row has drafts behind its newest token, which are made on the device when the step begins;
-   beside chunks it has one token. Where rows follow a grammar, `submit` queues the forward pass alone, and `draw` the rest.
+   is one, too, if it is small (`mixed_steps.py`), or launches its kernels one by one (`forward_launcher.py`), and so does the draw
+   of rows whose logits are shaped first (`special_draws.py`). Where rows follow a grammar, `submit` queues the forward pass alone,
+   and `draw` the rest. In a wide step each row has drafts behind its newest token, made on the device when the step begins.
 3. The draw appends each token to its row on the device, so the next step can be queued before the host knows it, and writes it
    to host memory as well (`drawing.py`).
 
-Only `collect` waits for the device, because a wait in `submit` would make every row wait. So the host keeps the facts that it
-needs: each row's length (`batches.py`), and the number of queued draws.
-
-A step that fails half-way leaves the two sides of that book-keeping in doubt: the next `submit` recovers (`recovery.py`).
-`building.py` makes the collaborators.
+Only `collect` waits for the device, because a wait in `submit` would make every row wait. So the host keeps each row's length
+(`batches.py`) and the number of queued draws. A step that fails half-way leaves them in doubt: the next `submit` recovers
+(`recovery.py`). `building.py` makes the collaborators.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import attrs
 import torch
@@ -33,7 +30,7 @@ from nanoserve.adapters.pytorch.cuda.compiles import CompileCounter
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedRun, MixedSteps
+from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
@@ -56,8 +53,6 @@ class CudaRunner:
     Attributes:
         kv: the KV cache of every layer; `host`, slots of host memory beside it, and `loras`, adapters that plans may load, or None.
         rehearsal: launches whatever serving can meet.
-        start_phases: seconds that each part of getting ready took, by name.
-        step_seconds: tokens of steps and what these take, where rows have drafts.
         graph_steps: steps by how they were launched, as a captured graph or kernel by kernel (eager).
     """
 
@@ -79,25 +74,14 @@ class CudaRunner:
     _windows: Windows
     _offload: Offload | None
     _compiles: CompileCounter = attrs.field(factory=CompileCounter)
-    start_phases: Mapping[str, float] = attrs.field(factory=dict)
-    step_seconds: tuple[tuple[int, float], ...] = ()
     graph_steps: dict[str, int] = attrs.field(factory=lambda: {"graph": 0, "eager": 0})
 
     def counts(self) -> RunnerCounts:
         """Waits in `collect`, kernels prepared after `start_serving` (each kept a whole batch waiting), launches."""
         return RunnerCounts(self._drawing.arrivals.waited_seconds, self._compiles.late, self.graph_steps)
 
-    @torch.inference_mode()
-    def prepare(self) -> None:
-        """Rehearse, then capture the first graphs."""
-        self.rehearsal.run()
-        self._recovery.recover()
-        self.step_seconds = self.rehearsal.capture_first()
-        self._mixed_steps.capture_first()
-
-    def start_serving(self, phases: Mapping[str, float]) -> None:
+    def start_serving(self) -> None:
         """All kernels that serving uses are ready; later compiles count as late."""
-        self.start_phases = phases
         self._compiles.start()
 
     @torch.inference_mode()
@@ -152,13 +136,8 @@ class CudaRunner:
     def _decode(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding)
         loras, special = self._launcher.loras, self._sampler.special(batch.places)
-        key = self._decoding.keys.of(
-            len(batch.places),
-            longest,
-            special=special or bool(plan.masked),
-            adapted=loras is not None and loras.adapts(batch),
-            width=plan.width,
-        )
+        how = {"special": special or bool(plan.masked), "adapted": loras is not None and loras.adapts(batch)}
+        key = self._decoding.keys.of(len(batch.places), longest, **how, width=plan.width)
         self._arena.flush()
         self.graph_steps[self._decoding.run(key)] += 1
         tokens = max(key.width, 1)
@@ -181,23 +160,15 @@ class CudaRunner:
         self.graph_steps[run.how] += 1
         if plan.decoding:
             self._batches.advance()
-        ticket = self._draw_mixed(plan, run)
+        ticket, step = CudaTicket(step=plan.step, prompt_scores=run.scores), run.step
+        if step.sampling:
+            self._batches.add_tokens(step.finished)
+            ticket.drawn_rows, ticket.order, ticket.width = step.sampling, step.order, int(plan.width > 1)
+            ticket = self._sample(plan, ticket, run.logits, self._arena.sampling_places)
+        else:
+            self._special.finish()
         ticket.pooled, ticket.verified = run.pooled, verified
         return ticket
-
-    def _draw_mixed(self, plan: StepPlan, run: MixedRun) -> CudaTicket:
-        if not run.step.sampling:
-            self._special.finish()
-            return CudaTicket(step=plan.step, prompt_scores=run.scores)
-        self._batches.add_tokens(run.step.finished)
-        ticket = CudaTicket(
-            step=plan.step,
-            drawn_rows=run.step.sampling,
-            order=run.step.order,
-            width=int(plan.width > 1),
-            prompt_scores=run.scores,
-        )
-        return self._sample(plan, ticket, run.logits, self._arena.sampling_places)
 
     def _sample(self, plan: StepPlan, ticket: CudaTicket, logits: Tensor, places: Tensor) -> CudaTicket:
         """Draw now, or once `draw` brings the masks. Nothing is submitted meanwhile, so that logits and places stay."""

@@ -34,6 +34,9 @@ class SpecialDraws:
     def __init__(self, arena: Arena, logits: Tensor, sampler: DeviceSampler, drawing: Drawing) -> None:
         self._arena, self._logits, self._sampler, self._drawing = arena, logits, sampler, drawing
         self._held: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
+        self._masked: CudaTicket | None = (
+            None  # of the newest draw with masks, until a block for others is lent
+        )
         self.then: Callable[[], object] | None = None
         sizes = arena.sizes
         self.blocks = PinnedBlocks(
@@ -79,13 +82,14 @@ class SpecialDraws:
         self.blocks.send(masks, rows, width)
         run(len(rows), ticket.width)
         self.finish()
-        return self._drawing.issue(ticket, masked=True)
+        self._masked = self._drawing.issue(ticket)
+        return ticket
 
     def lend_block(self) -> PinnedBlock:
         """Memory for a step's masks; waits for the draw with those before, which ranks that follow another one do not collect."""
-        if self._drawing.masked_slot is not None:
-            self._drawing.arrivals.reach(self._drawing.masked_slot)
-            self._drawing.masked_slot = None
+        if self._masked is not None and self._masked.slot is not None:
+            self._drawing.arrivals.reach(self._masked.slot)
+        self._masked = None
         return self.blocks.take()
 
     def finish(self) -> None:
@@ -140,7 +144,9 @@ class SpecialDraws:
             ends = None if ends is None else ends.index_select(0, index)
             owners = tuple([row for row in owners if row in rows])
         self._drawing.draw(shaped, places, width=width, pdl=False)
-        self._drawing.issue(ticket, masked=bool(masks))
+        self._drawing.issue(ticket)
+        if masks:
+            self._masked = ticket
         if special:
             ticket.scores = self._note(owners, places, ends, logits, shaped)
         return ticket

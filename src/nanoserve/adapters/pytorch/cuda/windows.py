@@ -92,13 +92,13 @@ class Windows:
             with compiling_ahead(os.cpu_count() or 1):
                 self.rehearse()
             self.rehearse()
-        with self._launcher.invariant():
+        with self._launcher.many.made_invariant():
             yield
 
     def rehearse(self) -> None:
         """Launch every kernel of invariant steps; no row changes."""
         self._rehearsal.run_invariant()
-        with self._launcher.invariant():
+        with self._launcher.many.made_invariant():
             for count in self._launcher.logits.invariant_ways(len(self._take_room())):
                 places, logits, where = self._compute(
                     (self._arena.sink_row,), count * [0], self._space.normed

@@ -127,7 +127,7 @@ def test_a_bug_in_a_check_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> 
             raise KeyError("secret")
         check(asked, *others)
 
-    monkeypatch.setattr("nanoserve.domain.scheduling.scheduler.check_request", buggy)
+    monkeypatch.setattr("nanoserve.domain.scheduling.admission.check_request", buggy)
     link = ScriptedLink([Add(request("bug", (DENIED,))), Add(request("good"))])
     serve(link)
     [refused] = link.refusals

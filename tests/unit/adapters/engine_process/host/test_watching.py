@@ -192,7 +192,7 @@ def test_what_was_recorded_when_the_stop_comes_is_sent() -> None:
     link = ScriptedLink([WATCH], [add(1)], *[[]] * 10, [Stop()])
     served = serve(link)
     reader = served.log
-    assert reader.state.step == inside(served.assembly.engine).scheduler.step
+    assert reader.state.step == inside(served.assembly.engine).scheduler.table.step
 
 
 def test_a_reader_that_is_behind_gets_a_snapshot_instead_of_the_turns(instant: None) -> None:

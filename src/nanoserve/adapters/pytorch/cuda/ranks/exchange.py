@@ -7,7 +7,6 @@ All ranks launch the same kernels in the same order, and each step makes an even
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import attrs
@@ -197,8 +196,8 @@ class RankRunner(CudaRunner):
         super().__init__(**parts)
         self._exchange, self._expert_loads = exchange, ExpertLoads(expert_tokens)
 
-    def start_serving(self, phases: Mapping[str, float]) -> None:
-        super().start_serving(phases)
+    def start_serving(self) -> None:
+        super().start_serving()
         self._exchange.start_serving()
         self._expert_loads.forget()
 

@@ -13,8 +13,9 @@ from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Pad
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.device.launch import SplitScratch
+from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.kept import FLOAT8
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.launch import decode_attention, prefill_attention
 from nanoserve.kernels.pointwise.launch import norm_qkv_into, sigmoid_mul_into
@@ -97,14 +98,12 @@ class GpuAttention:
         padded = tuning.padded_group(self._num_heads // self._num_kv_heads, width)
         tiling = tuning.choose_tile(len(places), part.head_dim, cache.keys.dtype, step.splits, padded=padded)
         how: dict[str, Any] = {
-            **part.scoring,
-            "limits": limits,
-            "width": width,
             "splits": step.splits,
             "scratch": self._scratch,
             "tiling": tiling,
             "pdl": step.pdl,
         }
+        how |= {**part.scoring, "limits": limits, "width": width}
         decode_attention(qkv, cache, transform, out, batch_rows=places, lengths=lengths, **how)
 
     def _cache(self, part: Attention) -> PagedCache:

@@ -12,7 +12,8 @@ from nanoserve.adapters.pytorch.mixers.bidirectional.part import BidirectionalAt
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, Padded, StepArena, write_tiles
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.step_inputs import Pages
-from nanoserve.kernels.paged import HeadTransform, PagedCache
+from nanoserve.kernels.heads import HeadTransform
+from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention import tuning
 from nanoserve.kernels.paged_attention.launch import prefill_attention
 from nanoserve.kernels.rope_and_cache.launch import rope_and_cache
