@@ -15,13 +15,13 @@ CLUSTER_BOUND = 4360
 SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
-    "ports": 4000,
+    "ports": 4003,
     "domain": 8930,
-    "kernels": 14940,
-    "adapters/pytorch": 16066,
-    "adapters": 11076,
+    "kernels": 14981,
+    "adapters/pytorch": 16123,
+    "adapters": 11077,
     "entrypoints/server": 10925,
-    "entrypoints": 11844,
+    "entrypoints": 11846,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
