@@ -162,6 +162,7 @@ class LatentSpec:
         query_dim: of the vector that queries are made of; None if they are projected at once.
         nope_dim, value_dim: of one head's key without position, and of its value.
         scale: what scores are multiplied with.
+        holders: ranks over which the entries of a row are dealt out, token by token; each has all with 1.
     """
 
     num_heads: int
@@ -173,6 +174,7 @@ class LatentSpec:
     rope: RopeSpec
     query_dim: int | None = None
     bias: bool = False
+    holders: int = 1
 
     @property
     def rotation(self) -> Rotation:
@@ -181,8 +183,8 @@ class LatentSpec:
 
     @property
     def cache_elements(self) -> int:
-        """Cached numbers of one token: its latent vector and its rotated key."""
-        return self.latent_dim + self.rope_dim
+        """Cached numbers of one token, its latent vector and its rotated key; a rank's part of them on average."""
+        return (self.latent_dim + self.rope_dim) // self.holders
 
 
 @attrs.frozen(kw_only=True)

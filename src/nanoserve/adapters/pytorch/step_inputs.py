@@ -16,6 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import Rotation
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, Chunk, TableUpdate
@@ -115,6 +116,7 @@ class CpuStep:
         dtype: of the numbers that are computed with.
         by_layer: how each layer mixes.
         kept: what mixers keep from step to step beside pages, by the memory of the pages of their first layer.
+        ranks: which compute the step together.
     """
 
     inputs: StepInputs
@@ -123,6 +125,7 @@ class CpuStep:
     invariant: bool
     dtype: torch.dtype
     kept: dict[int, Any]
+    ranks: Communicator = ALONE
     by_layer: dict[int, Callable[..., Tensor]] = attrs.field(factory=dict)
 
     def mix(self, part: Any, /, *projected: Tensor) -> Tensor:

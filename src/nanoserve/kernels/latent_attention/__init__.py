@@ -7,19 +7,25 @@ products that expand are the vendor's: here entries are gathered from the cache,
 """
 
 from nanoserve.kernels.latent_attention.cpu import (
+    PlannedRow,
+    attend_to_part,
     fixed_head_linear,
     head_linear,
     invariant_latent_attention,
     latent_attention,
+    merge_parts,
     plan_invariant,
     plan_latent_attention,
 )
 
 __all__ = [
+    "PlannedRow",
+    "attend_to_part",
     "fixed_head_linear",
     "head_linear",
     "invariant_latent_attention",
     "latent_attention",
+    "merge_parts",
     "plan_invariant",
     "plan_latent_attention",
 ]

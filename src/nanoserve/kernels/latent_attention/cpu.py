@@ -97,6 +97,49 @@ def _attend(query: Tensor, seen: Tensor, latent_dim: int, scale: float) -> Tenso
     return torch.mm(weights, seen[:, :latent_dim]).view(count, heads, latent_dim)
 
 
+def attend_to_part(
+    query: Tensor,
+    entries: Tensor,
+    plan: tuple[PlannedRow, ...],
+    *,
+    latent_dim: int,
+    scale: float,
+    holder: int,
+    holders: int,
+) -> Tensor:
+    """As `latent_attention`, over the entries of positions that leave `holder` when divided by `holders`, which alone are in the blocks.
+
+    Returns:
+        float32 [T, num_heads, latent_dim + 1]: what is attended, and behind it the logarithm of the sum of the scores'
+        exponentials; zeros and minus infinity where a query sees none of these entries. `merge_parts` needs both.
+    """
+    found = torch.zeros(*query.shape[:2], latent_dim + 1)
+    found[..., latent_dim] = -torch.inf
+    most = max(1, TILE_ROWS // query.shape[1])
+    for row in plan:
+        seen = entries.index_select(0, row.blocks).flatten(0, 1)
+        for start in range(0, row.queries, most):
+            count = min(most, row.queries - start)
+            position = torch.arange(count) + row.context - row.queries + start
+            high = max(0, -(-(int(position[-1]) + 1 - holder) // holders))
+            if not high:
+                continue
+            tokens = slice(row.token + start, row.token + start + count)
+            hidden = torch.arange(high) * holders + holder > position[:, None]
+            scores = (torch.einsum("nhw,cw->nhc", query[tokens] * scale, seen[:high])).float()
+            scores.masked_fill_(hidden[:, None], -torch.inf)
+            logs = scores.logsumexp(dim=-1, keepdim=True)
+            weights = (scores - logs.clamp(min=torch.finfo(torch.float32).min)).exp()
+            found[tokens, :, :latent_dim] = weights @ seen[:high, :latent_dim].float()
+            found[tokens, :, latent_dim:] = logs
+    return found
+
+
+def merge_parts(parts: Tensor) -> Tensor:
+    """Merge what several have attended to apart, [holders, T, num_heads, latent_dim + 1], to float32 [T, num_heads, latent_dim]."""
+    return (parts[..., -1:].softmax(dim=0) * parts[..., :-1]).sum(0)
+
+
 LINE: Final = 32
 """Elements that fill whole cache lines: where operands are aligned otherwise, products may sum in another order."""
 plan_invariant: Final = functools.partial(plan_invariant_attention, queries=1)

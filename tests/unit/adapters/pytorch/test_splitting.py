@@ -208,6 +208,23 @@ def test_the_parts_add_up_to_the_whole(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(each, found[0]) for each in found[1:])
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "queries projected at once"])
+def test_ranks_deal_latents_out_and_attend_together(name: str, tmp_path: Path) -> None:
+    family, config, size = MODELS[name]
+    tiny = make_tiny_model(tmp_path, family, **config | {"kv_lora_rank": 22})
+    prompts = [make_prompt(length, vocab_size=tiny.spec.vocab_size, seed=length) for length in (13, 1)]
+    whole = logits(tiny.build(), prompts)
+    parts = split(tiny, size, deals_latents=True)
+    [group], [whole_group] = parts[0].spec.cache_groups, tiny.spec.cache_groups
+    assert group.page_bytes(4, 4) * size == whole_group.page_bytes(4, 4)
+    store = PagedRun.start(parts[0], prompts).kv
+    assert sum(each.nbytes for each in store.pools[0]) == 97 * group.page_bytes(4, 4)
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(logits, parts, [prompts] * size))
+    torch.testing.assert_close(found[0], whole, rtol=0, atol=2e-5 * max(1.0, whole.abs().max().item()))
+    assert all(torch.equal(each, found[0]) for each in found[1:])
+
+
 @pytest.mark.parametrize("family", ["granitemoe", "mixtral", "qwen3_moe"])
 def test_stacks_are_split_as_what_they_stand_for(family: str, tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path, family, **MODELS[family][1])

@@ -49,7 +49,7 @@ from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales
 from nanoserve.adapters.pytorch.weights.noise import SCALE, fill_randomly
 from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
-from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, Mixer
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LatentSpec, LayerSpec, Mixer
 from nanoserve.ports.model_spec import DraftSpec, ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
@@ -95,6 +95,7 @@ def build_model(
     keep: bool | None = None,
     ranks: Communicator = ALONE,
     expert_parallel: bool = False,
+    deals_latents: bool = False,
     take: Take | None = None,
     read: bool = True,
     draft: str | None = None,
@@ -120,7 +121,7 @@ def build_model(
         raise BadValueError("quantization", f"{quantization} cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
-    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
+    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel, deals_latents=deals_latents)
     model.slices = _slices(spec, model, ranks)
     if model.further is not None:
         model.further.check_stored(folder)
@@ -195,12 +196,13 @@ def build_random_model(
     keep: bool | None = None,
     ranks: Communicator = ALONE,
     expert_parallel: bool = False,
+    deals_latents: bool = False,
     take: Take | None = None,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
     made = _made_form(spec, quantization, keeps=_keeps(keep, device))
     _check_quantization(spec, quantization)
-    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel)
+    model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel, deals_latents=deals_latents)
     model.slices = _slices(spec, model, ranks)
     if made is not None:
         _keep(model, _fitting(model, made))
@@ -219,10 +221,18 @@ def build_random_model(
     return model
 
 
-def split_spec(spec: ModelSpec, size: int, *, rank: int = 0, expert_parallel: bool = False) -> ModelSpec:
+def split_spec(
+    spec: ModelSpec,
+    size: int,
+    *,
+    rank: int = 0,
+    expert_parallel: bool = False,
+    deals_latents: bool = False,
+) -> ModelSpec:
     """The model as one of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
 
-    With `expert_parallel` each rank has some of the experts whole, and without it a part of each.
+    With `expert_parallel` each rank has some of the experts whole, and without it a part of each. With `deals_latents` it keeps every `size`th
+    token's latent, and without it all.
     Raises `BadValueError` for a model that cannot be split into this many parts.
     """
     if expert_parallel and size == 1:
@@ -233,16 +243,21 @@ def split_spec(spec: ModelSpec, size: int, *, rank: int = 0, expert_parallel: bo
         return spec
     holder = rank if expert_parallel else None
     layers = tuple(
-        LayerSpec(_split_mixer(layer.mixer, spec, size), _split_feed(layer.feed, spec, size, holder))
+        LayerSpec(
+            _split_mixer(layer.mixer, spec, size, deals_latents=deals_latents),
+            _split_feed(layer.feed, spec, size, holder),
+        )
         for layer in spec.layers
     )
     return attrs.evolve(spec, layers=layers)
 
 
-def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int) -> Mixer:
+def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int, *, deals_latents: bool) -> Mixer:
     own = kind_of(mixer).split(functools.partial(_divided, spec=spec, size=size))
     if isinstance(own, str):
         raise BadValueError(SETTING, f"{own} ({spec.architecture}) cannot be split over ranks yet; ask for 1")
+    if deals_latents and isinstance(own, LatentSpec) and own.cache_elements % size == 0:
+        return attrs.evolve(own, holders=size)
     return own
 
 
@@ -317,11 +332,9 @@ def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices
     )
 
 
-def _shaped(
-    spec: ModelSpec, dtype: torch.dtype, ranks: Communicator, *, expert_parallel: bool = False
-) -> DecoderModel:
+def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator, **how: bool) -> DecoderModel:
     """A model without memory."""
-    own = split_spec(spec, ranks.size, rank=ranks.rank, expert_parallel=expert_parallel)
+    own = split_spec(spec, ranks.size, rank=ranks.rank, **how)
     return _empty(own, dtype, ranks)
 
 

@@ -152,7 +152,7 @@ class DecoderModel(nn.Module):
         """A step, with what the layers of each cache group share."""
         rotations = {rotation: rotary(inputs.positions) for rotation, rotary in self._rotaries.items()}
         dtype = self.embedding.weight.dtype
-        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant, dtype, kv.kept)
+        step = CpuStep(inputs, kv.layers, rotations, self.is_invariant, dtype, kv.kept, self.ranks)
         for (group, kind), where in zip(self._groups, inputs.groups, strict=True):
             step.by_layer.update(dict.fromkeys(group.layers, kind.prepare(group, where, step)))
         return step

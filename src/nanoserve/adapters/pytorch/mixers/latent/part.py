@@ -45,7 +45,7 @@ class LatentAttention(Part):
         queries = self.num_heads * self.head_dim
         self.query_dim = mixer.query_dim
         self.split = self.query_dim or queries
-        self.down = Linear(spec.hidden_size, self.split + mixer.cache_elements, bias=mixer.bias)
+        self.down = Linear(spec.hidden_size, self.split + self.latent_dim + self.rope_dim, bias=mixer.bias)
         self.query_norm = RMSNorm(self.query_dim, INNER_NORM) if self.query_dim else None
         self.query_up = Linear(self.query_dim, queries) if self.query_dim else None
         self.latent_norm = RMSNorm(self.latent_dim, INNER_NORM)
