@@ -67,13 +67,19 @@ def cycle(parts: BenchParts, level: int) -> tuple[float, int, list[float]]:
 def main() -> None:
     """Cycle, print and write."""
     arguments = _arguments()
-    given = {name: getattr(arguments, name) for name in ("model", "device", "dtype", "max_model_len")}
+    given = {
+        name: getattr(arguments, name)
+        for name in ("model", "device", "dtype", "max_model_len", "tensor_parallel_size")
+    }
     engine = read_configuration(given, os.environ).engine
     nothing = in_use(arguments.device or "cuda") if torch.cuda.is_available() else 0
     parts = assemble_bench(engine)
     device, memory = parts.facts.device, parts.facts.memory
     before, full = answers(parts), in_use(device)
-    sizes = sum(size for name, size in memory.items() if "weights" in name), parts.facts.kv_bytes
+    sizes = (
+        sum(size for name, size in memory.items() if "weights" in name),
+        parts.facts.kv_bytes // arguments.tensor_parallel_size,
+    )
     levels = (1, 2) if arguments.model and not arguments.model.startswith("shape:") else (1,)
     slept, wakes, used, equal = [], [], [], 0
     for number in range(arguments.cycles):
@@ -112,6 +118,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", help="a folder or a shape; the built-in model if left out")
     parser.add_argument("--cycles", type=int, default=100)
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--device")
     parser.add_argument("--dtype")
     parser.add_argument("--json", metavar="FILE")

@@ -281,7 +281,8 @@ def main() -> None:
     """Measure, print and write."""
     arguments = _arguments()
     given = {
-        name: getattr(arguments, name) for name in ("model", "device", "dtype", "max_model_len", "kv_memory")
+        name: getattr(arguments, name)
+        for name in ("model", "device", "dtype", "max_model_len", "kv_memory", "tensor_parallel_size")
     }
     given |= {"max_loras": 2, "max_lora_rank": arguments.rank} if arguments.rank else {}
     settings = read_configuration(given, os.environ).engine
@@ -349,6 +350,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16, help="of the adapter; 0 for none")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--kv-memory", default="4GiB", help="what is left is for the trainer")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--device")
     parser.add_argument("--dtype")
     parser.add_argument("--json", metavar="FILE")

@@ -194,7 +194,7 @@ def test_weights_are_updated_on_all_ranks_or_on_none(name: str, tmp_path: Path) 
             engine.weight_store.wake(each)
         engine.note_awake(PARTS)
         assert answers_as(new)
-    with pytest.raises(BadValueError, match="come only from folders"):
+    with pytest.raises(BadValueError, match="come from folders, or from another"):
         engine.weight_store.read(iter(tensors.items()), anew=True, partial=False)
 
 

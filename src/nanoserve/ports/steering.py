@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 import attrs
@@ -61,7 +61,9 @@ class SharedTensor:
     offset: int
 
 
-WeightSource = str | Sequence[SharedTensor] | Iterable[tuple[str, Any]]
+RankSource = str | tuple[SharedTensor, ...]
+"""Weights that every rank of a model can read: a folder, or another process's GPU memory."""
+WeightSource = RankSource | Iterable[tuple[str, Any]]
 
 
 class WeightStore(Protocol):

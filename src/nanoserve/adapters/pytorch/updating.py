@@ -13,7 +13,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeGuard, cast
 
 import attrs
 import torch
@@ -45,7 +45,7 @@ from nanoserve.adapters.pytorch.weights.staging import (
     transfer,
 )
 from nanoserve.ports.errors import BadValueError, ConflictError, ModelLoadError, OutOfMemoryError
-from nanoserve.ports.steering import KV_CACHE, WEIGHTS, SharedTensor, WeightSource
+from nanoserve.ports.steering import KV_CACHE, WEIGHTS, RankSource, SharedTensor, WeightSource
 
 PARAMETER = "weights"
 """Named by errors."""
@@ -56,7 +56,7 @@ DIGEST_BYTES: Final = 32
 class OtherRanks(Protocol):
     """The other ranks' parts of a model; no step is in flight."""
 
-    def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
+    def read_weights(self, sources: Sequence[RankSource], *, partial: bool) -> None:
         """Have each rank read its part of these, and check it; raises `BadValueError` if one refuses."""
 
     def write_weights(self) -> None:
@@ -77,6 +77,7 @@ class _Blank:
         partial: whether what is not read is taken from where the running model's weights came from.
         read: the tensors that have arrived, by their names in a checkpoint.
         sources: the folders that they came from with their digests; None for what no folder has any more.
+        origins: where other ranks find their parts of them.
         digest: of all, once it is complete.
     """
 
@@ -85,6 +86,7 @@ class _Blank:
     partial: bool
     read: set[str] = attrs.field(factory=set)
     sources: list[tuple[str | None, bytes]] = attrs.field(factory=list)
+    origins: list[RankSource] = attrs.field(factory=list)
     digest: str = ""
 
 
@@ -114,8 +116,11 @@ class ModelWeights:
             read_kv_scales(self._kv_scales, folder, rank=model.ranks.rank, ranks=model.ranks.size)
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
-        if self._others is not None and not isinstance(source, str):
-            raise BadValueError(PARAMETER, "of a model over several processes come only from folders")
+        if self._others is not None and not _is_rank_source(source):
+            message = (
+                "of a model over several processes come from folders, or from another process's GPU memory"
+            )
+            raise BadValueError(PARAMETER, message)
         blank = None if anew else self._blank
         if blank is not None and blank.digest:
             raise ConflictError("the update is complete: finish it, or start another one")
@@ -134,6 +139,8 @@ class ModelWeights:
                     )  # nobody can read them again
         except (ModelLoadError, OSError) as error:
             raise BadValueError(PARAMETER, str(error)) from error
+        if _is_rank_source(source):
+            blank.origins.append(source)
         self._blank = blank
 
     def complete(self) -> str:
@@ -171,7 +178,7 @@ class ModelWeights:
         assert blank is not None
         assert blank.digest
         if self._others is not None:
-            self._others.read_weights([str(folder) for folder, _ in blank.sources], partial=blank.partial)
+            self._others.read_weights(blank.origins, partial=blank.partial)
             self._others.write_weights()
         self._write_own(blank)
 
@@ -198,7 +205,7 @@ class ModelWeights:
         if self._memories is None:
             raise BadValueError(
                 "sleep",
-                "is for an engine on CPUs, or in one process on a GPU whose driver has virtual memory",
+                "is for an engine on CPUs, or on GPUs whose driver has virtual memory",
             )
         if level not in _LEVELS:
             raise BadValueError("level", f"must be 1 or 2, got {level}")
@@ -315,10 +322,11 @@ class ModelWeights:
             load_checkpoint(folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes)
         self._note(blank, blank.model.checkpoint_tensors().keys())
 
-    def _read_tensors(self, blank: _Blank, tensors: Iterable[SharedTensor | tuple[str, Any]]) -> None:
-        listed = tensors if isinstance(tensors, Sequence) else ()
-        if shared := [each for each in listed if isinstance(each, SharedTensor)]:
-            with opened(shared) as pairs:
+    def _read_tensors(
+        self, blank: _Blank, tensors: tuple[SharedTensor, ...] | Iterable[tuple[str, Any]]
+    ) -> None:
+        if _is_shared(tensors):
+            with opened(tensors) as pairs:
                 self._overlay(blank, [_in_memory(*each) for each in pairs])
             return
         for name, tensor in cast("Iterable[tuple[str, Any]]", tensors):
@@ -362,6 +370,14 @@ def _beside_steps(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
         stream.synchronize()
+
+
+def _is_shared(source: WeightSource) -> TypeGuard[tuple[SharedTensor, ...]]:
+    return isinstance(source, tuple) and all(isinstance(each, SharedTensor) for each in source)
+
+
+def _is_rank_source(source: WeightSource) -> TypeGuard[RankSource]:
+    return isinstance(source, str) or _is_shared(source)
 
 
 def _in_memory(name: str, tensor: Tensor) -> StoredTensor:

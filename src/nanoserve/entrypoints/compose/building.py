@@ -135,7 +135,9 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
     def make(build: Build) -> tuple[TorchRunner | CudaRunner, ModelWeights]:
         if found.device == "cuda":
             others: Any = {"ranks": communicator, "meet": lambda _: communicator.meet(build.port)}
-            weights = ModelWeights(loaded.model, found.folder, settings.quantization)
+            weights = ModelWeights(
+                loaded.model, found.folder, settings.quantization, memories=loaded.memories
+            )
             return _make_gpu_runner(settings, loaded, build.sizes, None, **others)[0], weights
         made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         communicator.meet(build.port)
@@ -188,7 +190,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
         found.device == "cpu" and not settings.deterministic and sizes.block_size % ranks.size == 0
     )
     bare = bool(found.parked) and found.device == "cuda"
-    memories = virtual_memories(device, bare=bare) if found.device == "cuda" and ranks.size == 1 else None
+    memories = virtual_memories(device, bare=bare) if found.device == "cuda" else None
     if memories is not None:
         form["take"] = memories[WEIGHTS].take
     if found.folder is None:

@@ -27,7 +27,7 @@ from nanoserve.ports.grammar import Masks
 from nanoserve.ports.model_spec import CacheGroup
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
-from nanoserve.ports.steering import PARTS
+from nanoserve.ports.steering import PARTS, SharedTensor
 from nanoserve.ports.step import Chunk, StepPlan, StepResult
 from tests.fakes.memory_runner import MemoryRunner, expected_token
 from tests.plans import admitted
@@ -97,6 +97,12 @@ class SpyStore:
 
     def wake(self, part: str) -> None:
         self._note(part)
+
+    def read(self, source: object, *, anew: bool, partial: bool) -> None:
+        self._note((source, anew, partial))
+
+    def complete(self) -> str:
+        return ""
 
     def _note(self, what: object) -> None:
         self.told.append(what)
@@ -214,6 +220,15 @@ def test_every_rank_sleeps_and_wakes_and_if_one_refuses_none_sleeps() -> None:
         with pytest.raises(BadValueError, match="rank 1: level: not now"):
             world.ranks.sleep(2)
         assert store.told[2:] == [2, *PARTS]
+
+
+def test_every_rank_reads_folders_and_tensors_of_another_process() -> None:
+    tensors = (SharedTensor("model.norm.weight", "float32", (2, 3), bytes(range(64)), 512),)
+    store = SpyStore()
+    with group(store=store) as world:
+        begin(world)
+        world.ranks.read_weights(["folder", tensors], partial=True)
+    assert store.told == [("folder", True, True), (tensors, False, True)]
 
 
 def test_a_fault_of_the_first_rank_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

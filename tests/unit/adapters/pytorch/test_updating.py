@@ -305,5 +305,5 @@ def test_weights_that_could_not_come_back_are_not_dropped_and_those_that_cannot_
     for level in (0, 3):
         with pytest.raises(BadValueError, match="must be 1 or 2"):
             weights.sleep(level)
-    with pytest.raises(BadValueError, match="in one process"):
+    with pytest.raises(BadValueError, match="driver has virtual memory"):
         ModelWeights(model, str(old.folder), None).sleep(1)

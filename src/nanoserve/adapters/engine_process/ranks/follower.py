@@ -87,9 +87,9 @@ def _obey(store: WeightStore, message: plans.ReadWeights | plans.Sleep | plans.W
                 store.sleep(level)
             case plans.Wake(part):
                 store.wake(part)
-            case plans.ReadWeights(folders, partial):
-                for number, folder in enumerate(folders):
-                    store.read(folder, anew=not number, partial=partial)
+            case plans.ReadWeights(sources, partial):
+                for number, source in enumerate(sources):
+                    store.read(source, anew=not number, partial=partial)
                 store.complete()
     except NanoserveError as error:
         return str(error)

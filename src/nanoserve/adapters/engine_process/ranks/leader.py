@@ -21,7 +21,7 @@ from nanoserve.ports.driven import ModelRunner
 from nanoserve.ports.engine_facts import EngineSizes, RunnerCounts
 from nanoserve.ports.errors import BadValueError, ModelLoadError, RunnerLostError
 from nanoserve.ports.grammar import LateDrawing, MaskBlock, Masks
-from nanoserve.ports.steering import PARTS, WEIGHTS
+from nanoserve.ports.steering import PARTS, WEIGHTS, RankSource
 from nanoserve.ports.step import StepPlan, StepResult
 
 LAST_WORDS: Final = 2.0
@@ -128,9 +128,9 @@ class Ranks:
         for each in self._others:
             self._send_to(each, self._wire.encode(plans.Loras(loras.parts(each.number))))
 
-    def read_weights(self, folders: Sequence[str], *, partial: bool) -> None:
+    def read_weights(self, sources: Sequence[RankSource], *, partial: bool) -> None:
         """Have every rank read its part of new weights; no step is in flight. Raises `BadValueError` if one refuses, and `RunnerLostError`."""
-        self._have(plans.ReadWeights([*folders], partial), WEIGHTS)
+        self._have(plans.ReadWeights([*sources], partial), WEIGHTS)
 
     def sleep(self, level: int) -> None:
         """Have every rank sleep, or none. Raises as `read_weights`."""

@@ -16,6 +16,7 @@ import msgspec
 from nanoserve.adapters.engine_process.wire.codec import WireError, array_form, framed
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.lora import LoraPart
+from nanoserve.ports.steering import SharedTensor
 from nanoserve.ports.step import (
     AdmittedRow,
     StepPlan,
@@ -78,9 +79,9 @@ class Loras(msgspec.Struct, array_like=True, tag=7):
 
 
 class ReadWeights(msgspec.Struct, array_like=True, tag=8):
-    """Read a part of the weights in these folders, and check it; nothing computes with it yet. Answered by `Done`."""
+    """Read a part of the weights in these folders or tensors, and check it; nothing computes with it yet. Answered by `Done`."""
 
-    folders: list[str]
+    sources: list[str | tuple[SharedTensor, ...]]
     partial: bool
 
 
