@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda import policies
 from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
 from nanoserve.adapters.pytorch.cuda.ranks import exchange
 from nanoserve.adapters.pytorch.models import build_model
@@ -167,8 +166,6 @@ def test_ranks_answer_as_transformers(
     tiny = make_tiny_model(tmp_path, architecture, **config)
     first, second = (make_prompt(size, vocab_size=tiny.spec.vocab_size, seed=size) for size in (11, 5))
     groups = len(tiny.spec.cache_groups)
-
-    monkeypatch.setattr(policies, "LEAST_SPLIT_ROWS", 2)
 
     counted: list[Any] = []
 

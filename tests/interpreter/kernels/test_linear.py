@@ -106,12 +106,12 @@ def test_skinny(m: int, n: int, k: int, biased: bool, gate: Activation | None, *
 
 
 def test_some_of_these_skinny_products_are_split() -> None:
-    tile = skinny_tile(9, 40, 1024, 4, gate=False, splits=None, room=99 * 1024)
-    assert tile.splits > 1
+    for m, n, itemsize in ((9, 40, 4), (40, 66, 2)):
+        assert skinny_tile(m, n, 1024, itemsize, gate=False, splits=None, room=99 * 1024).splits > 1
 
 
 @GATES
-@cases(("m", "n", "k"), [(9, 40, 1024)], also=[(3, 70, 96), (40, 66, 384), (20, 130, 700)], ids=str)
+@cases(("m", "n", "k"), [(9, 40, 1024), (40, 66, 1024)], also=[(3, 70, 96), (20, 130, 700)], ids=str)
 def test_skinny_with_the_tiles_of_half_precision(
     m: int, n: int, k: int, *, gate: Activation | None, device: torch.device
 ) -> None:

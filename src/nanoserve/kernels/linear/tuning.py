@@ -216,7 +216,7 @@ def skinny_tile(
         bm = 8 if m <= 8 and not packed else bm
         return _stored_tile(bm, n, itemsize, gate=gate, splits=splits, room=room, packed=packed)
     if splits is None:
-        splits = _slices(bm, n, k, JOINING) if bm == 16 and n < WIDE and not gate else 1
+        splits = _slices(bm, n, k, JOINING) if bm <= 64 and n < WIDE and not gate else 1
     bn, bk, stages = _shape(bm, n, k // splits, splits, itemsize, gate=gate)
     if itemsize == 4:
         bk = min(bk, 32)

@@ -7,7 +7,7 @@ kernels between the products of `many_rows`, those of the vendor or of one fixed
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
@@ -28,9 +28,6 @@ from nanoserve.kernels.linear.launch import (
     split_linear,
 )
 from nanoserve.kernels.pointwise.launch import gated_activation_into
-
-LEAST_SPLIT_ROWS: Final = 17
-"""From so many on a product by itself does not cut K into slices, and would leave most of the device idle."""
 
 
 class Row:
@@ -91,7 +88,7 @@ class Skinny:
 
     def add(self, ops: LinearOps, inner: Tensor, linear: Linear, norm: Norm) -> None:
         rows = len(inner)
-        if rows < LEAST_SPLIT_ROWS and (part := ops.sums.part(rows)) is not None:
+        if (part := ops.sums.part(rows)) is not None:
             self.multiply(ops, inner, linear, part)
             ops.pending = Pending(part[None], norm=norm)
             return
