@@ -186,9 +186,8 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     dtype, device = devices.DTYPES[found.dtype], devices.DEVICES[found.device]
     form: Any = {"dtype": dtype, "device": device, "quantization": settings.quantization, "ranks": ranks}
     form["expert_parallel"] = settings.expert_parallel and ranks.size > 1
-    form["deals_latents"] = (
-        found.device == "cpu" and not settings.deterministic and sizes.block_size % ranks.size == 0
-    )
+    is_even = sizes.block_size % ranks.size == 0
+    form["deals_latents"] = found.device == "cpu" and is_even and not settings.deterministic
     bare = bool(found.parked) and found.device == "cuda"
     memories = virtual_memories(device, bare=bare) if found.device == "cuda" else None
     if memories is not None:

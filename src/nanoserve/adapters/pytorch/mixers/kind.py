@@ -25,8 +25,8 @@ class MixerKind(Protocol):
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:
         """One page of each tensor that a layer keeps."""
 
-    def split(self, divide: Callable[[int, str], int], /) -> Mixer | str:
-        """Each rank's part of it, or the name of a dimension that cannot be split; `divide` takes a number and its name."""
+    def split(self, divide: Callable[[int, str], int], holders: int, /) -> Mixer | str:
+        """Each rank's part of it, or the name of a dimension that cannot be split; `divide` takes a number and its name, and `holders` may deal out by token what all heads read."""
 
     def prepare(self, group: CacheGroup, where: GroupInputs, step: CpuStep, /) -> Callable[..., Tensor]:
         """Compute once the values that the layers of a cache group share; returns their `Step.mix`."""

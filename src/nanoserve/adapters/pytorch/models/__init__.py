@@ -49,7 +49,7 @@ from nanoserve.adapters.pytorch.weights.kv_scales import fill_kv_scales
 from nanoserve.adapters.pytorch.weights.noise import SCALE, fill_randomly
 from nanoserve.kernels.forms import FORMS, Form
 from nanoserve.ports.errors import BadValueError, ModelLoadError
-from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LatentSpec, LayerSpec, Mixer
+from nanoserve.ports.layer_spec import DenseSpec, ExpertsSpec, Feed, LayerSpec, Mixer
 from nanoserve.ports.model_spec import DraftSpec, ModelSpec
 
 PAGES: Final[Mapping[str, type[DecoderModel]]] = {
@@ -253,11 +253,10 @@ def split_spec(
 
 
 def _split_mixer(mixer: Mixer, spec: ModelSpec, size: int, *, deals_latents: bool) -> Mixer:
-    own = kind_of(mixer).split(functools.partial(_divided, spec=spec, size=size))
+    holders = size if deals_latents else 1
+    own = kind_of(mixer).split(functools.partial(_divided, spec=spec, size=size), holders)
     if isinstance(own, str):
         raise BadValueError(SETTING, f"{own} ({spec.architecture}) cannot be split over ranks yet; ask for 1")
-    if deals_latents and isinstance(own, LatentSpec) and own.cache_elements % size == 0:
-        return attrs.evolve(own, holders=size)
     return own
 
 

@@ -37,7 +37,7 @@ class AttentionKind:
         kept = FLOAT8 if self.spec.kept == "fp8" else dtype
         return [((2, self.spec.num_kv_heads, block_size, self.spec.head_dim), kept)]
 
-    def split(self, divide: Callable[[int, str], int], /) -> AttentionSpec | str:
+    def split(self, divide: Callable[[int, str], int], _holders: int, /) -> AttentionSpec | str:
         """See `MixerKind`: whole KV heads, with the queries that read them."""
         if self.spec.qk_norm == "vector":
             return "attention that norms the queries of all heads together"

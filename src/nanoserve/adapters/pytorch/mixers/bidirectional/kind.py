@@ -31,7 +31,7 @@ class BidirectionalKind:
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:  # noqa: ARG002 - nothing is kept
         return []
 
-    def split(self, divide: Callable[[int, str], int], /) -> BidirectionalSpec | str:  # noqa: ARG002 - never
+    def split(self, divide: Callable[[int, str], int], _holders: int, /) -> BidirectionalSpec | str:  # noqa: ARG002 - never
         return "attention to both sides"
 
     @staticmethod

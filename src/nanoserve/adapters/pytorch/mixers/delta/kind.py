@@ -31,7 +31,7 @@ class DeltaKind:
         sums = self.spec.num_value_heads, self.spec.key_dim, self.spec.value_dim
         return [(sums, torch.float32), ((self.spec.taps, self.spec.channels), torch.float32)]
 
-    def split(self, divide: Callable[[int, str], int], /) -> DeltaSpec:
+    def split(self, divide: Callable[[int, str], int], _holders: int, /) -> DeltaSpec:
         """See `MixerKind`: key heads, with the value heads that read them."""
         key_heads = divide(self.spec.num_key_heads, "key heads")
         group = self.spec.num_value_heads // self.spec.num_key_heads

@@ -30,9 +30,10 @@ class LatentKind:
     def pages(self, block_size: int, dtype: torch.dtype, /) -> list[Page]:
         return [((block_size // self.spec.holders, self.spec.latent_dim + self.spec.rope_dim), dtype)]
 
-    def split(self, divide: Callable[[int, str], int], /) -> LatentSpec:
-        """See `MixerKind`: heads are split; all heads read the same latents, which `holders` may deal out."""
-        return attrs.evolve(self.spec, num_heads=divide(self.spec.num_heads, "heads"))
+    def split(self, divide: Callable[[int, str], int], holders: int, /) -> LatentSpec:
+        """See `MixerKind`: heads are split; all heads read the same latents, which are dealt out if their numbers can be divided."""
+        own = attrs.evolve(self.spec, num_heads=divide(self.spec.num_heads, "heads"))
+        return attrs.evolve(own, holders=holders) if own.cache_elements % holders == 0 else own
 
     @staticmethod
     def on_gpu() -> type[GpuMixer]:
