@@ -133,16 +133,14 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
     loaded = _load(settings, found, Stopwatch(), communicator)
 
     def make(build: Build) -> tuple[TorchRunner | CudaRunner, ModelWeights]:
+        what = loaded.model, found.folder, settings.quantization
         if found.device == "cuda":
             others: Any = {"ranks": communicator, "meet": lambda _: communicator.meet(build.port)}
-            weights = ModelWeights(
-                loaded.model, found.folder, settings.quantization, memories=loaded.memories
-            )
+            weights = ModelWeights(*what, memories=loaded.memories)
             return _make_gpu_runner(settings, loaded, build.sizes, None, **others)[0], weights
         made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         communicator.meet(build.port)
-        memories = host_memories(loaded.model, made.kv)
-        return made, ModelWeights(loaded.model, found.folder, settings.quantization, memories=memories)
+        return made, ModelWeights(*what, memories=host_memories(loaded.model, made.kv))
 
     return available_memory(devices.DEVICES[found.device]), make
 
