@@ -104,10 +104,9 @@ def attend_to_part(
     *,
     latent_dim: int,
     scale: float,
-    holder: int,
-    holders: int,
+    part: slice,
 ) -> Tensor:
-    """As `latent_attention`, over the entries of positions that leave `holder` when divided by `holders`, which alone are in the blocks.
+    """As `latent_attention`, over the entries of every `part.step`th position from `part.start` on, which alone are in the blocks.
 
     Returns:
         float32 [T, num_heads, latent_dim + 1]: what is attended, and behind it the logarithm of the sum of the scores'
@@ -121,11 +120,11 @@ def attend_to_part(
         for start in range(0, row.queries, most):
             count = min(most, row.queries - start)
             position = torch.arange(count) + row.context - row.queries + start
-            high = max(0, -(-(int(position[-1]) + 1 - holder) // holders))
+            high = len(range(int(position[-1]) + 1)[part])
             if not high:
                 continue
             tokens = slice(row.token + start, row.token + start + count)
-            hidden = torch.arange(high) * holders + holder > position[:, None]
+            hidden = torch.arange(high) * part.step + part.start > position[:, None]
             scores = (torch.einsum("nhw,cw->nhc", query[tokens] * scale, seen[:high])).float()
             scores.masked_fill_(hidden[:, None], -torch.inf)
             logs = scores.logsumexp(dim=-1, keepdim=True)

@@ -88,7 +88,7 @@ def _attend_together(
     """As `kernels.latent_attention`, over entries that ranks have dealt out: each attends with all heads to its own, and merges for its heads."""
     tokens, heads, _ = query.shape
     queries = ranks.all_gather(query.flatten(1)).view(tokens, ranks.size * heads, -1)
-    how: Any = {"latent_dim": latent_dim, "scale": scale, "holder": ranks.rank, "holders": ranks.size}
-    part = kernels.attend_to_part(queries, entries, plan, **how)
+    own = slice(ranks.rank, None, ranks.size)
+    part = kernels.attend_to_part(queries, entries, plan, latent_dim=latent_dim, scale=scale, part=own)
     parts = ranks.all_gather(part.flatten(1)).view(tokens, ranks.size, ranks.size, heads, -1)
     return kernels.merge_parts(parts[:, :, ranks.rank].transpose(0, 1)).to(query.dtype)
