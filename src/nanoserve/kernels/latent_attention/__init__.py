@@ -7,7 +7,6 @@ products that expand are the vendor's: here entries are gathered from the cache,
 """
 
 from nanoserve.kernels.latent_attention.cpu import (
-    PlannedRow,
     attend_to_part,
     fixed_head_linear,
     head_linear,
@@ -19,7 +18,6 @@ from nanoserve.kernels.latent_attention.cpu import (
 )
 
 __all__ = [
-    "PlannedRow",
     "attend_to_part",
     "fixed_head_linear",
     "head_linear",

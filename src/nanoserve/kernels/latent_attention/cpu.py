@@ -121,8 +121,6 @@ def attend_to_part(
             count = min(most, row.queries - start)
             position = torch.arange(count) + row.context - row.queries + start
             high = len(range(int(position[-1]) + 1)[part])
-            if not high:
-                continue
             tokens = slice(row.token + start, row.token + start + count)
             hidden = torch.arange(high) * part.step + part.start > position[:, None]
             scores = (torch.einsum("nhw,cw->nhc", query[tokens] * scale, seen[:high])).float()

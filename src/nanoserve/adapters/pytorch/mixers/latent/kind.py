@@ -79,7 +79,7 @@ class LatentKind:
 def _attend_together(
     query: Tensor,
     entries: Tensor,
-    plan: tuple[kernels.PlannedRow, ...],
+    plan: Any,
     *,
     latent_dim: int,
     scale: float,
