@@ -14,7 +14,6 @@ from nanoserve.kernels.experts.cases import (
     check_feed_lists,
     check_feed_rows,
     random_choice,
-    random_experts,
 )
 from nanoserve.kernels.experts.launch import (
     ExpertsWorkspace,
@@ -33,6 +32,7 @@ from nanoserve.kernels.experts.tuning import (
 )
 from nanoserve.kernels.testing import POISON, Comparison, Inputs
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.kernels.random_weights import random_experts
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}

@@ -16,7 +16,6 @@ from nanoserve.kernels.linear.cases import (
     check_row_linear,
     check_skinny_linear,
     check_split_linear,
-    random_product,
 )
 from nanoserve.kernels.linear.launch import (
     LinearWorkspace,
@@ -34,6 +33,7 @@ from nanoserve.kernels.linear.tuning import (
 )
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.kernels.random_weights import random_product
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanoserve.kernels.forms import FORMS
-from nanoserve.kernels.linear.cases import check_adapted, random_product
+from nanoserve.kernels.linear.cases import check_adapted
 from nanoserve.kernels.linear.low_rank.cases import Runs, add_low_rank, check_add_low_rank
 from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product
 from nanoserve.kernels.linear.low_rank.tuning import (
@@ -23,6 +23,7 @@ from nanoserve.kernels.linear.low_rank.tuning import (
 )
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.kernels.random_weights import random_product
 from tests.interpreter.matrix import cases
 
 QKV = ((0, 70, 0), (70, 90, 1), (90, 110, 2))

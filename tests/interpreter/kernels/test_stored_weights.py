@@ -12,7 +12,6 @@ from nanoserve.kernels.experts.cases import (
     check_feed_lists,
     check_feed_rows,
     random_choice,
-    random_experts,
 )
 from nanoserve.kernels.experts.reference import Chosen
 from nanoserve.kernels.experts.tuning import ListTile
@@ -29,13 +28,13 @@ from nanoserve.kernels.linear.cases import (
     check_row_linear,
     check_skinny_linear,
     check_split_linear,
-    random_product,
 )
 from nanoserve.kernels.linear.launch import fp8_linear
 from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile
 from nanoserve.kernels.pointwise.cases import check_quantize_rows
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
+from tests.interpreter.kernels.random_weights import random_experts, random_product
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}

@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 8930,
-    "kernels": 14981,
-    "adapters/pytorch": 16123,
+    "kernels": 14941,
+    "adapters/pytorch": 16103,
     "adapters": 11077,
     "entrypoints/server": 10925,
     "entrypoints": 11846,

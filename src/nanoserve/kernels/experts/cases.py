@@ -17,48 +17,17 @@ from nanoserve.kernels.experts.launch import (
     lists_round,
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
-from nanoserve.kernels.forms import Form, StoredWeight
 from nanoserve.kernels.forms.launch import quantize_rows_into
 from nanoserve.kernels.testing import (
     Comparison,
     Inputs,
     compare_around_poison,
     expect,
-    random_stored,
     scratch,
 )
 
 PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)
 """One number for each tile that lists run with."""
-
-
-def random_experts(
-    inputs: Inputs,
-    count: int,
-    size: int,
-    hidden: int,
-    *,
-    form: Form | None = None,
-    bias: bool = False,
-    clamp: float | None = None,
-    others: int = 0,
-) -> Experts:
-    """Stacked weights, plain or in a stored form, that keep the size of vectors about the same."""
-
-    def weight(*shape: int) -> Tensor | StoredWeight:
-        if form is not None:
-            return random_stored(inputs, form, *shape)
-        plain: Tensor = inputs.normal(*shape).float() * float(shape[-1] ** -0.5)
-        return plain.to(inputs.dtype)
-
-    return Experts(
-        weight(count, 2 * size, hidden),
-        weight(count, hidden, size),
-        gate_up_bias=inputs.normal(count, 2 * size) if bias else None,
-        down_bias=inputs.normal(count, hidden) if bias else None,
-        clamp=clamp,
-        others=others,
-    )
 
 
 def random_choice(

@@ -83,14 +83,6 @@ class LinearCase(NamedTuple):
         return gated(product, self.gate) if gate and self.gate else product
 
 
-def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:
-    """A product with random numbers for each of `bias` and `norm_weight` that is asked for by True."""
-    weight = (inputs.normal(n, k).float() * k**-0.5).to(inputs.dtype)
-    bias = inputs.normal(n) if parts.pop("bias", False) else None
-    norm_weight = inputs.normal(k) + 1 if parts.pop("norm_weight", False) else None
-    return LinearCase("random", weight, bias, norm_weight, **parts)
-
-
 def check_row_linear(inputs: Inputs, product: LinearCase) -> Iterator[Comparison]:
     """One row, with all that is fused into it; the row stays as it is."""
     x = inputs.normal(1, product.weight.shape[1])
