@@ -157,17 +157,26 @@ def _name(chosen: TokenizedDialect | None) -> str | None:
 def test_reasoning_is_counted_by_tokens_whose_marks_are_text(
     pieces: list[str], count: int, with_end: bool
 ) -> None:
-    """As they come one by one, and all at once; a control token between them changes nothing."""
+    """As they come one by one, all at once, and letter by letter, where stop strings hold the rest of a token back.
+
+    A control token between them changes nothing.
+    """
     dialect = TokenizedDialect(DIALECTS["qwen3"], {END: "<|im_end|>"})
     assert dialect.counts_by_text
     assert not TokenizedDialect(DIALECTS["qwen3"], {7: "<think>", 8: "</think>"}).counts_by_text
     texts = dict(enumerate(pieces, 10))
     found = []
-    for steps in ([[token] for token in texts], [list(texts)]):
+    one_by_one = [(text, [token]) for token, text in texts.items()]
+    letters = [
+        (letter, [token] if place == len(text) else [])
+        for token, text in texts.items()
+        for place, letter in enumerate(text, 1)
+    ]
+    for steps in (one_by_one, [("".join(pieces), list(texts))], letters):
         parser = dialect.parser(token_text=texts.__getitem__)
-        events = [event for ids in steps for event in parser.push("".join(map(texts.get, ids)), ids)]  # type: ignore[arg-type]
+        events = [event for text, ids in steps for event in parser.push(text, ids)]
         if with_end:
             events += parser.push("<|im_end|>", [END])
         found.append((parsed(events + parser.close()), parser.num_reasoning_tokens))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert found[0][1] == count

@@ -89,7 +89,7 @@ class AnswerParser:
         self._reasons = reasons
         self.num_reasoning_tokens = 0
         self._token_text = token_text
-        self._num_unsure = 0
+        self._num_unsure, self._begun = 0, ""
 
     @property
     def num_calls(self) -> int:
@@ -119,6 +119,9 @@ class AnswerParser:
 
     def _spelt(self, text: str, token_ids: Sequence[int], token_text: TokenText) -> list[AnswerEvent]:
         """Plain text whose marks are no tokens: token by token, as far as their texts show where each ends."""
+        text, self._begun = self._begun + text, ""
+        if not token_ids:  # a stop string holds the rest of this token back
+            self._begun = text
         events: list[AnswerEvent] = []
         end, last = 0, len(token_ids) - 1
         for place, token_id in enumerate(token_ids):
