@@ -121,8 +121,8 @@ def test_a_bound_that_cannot_be_kept_leaves_a_block_per_step() -> None:
     ("rows", "stream", "tokens", "chunks"),
     [
         (31, True, 7000, [4000 - 31, 3031]),
-        (32, True, 8192, [1024, 1024]),
-        (32, True, 8193, [4000 - 32, 1024]),
+        (32, True, 16384, [1024, 1024]),
+        (32, True, 16385, [4000 - 32, 1024]),
         (127, True, 8000, [1024, 1024]),
         (128, True, 8000, [1280, 1280]),
         (310, True, 8000, [1536, 1536]),
@@ -133,7 +133,7 @@ def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_st
     depth: int, rows: int, stream: bool, tokens: int, chunks: list[int]
 ) -> None:
     world = World(
-        depth=depth, max_num_batched_tokens=4000, max_num_seqs=512, num_blocks=20_000, max_model_len=9000
+        depth=depth, max_num_batched_tokens=4000, max_num_seqs=512, num_blocks=20_000, max_model_len=17_000
     )
     for number in range(rows):
         world.add(f"r{number}", [number], max_tokens=30, stream=stream)
@@ -150,7 +150,7 @@ def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_st
 
 @pytest.mark.parametrize(
     ("second", "request_class", "most"),
-    [(4095, "default", 1024), (4097, "default", 3968), (4097, DEFERRED_CLASS, 1024)],
+    [(8191, "default", 1024), (8192, "default", 3968), (8192, DEFERRED_CLASS, 1024)],
 )
 def test_what_waits_counts_beside_a_group_unless_it_waits_for_all_others(
     second: int, request_class: str, most: int
@@ -167,7 +167,7 @@ def test_what_waits_counts_beside_a_group_unless_it_waits_for_all_others(
         world.add(f"r{number}", [number], max_tokens=30, stream=True)
     for _ in range(3):
         world.turn()
-    world.add("first", [token % 1000 for token in range(4097)], max_tokens=2)
+    world.add("first", [token % 1000 for token in range(8193)], max_tokens=2)
     world.add("second", [token % 999 for token in range(second)], max_tokens=2, request_class=request_class)
     world.run()
     assert next(plan for plan in world.runner.plans[1:] if plan.chunks).chunks[0].length == most

@@ -16,7 +16,7 @@ _EACH: Final = 5
 _UNIT: Final = 256
 GROUP: Final = 32
 _BESIDE_GROUP: Final = 1024
-_FEW: Final = 256
+_FEW: Final = 512
 DEFERRED_CHUNK: Final = 128
 """The most tokens of deferred prompts in a step that others wait for, if it has no prompts of others."""
 AFTERWARDS: Final = 0.1
