@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu_products --forms plain fp8 int4 --rows 1 8 64 512`. The weights are those of an 8B model, each in so many copies that none is in
 the L2 cache, in one graph whose kernels overlap as in a decode step. A product of one row has its norm fused in; what is added to the residual stream
-by more leaves partial sums. More than 64 rows multiply as in prompts, the gate left out. `--tiles` tries others for each product.
+by more leaves partial sums. More than 64 rows, 16 in 8-bit floats, multiply as in prompts, the gate left out. `--tiles` tries others for each product.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
-from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
-from nanoserve.kernels.forms import FORMS, StoredWeight
+from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS, MOST_WIDENED_ROWS
+from nanoserve.kernels.forms import FORMS, FP8, StoredWeight, form_of
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear import launch
 from nanoserve.kernels.linear.launch import (
@@ -127,7 +127,7 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
                 *(x, weight, out), norm_weight=None if added else norm, eps=1e-5,
                 residual=out if added else None, gate=gate, pdl=True,
             )  # fmt: skip
-        elif rows > MOST_SKINNY_ROWS:
+        elif rows > most:
             linear: Any = SimpleNamespace(matrix=weight, bias=None)
             products.multiply(many, x, linear, whole)
         elif name in ADDED:
@@ -135,7 +135,8 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
         else:
             skinny_linear(x, weight, out, workspace=space, gate=gate, pdl=True)
 
-    if rows > MOST_SKINNY_ROWS:
+    most = MOST_WIDENED_ROWS if isinstance(form_of(weights[0]), FP8) else MOST_SKINNY_ROWS
+    if rows > most:
         products, whole = VendorProducts(), torch.empty(rows, n, device="cuda", dtype=BF16)
         eight_bits = torch.empty(rows * k, device="cuda", dtype=torch.float8_e4m3fn)
         many: Any = SimpleNamespace(

@@ -13,7 +13,10 @@ import torch
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
+from nanoserve.adapters.pytorch.cuda.policies import Skinny, Wide, policy_for
 from nanoserve.adapters.pytorch.cuda.self_test import Bench, check_kernels
+from nanoserve.adapters.pytorch.cuda.workspace import make_workspace
 from nanoserve.adapters.pytorch.models import DecoderModel, build_model
 from nanoserve.adapters.pytorch.weights.keeping import forms_of
 from nanoserve.ports.sampling import SamplingParams
@@ -135,3 +138,18 @@ def test_in_deterministic_mode_rows_of_8_bit_floats_answer_alike_alone_and_in_a_
     how = SamplingParams(temperature=0.0, max_tokens=3, logprobs=2)
     together = serve(model, deterministic=True).answers(prompts, [how] * 2)
     assert [serve(model, deterministic=True).answers([each], [how])[0] for each in prompts] == together
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 16), (torch.float32, 64)])
+def test_more_than_16_rows_multiply_with_8_bit_floats_as_many_do(
+    tmp_path: Path, dtype: torch.dtype, most: int
+) -> None:
+    """In single precision the weight is widened for any number of rows."""
+    make_tiny_model(tmp_path, **MODELS["dense"][2])
+    store(tmp_path, "rows")
+    spec = attrs.evolve(read_spec(str(tmp_path)), stored="fp8")
+    model = build_model(spec, str(tmp_path), dtype=dtype, device=DEVICE, keep=True)
+    space = make_workspace(model, max_tokens=64, max_num_seqs=64, dtype=dtype, device=DEVICE)
+    many = ManyRows(invariant=False)
+    assert isinstance(policy_for(most, many, space.most_skinny), Skinny)
+    assert isinstance(policy_for(most + 1, many, space.most_skinny), Wide)

@@ -253,7 +253,7 @@ def invariant_linear(
     )
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=read, x_scale_ptr=None, weight_ptr=matrix, scale_ptr=None, out_ptr=out, bias_ptr=bias, residual_ptr=residual,
-        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False, DESCRIBED=described,
+        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False, DESCRIBED=described, PDL=False,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -316,6 +316,7 @@ def fp8_linear(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     invariant: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Compute out = (x x_scales) weight^T + bias + residual of 8-bit floats on the tensor cores, which multiply them twice as fast as halves.
 
@@ -327,16 +328,17 @@ def fp8_linear(
         bias: [N], added to the product.
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
         invariant: whether each row has the same bits however many rows there are, at the price of one tile for all.
+        pdl: see `nanoserve.kernels.device.pdl`. Nothing is read before the wait.
     """
     num_rows, (n, k) = len(x), weight.shape
     scales, form = weight.scales, weight.form
     assert isinstance(form, FP8)
-    tile = FP8_TILES[-1][0] if invariant else fp8_tile(num_rows, n, blocks=scales.shape[-1] > 1)
+    tile = FP8_TILES[-2][0] if invariant else fp8_tile(num_rows, n, blocks=scales.shape[-1] > 1)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=x, x_scale_ptr=x_scales, weight_ptr=weight.numbers, scale_ptr=scales, out_ptr=out, bias_ptr=bias,
         residual_ptr=residual, T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
         GROUP=form.group, SCALES=scales.shape[-1], SHARED=form.rows % tile.bn == 0, DESCRIBED=False,
-        num_warps=tile.warps, num_stages=tile.stages,
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages, **launch_options(pdl),
     )  # fmt: skip
 
 

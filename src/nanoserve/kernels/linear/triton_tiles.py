@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_slice
 from nanoserve.kernels.forms.triton import add_left, load_step_scales
 
@@ -59,7 +60,7 @@ def _sum_slices(
 def invariant_kernel(
     x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, T,
     N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr,
-    GROUP: tl.constexpr, SCALES: tl.constexpr, SHARED: tl.constexpr, DESCRIBED: tl.constexpr,
+    GROUP: tl.constexpr, SCALES: tl.constexpr, SHARED: tl.constexpr, DESCRIBED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program i: a tile [BT, BN] of out = x weight^T + bias + residual; K in steps of BK from 0, nothing depends on T but the grid and the tile.
 
@@ -68,6 +69,8 @@ def invariant_kernel(
     row of x, and SCALES for each row of the weight, of GROUP numbers; a step is a group or lies within one. Tensor cores add up few bits of their products: each step's
     are added in float32.
     """
+    let_next_start(PDL)
+    wait_for_last(PDL)
     column_tile, first_row = _tile_of(tl.program_id(0), T, N, BT, BN, BAND)
     ts = first_row + tl.arange(0, BT)
     columns = column_tile * BN + tl.arange(0, BN)

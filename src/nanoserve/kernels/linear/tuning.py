@@ -327,9 +327,10 @@ FP8_TILES: Final = (
     (InvariantTile(128, 256, 128, 8, 8, 4), 256),
     (InvariantTile(128, 128, 128, 8, 8, 3), MULTIPROCESSORS),
     (InvariantTile(64, 128, 128, 8, 4, 4), MULTIPROCESSORS),
-    (InvariantTile(64, 64, 128, 8, 4, 5), 0),
+    (InvariantTile(64, 64, 128, 8, 4, 5), MULTIPROCESSORS + 1),
+    (InvariantTile(64, 64, 128, 8, 4, 8), 0),
 )
-"""Tiles of products of 8-bit floats, and how many of each there have to be at the least; the last is for any number of rows.
+"""Tiles of products of 8-bit floats, and how many of each there have to be at the least; the last, one to a multiprocessor, is for any number of rows.
 
 Times of an H200 with an 8B model's products, one scale for each row of the weight, as shares of bfloat16's by cuBLAS: 57% of 8,192 rows, 53 to 58% of 2,048,
 58 to 72% of 256, 60 to 81% of 128. With scales of blocks sums are waited for at every step, so that low tiles are best, several to a multiprocessor:

@@ -145,7 +145,8 @@ class GpuDraftHead:
             keep_states(ops.complete(None), batch_rows=places, **where, counted=False)
 
     def _ops(self, stream: Tensor) -> LinearOps:
-        return LinearOps(policy_for(len(stream), self._many), Sums(), stream, self._space, pdl=False)
+        policy = policy_for(len(stream), self._many, self._space.most_skinny)
+        return LinearOps(policy, Sums(), stream, self._space, pdl=False)
 
     def _step(self, ops: LinearOps, **how: Any) -> GpuStep:
         how |= {"mixers": self._mixers, "invariant": self._many.is_invariant}

@@ -74,7 +74,7 @@ class ForwardLauncher:
         step = self._step(stream, places=places, splits=splits, width=width, pdl=pdl)
         pdl = pdl and not self.many.is_invariant
         low_rank = self.loras.of_batch(len(stream), pdl=pdl) if adapted and self.loras else None
-        policy = policy_for(len(stream), self.many)
+        policy = policy_for(len(stream), self.many, self._space.most_skinny)
         ops = LinearOps(policy, self._sums, stream, self._space, pdl=pdl, low_rank=low_rank)
         self._run(self._layers, ops, step)
         if self.records is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class VendorProducts:
         *,
         ungated: Ungated | None = None,
         add: bool = False,
+        pdl: bool = False,
     ) -> None:
         """Write linear(x), x [T, in_features], to `out` [T, out_features], or add it to that.
 
@@ -55,9 +56,9 @@ class VendorProducts:
             numbers, scales = space.quantized
             numbers, scales = numbers[: x.numel()].view(x.shape), scales[: len(x)]
             read, activation = (x, None) if ungated is None else ungated
-            quantize_rows_into(read, numbers, scales, activation=activation)
-            residual = out if add else None
-            fp8_linear(numbers, scales, matrix, out, bias=bias, residual=residual, invariant=self.invariant)
+            quantize_rows_into(read, numbers, scales, activation=activation, pdl=pdl)
+            more: dict[str, Any] = {"bias": bias, "residual": out if add else None, "pdl": pdl}
+            fp8_linear(numbers, scales, matrix, out, **more, invariant=self.invariant)
             return
         if ungated is not None:
             gated_activation_into(ungated.projections, x, activation=ungated.activation)

@@ -14,7 +14,6 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.linear_ops import Gate, LinearOps, Policy
 from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows, Ungated, VendorProducts
 from nanoserve.adapters.pytorch.cuda.sums import Norm, Pending
-from nanoserve.adapters.pytorch.cuda.workspace import MOST_SKINNY_ROWS
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
 from nanoserve.adapters.pytorch.layers.product import Mixture
 from nanoserve.adapters.pytorch.linear import Linear
@@ -122,7 +121,7 @@ class Wide:
         self, ops: LinearOps, x: Tensor, linear: Linear, out: Tensor, _: Norm = None, *, gate: Gate = None
     ) -> None:
         entered = out if gate is None else ops.entered[linear.out_features]
-        self.products.multiply(ops.space, x, linear, entered)
+        self.products.multiply(ops.space, x, linear, entered, pdl=ops.pdl)
         ops.adapt(x, linear, entered)
         ops.ungated = None if gate is None else Ungated(entered, gate)
 
@@ -132,11 +131,13 @@ class Wide:
             gated_activation_into(ungated.projections, inner, activation=ungated.activation, pdl=ops.pdl)
             ungated = None
         if part is None and norm is None:
-            self.products.multiply(ops.space, inner, linear, ops.stream, ungated=ungated, add=True)
+            self.products.multiply(
+                ops.space, inner, linear, ops.stream, ungated=ungated, add=True, pdl=ops.pdl
+            )
             ops.adapt(inner, linear, ops.stream)
             return
         out = ops.normed if part is None else part
-        self.products.multiply(ops.space, inner, linear, out, ungated=ungated)
+        self.products.multiply(ops.space, inner, linear, out, ungated=ungated, pdl=ops.pdl)
         ops.adapt(inner, linear, out)
         ops.pending = Pending(out[None], norm=norm)
         if part is None:  # before the next norm is written where it lies
@@ -158,9 +159,9 @@ class Wide:
         ops.leave(slices, chosen=chosen.experts)
 
 
-def policy_for(rows: int, many: ManyRows) -> Policy:
-    """The policy of a step that decodes so many rows; `many` are computed as all are where results may not depend on their number."""
-    if many.is_invariant or rows > MOST_SKINNY_ROWS:
+def policy_for(rows: int, many: ManyRows, most_skinny: int) -> Policy:
+    """The policy of a step that decodes so many rows; `many` are computed as those beyond `most_skinny`, and as all are where results may not depend on their number."""
+    if many.is_invariant or rows > most_skinny:
         return Wide(many.products)
     return Row() if rows == 1 else Skinny()
 
