@@ -239,7 +239,7 @@ def _olmo2(config: Config) -> tuple[LayerSpec, ...]:
 def _phi3(config: Config) -> tuple[LayerSpec, ...]:
     """Every layer sees a window, if one does, and a part of each head may turn; LongRoPE has had other names."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in {"su", "yarn"}:
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in ("su", "yarn"):
         config = {**config, "rope_scaling": {**rope, "rope_type": "longrope"}}
     mixer = read_attention(config, partial_rope=True, window=config["sliding_window"])
     return _alike(config, mixer, _dense(config))

@@ -36,10 +36,10 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def positive(config: Mapping[str, Any], name: str) -> float:
-    """A key's value, which must be a positive number. Raises `ModelLoadError`."""
+    """A key's value, which must be a positive number that fits into 63 bits. Raises `ModelLoadError`."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ModelLoadError(f"{name} must be a positive number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**62:
+        raise ModelLoadError(f"{name} must be a positive number, got {value!r:.40}")
     return float(value)
 
 

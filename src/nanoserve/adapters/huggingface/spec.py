@@ -40,7 +40,7 @@ POSITIVE: Final = frozenset(
         *("hidden_size", "num_hidden_layers", "intermediate_size"),
         *("num_attention_heads", "num_key_value_heads"),
         *("vocab_size", "max_position_embeddings", "rms_norm_eps", "layer_norm_eps", "norm_eps"),
-        *("type_vocab_size", "local_attention"),
+        *("type_vocab_size", "local_attention", "shared_expert_intermediate_size"),
         *("decoder_sparse_step", "moe_intermediate_size", "num_experts_per_tok"),
         *("num_experts", "num_local_experts", "n_routed_experts"),
         *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
