@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 8930,
-    "kernels": 14951,
+    "kernels": 15031,
     "adapters/pytorch": 16103,
     "adapters": 11077,
     "entrypoints/server": 10925,
