@@ -57,11 +57,12 @@ MOST_QUANTIFIERS: Final = 3
 
 @attrs.frozen(eq=False)
 class Factors:
-    """One adapted linear layer: scale b a, where `a` is [r, in_features] and `b` [out_features, r]."""
+    """One adapted linear layer: scale b a, where `a` is [r, in_features] and `b` [out_features, r]; `digest` is of all three."""
 
     a: Tensor
     b: Tensor
     scale: float
+    digest: bytes = b""
 
     @property
     def rank(self) -> int:
@@ -76,8 +77,9 @@ class PeftAdapter:
     factors: Mapping[str, Factors]
 
     def digest(self) -> bytes:
-        """32 bytes, of all of them; other threads run meanwhile."""
-        return _digest(self.factors)
+        """32 bytes, of all names and factors."""
+        named = [(name, each.digest) for name, each in self.factors.items()]
+        return hashlib.sha256(repr(named).encode()).digest()
 
 
 def read_folder(folder: str, shapes: Mapping[str, tuple[int, int]], *, most_rank: int) -> PeftAdapter:
@@ -201,7 +203,8 @@ def _factors(module: str, halves: Mapping[str, StoredTensor], config: Mapping[st
     if not (is_finite(a) and is_finite(b)):
         raise _RefusedError(f"the factors of {module!r} hold a number that is not finite")
     alpha = _numbers(config, "alpha_pattern", module, "lora_alpha")[0]
-    return Factors(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Factors(a, b, scale, _digest(a, b, scale))
 
 
 def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str) -> list[float]:
@@ -219,12 +222,9 @@ def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str
     return [float(each) for each in found]
 
 
-def _digest(factors: Mapping[str, Factors]) -> bytes:
-    digest = hashlib.sha256()
-    for name, each in factors.items():
-        digest.update(
-            repr((name, each.scale, *((tuple(half.shape), half.dtype) for half in (each.a, each.b)))).encode()
-        )
-        for half in (each.a, each.b):
-            digest.update(half.contiguous().view(torch.uint8).numpy().data)
+def _digest(a: Tensor, b: Tensor, scale: float) -> bytes:
+    """Of one layer, by the thread that has just read it."""
+    digest = hashlib.sha256(repr((scale, *((tuple(half.shape), half.dtype) for half in (a, b)))).encode())
+    for half in (a, b):
+        digest.update(half.contiguous().view(torch.uint8).numpy().data)
     return digest.digest()

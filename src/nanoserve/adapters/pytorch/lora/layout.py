@@ -47,11 +47,12 @@ class Site:
 
 @attrs.frozen(eq=False)
 class _Place:
-    """A linear layer of a checkpoint: a part of a site, and for each of its rows the row of the site."""
+    """A linear layer of a checkpoint: a part of a site, and for each of its rows the row of the site; a slice if they follow one another."""
 
     site: Site
     part: int
-    rows: Tensor
+    num_rows: int
+    rows: Tensor | slice
 
 
 @attrs.frozen(eq=False)
@@ -88,7 +89,11 @@ class Layout:
             size = start_b + linear.out_features
             sites[linear] = site
             for number, (name, rows) in enumerate(parts.items()):
-                places[name] = _Place(site, number, rows)
+                first = int(rows[0])
+                is_run = torch.equal(rows, torch.arange(first, first + len(rows)))
+                places[name] = _Place(
+                    site, number, len(rows), slice(first, first + len(rows)) if is_run else rows
+                )
         return cls(sites, size, places, model.slices)
 
     @property
@@ -101,14 +106,16 @@ class Layout:
 
     def _own_shape(self, name: str) -> tuple[int, int]:
         place = self.places[name]
-        return len(place.rows), place.site.in_features
+        return place.num_rows, place.site.in_features
 
     def pack(
         self, factors: Mapping[str, Factors], dtype: torch.dtype, *, pinned: bool = False, part: int = 0
     ) -> LoraWeights:
         """An adapter's factors, or the `part` of them that a rank needs, as numbers of this layout, their scales in B."""
         rank = padded_rank(max(factor.rank for factor in factors.values()))
-        weights = LoraWeights(rank, torch.zeros(rank * self.size, dtype=dtype, pin_memory=pinned))
+        is_whole = len(factors) == len(self.places) and all(each.rank == rank for each in factors.values())
+        make = torch.empty if is_whole else torch.zeros
+        weights = LoraWeights(rank, make(rank * self.size, dtype=dtype, pin_memory=pinned))
         with ThreadPoolExecutor(count_lanes()) as pool:
             list(
                 pool.map(lambda name: self._put(weights, name, self._cut(name, factors[name], part)), factors)
@@ -117,10 +124,11 @@ class Layout:
 
     @torch.inference_mode()
     def _put(self, weights: LoraWeights, name: str, factor: Factors) -> None:
-        place, dtype = self.places[name], weights.numbers.dtype
+        place = self.places[name]
         a, b = weights.at(place.site)
-        a[place.part, : factor.rank] = factor.a.to(dtype)
-        b[place.rows, : factor.rank] = (factor.b.double() * factor.scale).to(dtype)
+        a[place.part, : factor.rank].copy_(factor.a)
+        scaled = factor.b.to(torch.promote_types(factor.b.dtype, torch.float32)) * factor.scale
+        b[place.rows, : factor.rank] = scaled.to(b.dtype)
 
     def _cut(self, name: str, factor: Factors, part: int) -> Factors:
         """The rank's part: some rows of B of a layer that is split by its outputs, some columns of A of one that is split by its inputs."""

@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -55,10 +54,8 @@ class HostLoras:
     @torch.inference_mode()
     def read(self, folder: str, /) -> LoraFacts:
         adapter = read_folder(folder, self.layout.shapes, most_rank=self._most_rank)
-        with ThreadPoolExecutor(1) as beside:
-            coming = beside.submit(adapter.digest)
-            weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
-            digest = coming.result()
+        weights = self.layout.pack(adapter.factors, self._dtype, pinned=self._pinned)
+        digest = adapter.digest()
         ranks = 1 if self.layout.slices is None else self.layout.slices.size
         parts = [
             _Shared(self.layout.pack(adapter.factors, self._dtype, part=rank).numbers, digest)
