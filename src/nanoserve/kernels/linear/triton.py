@@ -17,7 +17,14 @@ from nanoserve.kernels.forms.triton import (
     unit_sums,
     x_factor,
 )
-from nanoserve.kernels.linear.low_rank.triton import expand, expand_row, load_factor, load_row_factor
+from nanoserve.kernels.linear.low_rank.triton import (
+    expand,
+    expand_row,
+    load_factor,
+    load_row_factor,
+    load_shrunk,
+    prefetch,
+)
 from nanoserve.kernels.linear.straight.triton import multiply_row, multiply_straight, row_words
 
 
@@ -96,14 +103,6 @@ def row_kernel(  # noqa: PLR0912 - constants choose
 
 
 @triton.jit
-def _prefetch(ptrs):
-    """Ask the L2 cache for the lines that hold `ptrs`."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _load_step(
     weight_ptrs, scale_ptrs, k, left,
     K: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
@@ -130,33 +129,45 @@ def _load_x(ptrs, exists, present, FORM: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _load_shrunk(delta, factor, BM: tl.constexpr, SHAPE: tl.constexpr):
+    """Loads of what few tokens have shrunk to, under way while the product is computed: more would take too many registers."""
+    shrunk = ()
+    if delta is not None and BM <= 16:
+        shrunk = load_shrunk(delta, factor, 0, tl.arange(0, BM), SHAPE)
+    return shrunk
+
+
+@triton.jit
 def _multiply_whole(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, delta, factor,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, SHAPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The product of a slice that is one step long: the weight is on its way before the wait."""
+    """The product of a slice that is one step long, and what tokens have shrunk to: the weight is on its way before the wait."""
     words, scales = _load_step(
         weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
     )
     wait_for_last(PDL)
     x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
+    shrunk = _load_shrunk(delta, factor, x.shape[1], SHAPE)
     sums = tl.zeros([BN, x.shape[1]], tl.float32)
-    return add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
+    return add_left(sums, words, scales, x, GROUP, FORM, PAIRS), shrunk
 
 
 @triton.jit
 def _multiply_in_steps(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, delta, factor,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr,
+    SHAPE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a longer slice: a pipelined loop, all of it after the wait. That it says STAGES itself makes scales part of the pipeline."""
     ONE: tl.constexpr = GROUP >= K
     if ONE:
         row_scales = load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
     wait_for_last(PDL)
+    shrunk = _load_shrunk(delta, factor, BM, SHAPE)
     sums = tl.zeros([BN, BM], tl.float32)
     for k in tl.range(0, SLICE, BK, num_stages=STAGES):
         words, scales = _load_step(
@@ -164,7 +175,7 @@ def _multiply_in_steps(
         )  # fmt: skip
         x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
         sums = add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
-    return sums
+    return sums, shrunk
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -205,28 +216,31 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
         LINE: tl.constexpr = min(WORDS, 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth)
         line_ptrs = weight_row_ptrs + (tl.arange(0, WORDS // LINE) * LINE)[None, :]
         for word in tl.static_range(0, AHEAD * WORDS, WORDS):
-            _prefetch(line_ptrs + word)
+            prefetch(line_ptrs + word)
     present = ms[None, :] < M
+    factor = None
     if delta is not None:
-        factor = load_factor(delta, split * SHAPE[3], rows, ms, M, SHAPE)
+        ends = weight_rows(tile, 0, N, BN, GATE), weight_rows(tile, BN - 1, N, BN, GATE)
+        factor = load_factor(delta, split, rows, ends, ms, M, SHAPE, SPLITS, PDL)
     if STRAIGHT:
         loaded_rows = weight_rows(tile, fragment_rows(i, BN // 16), N, BN, GATE)
         sums = multiply_straight(
             x_ptr, weight_ptr, scale_ptr, rows, loaded_rows, start, M,
             K, BM, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, PDL,
         )  # fmt: skip
+        shrunk = ()
     elif SLICE == BK:
-        sums = _multiply_whole(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
-            K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
+        sums, shrunk = _multiply_whole(
+            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, delta, factor,
+            K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, SHAPE, PDL,
         )  # fmt: skip
     else:
-        sums = _multiply_in_steps(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start,
-            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, PDL,
+        sums, shrunk = _multiply_in_steps(
+            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, delta, factor,
+            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, SHAPE, PDL,
         )  # fmt: skip
     if delta is not None:
-        sums = expand(sums, delta, factor, rows, ms, split, SHAPE, SPLITS)
+        sums = expand(sums, delta, factor, shrunk, rows, ms, split, SHAPE, SPLITS)
 
     if out_ptr is None:
         places = (split * M + ms[None, :]) * N + columns[:, None]

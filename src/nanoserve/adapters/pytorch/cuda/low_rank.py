@@ -41,7 +41,7 @@ def lora_sections(sizes: EngineSizes) -> Shapes:
     shapes: dict[str, tuple[int, ...]] = {}
     for kind, tokens in (("batch", sizes.max_num_seqs), ("chunk", sizes.max_num_batched_tokens)):
         most = tokens, sizes.max_loras, padded_rank(sizes.max_lora_rank)
-        shapes[f"lora_{kind}_units"] = (most_units(*most), ITEM)
+        shapes[f"lora_{kind}_units"] = (most_units(*most[:2]), ITEM)
         shapes[f"lora_{kind}_items"] = (most_items(*most), ITEM)
         shapes[f"lora_{kind}_order"] = shapes[f"lora_{kind}_slots"] = (tokens,)
     return shapes

@@ -223,7 +223,7 @@ def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str
 
 
 def _digest(a: Tensor, b: Tensor, scale: float) -> bytes:
-    """Of one layer, by the thread that has just read it."""
+    """The SHA-256 of one layer, by the thread that has just read it."""
     digest = hashlib.sha256(repr((scale, *((tuple(half.shape), half.dtype) for half in (a, b)))).encode())
     for half in (a, b):
         digest.update(half.contiguous().view(torch.uint8).numpy().data)

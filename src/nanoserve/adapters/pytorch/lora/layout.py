@@ -89,11 +89,9 @@ class Layout:
             size = start_b + linear.out_features
             sites[linear] = site
             for number, (name, rows) in enumerate(parts.items()):
-                first = int(rows[0])
-                is_run = torch.equal(rows, torch.arange(first, first + len(rows)))
-                places[name] = _Place(
-                    site, number, len(rows), slice(first, first + len(rows)) if is_run else rows
-                )
+                run = slice(int(rows[0]), int(rows[-1]) + 1)
+                is_run = torch.equal(rows, torch.arange(run.start, run.stop))
+                places[name] = _Place(site, number, len(rows), run if is_run else rows)
         return cls(sites, size, places, model.slices)
 
     @property

@@ -2,7 +2,7 @@
 
 A slot holds the factors of all products of an adapter of rank r, one behind the other: of this one A [parts, r, K] and B [N, r], the
 scale in B. Each column of the product reads one part of A: q, k and v are columns of one product, and have an A each. Ranks are
-16, 32, 64 or 128. A *unit* is 16 ranks of one slot, and the tokens that have it; a token in no unit has no adapter.
+16, 32, 64 or 128. A *unit* is a slot and the tokens that have it; a token in no unit has no adapter.
 
 `shrink` makes A x of all units, and B is multiplied with it by whoever computes the product: `kernels.linear` for up to 64 tokens, before it
 stores its sums, and `expand_into` behind products of the vendor's library.

@@ -63,8 +63,8 @@ class Delta(NamedTuple):
     shrunk: Tensor
     invariant: bool = False
 
-    def arguments(self, *, tile: int = 0, repeats: float = 0) -> dict[str, Any]:
-        """Arguments of kernels that multiply with B for this many tokens at a time, or for one by this many threads for each row."""
+    def arguments(self, *, repeats: float = 0) -> dict[str, Any]:
+        """Arguments of kernels that multiply with B, for one token by this many threads for each row."""
         (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
         splits, _, width = shrunk.shape
         delta = (
@@ -75,7 +75,7 @@ class Delta(NamedTuple):
         if repeats:
             at_once = triton.next_power_of_2(max(splits, int(repeats) // rank))
         else:
-            at_once = 1 if self.invariant else units_at_once(tile, splits, numbers.element_size())
+            at_once = 1 if self.invariant else units_at_once(numbers.element_size())
         return {"delta": delta, "SHAPE": (product.num_parts, rank, splits, at_once)}
 
 
@@ -97,13 +97,14 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
     splits, tokens, width = shrunk.shape
     k, tile = x.shape[1], 1 if tokens == 1 and not delta.invariant else UNIT
     step = shrink_step(tokens, k, splits, x.element_size(), invariant=delta.invariant)
-    side = product.num_parts * splits
-    shrink_kernel[(side, min(len(items) - PADDING, max(1, MOST_PROGRAMS // side)))](
+    side, most = product.num_parts * splits, len(items) - PADDING
+    beside = min(most, max(1, MOST_PROGRAMS // side))
+    shrink_kernel[(side, beside)](
         x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
         numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
         shrunk_ptr=shrunk, start_a=product.start_a, split_stride=shrunk.stride(0),
         K=k, WIDTH=width, RANK=width // product.num_parts, TILE=tile, STEP=step, STEPS=triton.cdiv(k, splits * step),
-        SPLITS=splits, WARPS=WARPS, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
+        SPLITS=splits, SEVERAL=beside < most, WARPS=WARPS, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -118,5 +119,5 @@ def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
     (tokens, n), (bn, bm) = out.shape, expand_tile(delta.adapters.numbers.element_size())
     expand_kernel[(triton.cdiv(n, bn), triton.cdiv(tokens, bm))](
         out_ptr=out, out_stride=out.stride(0), T=tokens, N=n, BM=bm, BN=bn,
-        **delta.arguments(tile=bm), PDL=pdl, num_warps=4, **launch_options(pdl),
+        **delta.arguments(), PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip

@@ -10,29 +10,31 @@ import triton
 UNIT: Final = 16
 """Ranks that are multiplied at once, and tokens: the narrowest matrix that tensor cores multiply."""
 ITEM: Final = 5
-"""Numbers of a unit or an item: slot, rank of the slot, first rank of the unit, first place in `order`, number of tokens."""
+"""Numbers of a unit or an item: slot, rank of the slot, first rank of the item, first place in `order`, number of tokens."""
 PADDING: Final = 33
 """Rows before and behind units: kernels look further than to the last, and use nothing of that."""
 STEP: Final = 1024
 """Elements of each row of x and A that one program multiplies at a time; they are in flight all together."""
 WARPS: Final = 4
 """Warps of such a program; each multiplies a piece of a step by itself."""
-MOST_FEW: Final = 64
-"""Tokens whose programs have whole steps: steps of half the length kept 88.8% of an 8B's speed at 256 tokens on an H200, and not 87.9, but less at fewer tokens of 32 adapters."""
-MOST_SLICES: Final = 8
-"""Slices of x of a few tokens: the kernel that multiplies with B adds them up."""
+FEW: Final = 16
+"""Tokens, if there are several, up to which x is cut into steps of half the length: their partial sums are few, and come while the product is computed."""
+MOST_WHOLE: Final = 64
+"""Tokens from which on programs wait for room, and multiply half a step at a time: that kept 88.8% of an 8B's speed at 256 tokens on an H200, and not 87.9."""
+MOST_SLICES: Final = (14, 8)
+"""Slices of x of up to `FEW` tokens, and of more: whoever multiplies with B adds them up."""
 MOST_PARTIALS: Final = 1024
 """Tokens times slices of x, unless there are more tokens."""
-MOST_PROGRAMS: Final = 264
-"""Programs of a kernel that shrinks: two for each multiprocessor of an H100 or H200; each takes several items if need be."""
+MOST_PROGRAMS: Final = 132
+"""Programs of a kernel that shrinks, one for each multiprocessor of an H100 or H200: more wait until the last product's make room, and the next product's for them. Each takes several items if need be."""
 
 
 class Description(NamedTuple):
     """Which tokens have which adapter.
 
     Attributes:
-        units: 16 ranks of a slot with all its tokens each, `ITEM` numbers; before them their number and zeros.
-        items: the same with up to 16 tokens each.
+        units: slots with all their tokens, `ITEM` numbers each; before them their number and zeros.
+        items: the same, of 16 ranks and up to 16 tokens each.
         order: tokens, those of a slot together.
         slots: of each token its slot, or 0.
     """
@@ -53,8 +55,8 @@ def describe(runs: Iterable[tuple[int, int]], ranks: Mapping[int, int]) -> Descr
         slots += [slot] * count
     units, items, order = [0] * ITEM, [0] * ITEM, list[int]()
     for slot, tokens in by_slot.items():
+        units += (slot, ranks[slot], 0, len(order), len(tokens))
         for first in range(0, ranks[slot], UNIT):
-            units += (slot, ranks[slot], first, len(order), len(tokens))
             for start in range(0, len(tokens), UNIT):
                 items += (slot, ranks[slot], first, len(order) + start, min(UNIT, len(tokens) - start))
         order += tokens
@@ -62,13 +64,13 @@ def describe(runs: Iterable[tuple[int, int]], ranks: Mapping[int, int]) -> Descr
     return Description(units, items, order, slots)
 
 
-def most_units(tokens: int, slots: int, rank: int) -> int:
-    """Rows of units of this many tokens and slots of up to this rank."""
-    return PADDING + min(tokens, slots) * (rank // UNIT)
+def most_units(tokens: int, slots: int) -> int:
+    """Rows of units of this many tokens and slots."""
+    return PADDING + min(tokens, slots)
 
 
 def most_items(tokens: int, slots: int, rank: int) -> int:
-    """Rows of items of these."""
+    """Rows of items of these, of up to this rank."""
     return PADDING + min(tokens, slots + tokens // UNIT) * (rank // UNIT)
 
 
@@ -76,8 +78,9 @@ def slice_count(tokens: int, width: int, *, invariant: bool) -> int:
     """Slices that x [tokens, width] is cut into."""
     if invariant:
         return 1
-    slices = -(-width // STEP)
-    while slices > 1 and (slices > MOST_SLICES or slices * tokens > MOST_PARTIALS):
+    most = MOST_SLICES[tokens > FEW]
+    slices = -(-width // (STEP // 2 if 1 < tokens <= FEW else STEP))
+    while slices > 1 and (slices > most or slices * tokens > MOST_PARTIALS):
         slices = -(-slices // 2)
     return slices
 
@@ -88,10 +91,10 @@ def most_partials(tokens: int) -> int:
 
 
 def shrink_step(tokens: int, width: int, slices: int, itemsize: int, *, invariant: bool) -> int:
-    """Elements of a row of x and of A that are multiplied at a time; half as many for more tokens than a product of few has, where programs wait for room."""
-    few = invariant or tokens <= MOST_FEW
+    """Elements of a row of x and of A that are multiplied at a time."""
+    is_whole = invariant or tokens == 1 or FEW < tokens <= MOST_WHOLE
     most = (
-        (STEP if few else STEP // 2) if itemsize < 4 else 256
+        (STEP if is_whole else STEP // 2) if itemsize < 4 else 256
     )  # float32: small tiles, which compile quickly
     return min(most, triton.next_power_of_2(max(256, -(-width // slices))))
 
@@ -101,14 +104,14 @@ def shrink_ways(widths: Sequence[int], most: int, *, invariant: bool) -> list[in
     found: dict[object, int] = {}
     for tokens in range(most, 0, -1):
         slices = [slice_count(tokens, width, invariant=invariant) for width in widths]
-        few = (tokens == 1) + (tokens <= MOST_FEW)
+        few = (tokens == 1) + (tokens <= FEW) + (tokens <= MOST_WHOLE)
         found.setdefault((*slices, 0 if invariant else few), tokens)
     return sorted(found.values())
 
 
-def units_at_once(tile: int, slices: int, itemsize: int) -> int:
-    """Units whose B is multiplied at once with what so many tokens have shrunk to, in as many slices: 1 to 4, as registers allow."""
-    return max(1, min(4, 512 // (tile * slices))) if itemsize < 4 else 1
+def units_at_once(itemsize: int) -> int:
+    """Adapters whose B is multiplied at once with what tokens have shrunk to; four keep 87.2% of an 8B's speed at 64 tokens of one adapter on an H200, not 89.1, and 63.2% of 32 adapters, not 58.6."""
+    return 2 if itemsize < 4 else 1
 
 
 def expand_tile(itemsize: int) -> tuple[int, int]:
