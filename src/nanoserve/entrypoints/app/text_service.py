@@ -167,9 +167,9 @@ class TextService:
         with self.reservations.tokenizing():
             return await self.tokenizing.encode(text, add_special_tokens=add_special_tokens)
 
-    async def render(self, conversation: Conversation) -> tuple[int, ...]:
-        """A conversation to the ids of its prompt; raises `BadValueError` and `PromptTooLongError`."""
-        self._checks.check_conversation(conversation, self.facts)
+    async def render(self, conversation: Conversation, name: str = "messages") -> tuple[int, ...]:
+        """A conversation to the ids of its prompt; raises `BadValueError` and `PromptTooLongError`, which call it by the name."""
+        self._checks.check_conversation(conversation, self.facts, name)
         with self.reservations.tokenizing():
             return await self.tokenizing.render(conversation)
 

@@ -49,7 +49,7 @@ async def count_input_tokens(
     body = await context.read(wire.CreateResponse)
     responding = Responding(body, service=context.service, client=context.client, store=conversations)
     return wire.InputTokens(
-        input_tokens=len(await context.unless_left(context.service.render(responding.prompt)))
+        input_tokens=len(await context.unless_left(context.service.render(responding.prompt, "input")))
     )
 
 

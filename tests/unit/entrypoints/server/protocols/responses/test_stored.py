@@ -62,6 +62,9 @@ def test_the_tokens_of_a_prompt_are_counted_without_an_answer(
     answered = client.responses.create(**body, max_output_tokens=1)
     assert answered.usage is not None
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", answered.usage.input_tokens)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_tokens.count(model="scripted", input="a" * 9999)
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
 
 
 def test_a_response_that_has_expired_is_named_so() -> None:
