@@ -111,18 +111,6 @@ class SpecialDraws:
 
         With a width, logits [S * width, vocab] are of as many positions of each row, each of which is shaped as behind the row's drafts.
         """
-        drawn = self._sample(ticket, logits, places, masks, missing)
-        self.finish()
-        return drawn
-
-    def _sample(
-        self,
-        ticket: CudaTicket,
-        logits: Tensor,
-        places: Tensor,
-        masks: Masks | None,
-        missing: Collection[int],
-    ) -> CudaTicket:
         # Scores are of the logits as the model made them; `process` returns a copy.
         rows, width, given = ticket.drawn_rows, ticket.width, ticket.order
         special, places = self._sampler.special(rows), places[: len(rows)]
@@ -136,19 +124,18 @@ class SpecialDraws:
             )
             ticket.asked = tuple(rows[place] for place in given or range(len(rows))) if width else ()
             ticket.drawn_rows = rows = tuple(rows[place] for place in drawn)
-            if not drawn:
-                return ticket
-            index = torch.tensor(drawn, device=places.device)
+            index = torch.tensor(drawn, dtype=torch.int64, device=places.device)
             logits, shaped = (_of_rows(each, index, max(width, 1)) for each in (logits, shaped))
             places = places.index_select(0, index)
             ends = None if ends is None else ends.index_select(0, index)
             owners = tuple([row for row in owners if row in rows])
-        self._drawing.draw(shaped, places, width=width, pdl=False)
-        self._drawing.issue(ticket)
-        if masks:
-            self._masked = ticket
-        if special:
-            ticket.scores = self._note(owners, places, ends, logits, shaped)
+        if rows:
+            self._drawing.draw(shaped, places, width=width, pdl=False)
+            self._drawing.issue(ticket)
+            self._masked = ticket if masks else self._masked
+            if special:
+                ticket.scores = self._note(owners, places, ends, logits, shaped)
+        self.finish()
         return ticket
 
     def draw_window(
