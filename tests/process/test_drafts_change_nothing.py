@@ -190,14 +190,19 @@ END = frozenset({1})
 
 
 @pytest.mark.parametrize(
-    ("tiny", "depth"), [("llama", 1), ("mistral", 2), ("deepseek_v3", 2)], indirect=["tiny"]
+    ("tiny", "depth", "filled"),
+    [("llama", 1, VOCAB), ("mistral", 2, VOCAB - 28), ("deepseek_v3", 2, VOCAB + 20)],
+    indirect=["tiny"],
 )
-def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_changes_nothing(
-    tiny: TinyModel, prompts: list[list[int]], without: list[Answer], tmp_path: Path, depth: int
+def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_changes_nothing(  # noqa: PLR0917 - fixtures and cases
+    tiny: TinyModel, prompts: list[list[int]], without: list[Answer], tmp_path: Path, depth: int, filled: int
 ) -> None:
-    other = make_tiny_model(tmp_path, "llama", seed=1, **CASES["llama"])
+    """The other one's vocabulary is filled up to another size."""
+    other = make_tiny_model(tmp_path, "llama", seed=1, **CASES["llama"], vocab_size=filled)
     for small in (tiny, other):
-        spec = attrs.evolve(tiny.spec, draft=read_draft(str(small.folder), tiny.spec))
+        (small.folder / "tokenizer.json").write_text("{}")
+        draft = read_draft(str(small.folder), tiny.spec, str(tiny.folder))
+        spec = attrs.evolve(tiny.spec, draft=draft)
         drafted = build_model(
             spec, str(tiny.folder), dtype=torch.float32, device=CPU, draft=str(small.folder)
         )

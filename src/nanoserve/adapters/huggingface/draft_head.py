@@ -30,9 +30,8 @@ def read_draft(folder: str, target: ModelSpec, model: str | None = None) -> Draf
     small = read_spec(folder) if any(each.name == _name(raw) for each in ARCHITECTURES) else None
     try:
         if small is not None:
-            _check_model(small, target)
-            if model is not None:
-                _check_tokens(pathlib.Path(folder), pathlib.Path(model))
+            is_alike = model is not None and _has_same_tokens(pathlib.Path(folder), pathlib.Path(model))
+            _check_model(small, target, is_alike=is_alike)
             return small
         return _draft(raw, target)
     except ModelLoadError as error:
@@ -111,10 +110,11 @@ def _name(raw: Mapping[str, Any]) -> Any:
     return names[0] if isinstance(names, list) and names else names
 
 
-def _check_model(small: ModelSpec, target: ModelSpec) -> None:
-    if small.vocab_size != target.vocab_size:
+def _check_model(small: ModelSpec, target: ModelSpec, *, is_alike: bool) -> None:
+    """Vocabularies of the same tokens may be filled up to different sizes."""
+    if small.vocab_size != target.vocab_size and not is_alike:
         raise ModelLoadError(
-            f"has {small.vocab_size} tokens in the vocabulary, and the model has {target.vocab_size}: a draft model must share them"
+            f"has {small.vocab_size} tokens in the vocabulary, and the model has {target.vocab_size}: a draft model must share them, or both need the same tokenizer.json"
         )
     kinds = [group.kind for each in (small, target) for group in each.cache_groups]
     if small.encoder is not None or any(isinstance(kind, Recurrent) for kind in kinds):
@@ -123,16 +123,19 @@ def _check_model(small: ModelSpec, target: ModelSpec) -> None:
         )
 
 
-def _check_tokens(folder: pathlib.Path, model: pathlib.Path) -> None:
-    """Raise where both have a tokenizer.json, and a token has another id in the other one."""
+def _has_same_tokens(folder: pathlib.Path, model: pathlib.Path) -> bool:
+    """Whether both have a tokenizer.json; raises where a token has another id in the other one."""
     own, other = folder / "tokenizer.json", model / "tokenizer.json"
-    if not own.exists() or not other.exists() or own.read_bytes() == other.read_bytes():
-        return
+    if not own.exists() or not other.exists():
+        return False
+    if own.read_bytes() == other.read_bytes():
+        return True
     ids, others = (_tokens(read_json_object(each)) for each in (own, other))
     if ids != others:
         raise ModelLoadError(
             f"has another tokenizer than {model}: a draft model must share the model's tokens"
         )
+    return True
 
 
 def _tokens(description: Mapping[str, Any]) -> tuple[Any, dict[Any, Any]]:

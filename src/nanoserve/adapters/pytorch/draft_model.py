@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.eagle import EagleDrafts
@@ -30,6 +31,7 @@ class ModelDrafts:
     def __init__(self, model: DecoderModel, rows: Rows, kv: KVStore, sampler: Sampler) -> None:
         assert isinstance(model.draft_head, DecoderModel)
         self._small, self._rows, self._sampler = model.draft_head, rows, sampler
+        self._vocab_size, self._own_size = model.spec.vocab_size, self._small.spec.vocab_size
         first = model.spec.num_layers
         self._kv = copy.copy(kv)
         self._kv.layers = kv.layers[first:]
@@ -64,11 +66,13 @@ class ModelDrafts:
         """So many guesses for each row, which are written behind its tokens; for all rows together, position by position."""
         rows = [row for row in most if most[row]]
         found: dict[int, list[int]] = {row: [] for row in rows}
-        ahead = 0
+        ahead, missing = 0, max(self._vocab_size - self._own_size, 0)
         while rows:
             logits = self._small.logits(
                 self._compute([(row, self._rows.length(row) - 1 + ahead, 1) for row in rows])
             )
+            # Both know the same tokens, but may be filled up to different sizes.
+            logits = F.pad(logits[:, : self._vocab_size], (0, missing), value=-torch.inf)
             for row, token in zip(rows, self._sampler.guess(logits, rows, ahead).tolist(), strict=True):
                 self._rows.guess(row, ahead, token)
                 found[row].append(token)
@@ -80,7 +84,10 @@ class ModelDrafts:
 
     def _compute(self, spans: Sequence[Span]) -> Tensor:
         inputs = self._rows.of_spans(spans)
-        own = attrs.evolve(inputs, groups=tuple(inputs.groups[each] for each in self._groups))
+        known = inputs.token_ids.clamp(max=self._own_size - 1)
+        own = attrs.evolve(
+            inputs, token_ids=known, groups=tuple(inputs.groups[each] for each in self._groups)
+        )
         hidden: Tensor = self._small(own, self._kv)
         return hidden
 
