@@ -65,7 +65,7 @@ class Sequence:
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
         decode_end: the length at which it leaves the decode set.
         decode_offset: while it is in the decode set, where it stands there.
-        is_deterministic: whether it is computed by invariant steps, at least in the end (`verification.py`).
+        is_deterministic: whether it is computed by invariant steps (`verification.py`); `is_tentative`: at least in the end, by one that verifies what it decodes.
         most_unverified, num_unverified: tokens that it may decode by other steps meanwhile, and that it has, once it decodes no more.
         last_step: the newest step that computes it, kept up to date outside the decode set.
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
@@ -96,6 +96,7 @@ class Sequence:
     decode_end: int = 0
     decode_offset: int = 0
     is_deterministic: bool = False
+    is_tentative: bool = False
     most_unverified: int = 0
     num_unverified: int = 0
     last_step: int = 0

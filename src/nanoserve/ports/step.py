@@ -23,10 +23,10 @@ A draw that depends on the tokens before it, by penalties, bad words or `min_tok
 it is not kept. A row that wants no drafts (`RowSampling.drafts`) has none, nor has one for which nothing was guessed: it computes and
 gains one token.
 
-Invariant steps. A deterministic row is computed by kernels whose results for a token depend on the tokens before it alone, in steps of
-their own, which have chunks and decode no row. Between two of these the row may decode beside others, by kernels that are faster: what it
-gains by that are drafts, which the next invariant step computes anew, keys and values included, and keeps as far as they agree, as above.
-So a chunk [n - 1, n + k) of a row of n tokens and k such drafts yields 1 to k + 1 tokens, and the row goes on behind them.
+Invariant steps. A deterministic row is computed by kernels whose results for a token depend on the tokens before it alone. Between two such
+steps it may decode in others, by kernels that are faster: what it gains by that are drafts, which a chunk of an invariant step computes anew,
+keys and values included, and keeps as far as they agree, as above. So a chunk [n - 1, n + k) of a row of n tokens and k such drafts yields
+1 to k + 1 tokens, and the row goes on behind them. Rows may decode in invariant steps, too; one that has such drafts only gains another.
 
 Drafts of masked rows come with the plan, since each position needs its own mask and only the host can make those. It must know the
 row's tokens for that, so a wide step with masked rows is planned when no step is in flight.
@@ -192,7 +192,7 @@ class StepPlan:
             whose first chunk starts at 0 begins with an empty state, whatever is in its slot.
         decoding: rows that compute their newest token, which may be in flight, and yield the next; the same tuple object while these rows decode.
         width: the most tokens that each of them computes, up to `EngineSizes.max_width`; all of them fit into a step. 1 is an ordinary step.
-        invariant: whether all its rows are deterministic, and what it computes of each has the same bits in any company.
+        invariant: whether what it computes of each row has the same bits in any company.
         masked: rows among those that yield a token which may not be drawn without a mask. Where there are any, `submit`
             queues the forward pass alone, and all rows of the step are drawn by `LateDrawing.draw`.
         drafts: of a wide step, those of masked rows; the others of these have none.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
+from nanoserve.domain.invariants import audit
 from nanoserve.domain.scheduling import verification
-from nanoserve.ports.step import Chunk, StepResult
-from tests.unit.domain.world import RecordingRunner, World, oracle
+from nanoserve.domain.scheduling.admission import derive_seed
+from nanoserve.ports.model_spec import CacheGroup, Recurrent, Window
+from nanoserve.ports.step import Chunk, StepPlan, StepResult, accepted_length
+from tests.fakes.memory_runner import expected_token
+from tests.unit.domain.world import FULL, VOCAB, RecordingRunner, World, oracle
+
+NARROW = CacheGroup(layers=(2,), kind=Window(5))
+STATES = CacheGroup(layers=(3,), kind=Recurrent(prompt_interval=8, decode_interval=4))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -61,3 +71,75 @@ def test_few_tokens_are_decoded_at_once_by_many_rows_and_where_many_are_wrong(
     found = [max(each.unverified for each in plan.chunks) for plan in world.runner.plans if plan.invariant]
     assert found[1 : 1 + len(windows)] == windows
     assert all(world.answer(str(number)).token_ids == oracle([50, number], 40) for number in range(rows))
+
+
+class Unsteady(RecordingRunner):
+    """Draws another token for rows of `asking` seeds now and then in steps that are not invariant, and keeps of what is verified only what is right."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dice, self.asking = random.Random(5), set[int]()
+        self.window: int | None = None
+
+    def collect(self, ticket: StepPlan, /) -> StepResult:
+        result = super().collect(ticket)
+        for row in [self.rows[each] for each in ticket.decoding if not ticket.invariant]:
+            if row.seed in self.asking and self.dice.random() < 0.2:
+                row.token_ids[-1] = (row.token_ids[-1] + 1) % VOCAB
+        return result
+
+    def verify(self, chunk: Chunk, mask: bytes | None, result: StepResult) -> int:
+        row = self.rows[chunk.row]
+        verified = len(row.token_ids) - chunk.unverified
+        decoded = row.token_ids[verified:]
+        drawn = [
+            expected_token(row.token_ids[: verified + ahead], row.seed, VOCAB, self.window)
+            for ahead in range(len(decoded) + 1)
+        ]
+        gained = drawn[: accepted_length(decoded, drawn)]
+        row.token_ids[verified:] = gained
+        row.num_computed = len(row.token_ids) - 1
+        del row.seen[row.num_computed :]
+        result.token_ids.extend(gained)
+        return len(gained)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("asking", [0.15, 0.4, 0.9])
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, NARROW), (FULL, STATES)])
+def test_answers_are_right_whoever_asks_and_whenever_all_steps_are_invariant(
+    groups: tuple[CacheGroup, ...], asking: float, depth: int
+) -> None:
+    dice = random.Random(f"{asking} {depth}")
+    world: Any = World(
+        runner=Unsteady,
+        depth=depth,
+        groups=groups,
+        num_blocks=40,
+        max_num_batched_tokens=14,
+        most_unverified=5,
+        invariant_decoding=True,
+    )
+    said = dict[str, list[int]]()
+    world.runner.window = window = 5 if NARROW in groups else None
+    for number in range(40):
+        asks = dice.random() < (asking if number < 20 else 1 - asking)
+        prompt = [dice.randrange(VOCAB) for _ in range(dice.randrange(1, 12))]
+        count = dice.randrange(1, 30)
+        if asks:
+            world.runner.asking.add(derive_seed(number, 0))
+        world.add(str(number), prompt, max_tokens=count, deterministic=asks, seed=number)
+        said[str(number)] = oracle(prompt, count, seed=number, window=window)
+        for _ in range(dice.randrange(6)):
+            world.turn()
+        if not number % 9:
+            world.engine.abort(str(number))
+            said.pop(str(number))
+    world.run()
+    for name, tokens in said.items():
+        assert world.answer(name).token_ids == tokens, name
+    audit(world.scheduler)
+    plans = world.runner.plans
+    kinds = {(plan.invariant, bool(plan.chunks), bool(plan.decoding)) for plan in plans}
+    assert kinds >= {(True, True, True), (True, False, True), (False, False, True)}
+    assert any(chunk.unverified for plan in plans for chunk in plan.chunks) is (STATES not in groups)

@@ -124,7 +124,7 @@ def _check_model(small: ModelSpec, target: ModelSpec, *, is_alike: bool) -> None
 
 
 def _has_same_tokens(folder: pathlib.Path, model: pathlib.Path) -> bool:
-    """Whether both have a tokenizer.json; raises where a token has another id in the other one."""
+    """True if both have a tokenizer.json; raises where a token has another id in the other one."""
     own, other = folder / "tokenizer.json", model / "tokenizer.json"
     if not own.exists() or not other.exists():
         return False

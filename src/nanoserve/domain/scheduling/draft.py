@@ -12,16 +12,26 @@ from nanoserve.ports.step import AdmittedRow, Chunk, LoraLoad, RowDrafts, StepPl
 
 @attrs.define
 class Draft:
-    """The deltas gathered so far; what concerns one row can be withdrawn if the row is preempted after all."""
+    """The deltas gathered so far; what concerns one row can be withdrawn if the row is preempted after all.
+
+    `decodes`: whether rows that decode are computed, too. An invariant one then takes prompts of all.
+    `suffices`: whether it is planned if rows decode and nothing else.
+    """
 
     step: int
     width: int = 1
     invariant: bool = False
     drafts: dict[Sequence, tuple[int, ...]] = attrs.field(factory=dict)
+    decodes: bool = True
+    suffices: bool = True
     chunks: list[tuple[Sequence, Chunk]] = attrs.field(factory=list)
     admitted: list[AdmittedRow] = attrs.field(factory=list)
     table_updates: list[TableUpdate] = attrs.field(factory=list)
     copies: tuple[PlannedCopy, ...] = ()
+
+    def takes(self, sequence: Sequence) -> bool:
+        """True if a prompt may be computed in this step."""
+        return sequence.is_deterministic is self.invariant or (self.invariant and self.decodes)
 
     def admit(self, sequence: Sequence, row: int) -> None:
         """Add a sequence that has been given a row."""

@@ -56,6 +56,7 @@ class Limits(EngineSizes):
         hands_over: report the end of an answer when the blocks of its prompt are in the directory, where another engine reads them.
         deterministic: whether all steps compute the same bits in any company, whoever asks for it.
         most_unverified: the most tokens that a deterministic sequence decodes by ordinary steps before an invariant one verifies them.
+        invariant_decoding: whether invariant steps decode nearly as fast as others, so that these wait for none and may all be invariant.
         not_deterministic: why no request may ask for it by itself; empty where it may.
         step_seconds: what steps of some numbers of tokens take, by which the width of steps is chosen; none takes the widest.
         guess_seconds: what one guess for each of some numbers of rows takes; none costs nothing.
@@ -71,6 +72,7 @@ class Limits(EngineSizes):
     hands_over: bool = False
     deterministic: bool = False
     most_unverified: int = 31
+    invariant_decoding: bool = False
     not_deterministic: str = ""
     step_seconds: tuple[tuple[int, float], ...] = ()
     guess_seconds: tuple[tuple[int, float], ...] = ()

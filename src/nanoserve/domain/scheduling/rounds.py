@@ -56,10 +56,12 @@ def _rounds(flight: InFlightStep, result: StepResult, missed: Container[Sequence
     rows, token_ids = flight.plan.sampling_rows, iter(result.token_ids)
     counts = result.counts or (1,) * len(rows)
     found: list[list[Progress]] = [[] for _ in range(max(counts, default=0))]
+    decoding = flight.decoding.sequences if flight.decoding.has_unverified else ()
+    unverified = {each for each in decoding if each.is_tentative}
     for sequence, row, count in zip(flight.sampling, rows, counts, strict=True):
         scores = result.logprobs.get(row, ()) if result.logprobs else ()
         gained = itertools.zip_longest(itertools.islice(token_ids, count), scores)
         for entries, (token, score) in zip(found, gained, strict=False):
-            if not flight.plan.masked or sequence not in missed:
+            if sequence not in unverified and (not flight.plan.masked or sequence not in missed):
                 entries.append((sequence, token, score))
     return found

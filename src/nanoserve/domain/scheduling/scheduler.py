@@ -67,7 +67,7 @@ class Scheduler:
         self._shares = PromptShares(limits, self.table)
         self.rounds = rounds = Rounds(cache, self.table)
         self.speculation = Speculation(limits, cache, self.table, rounds) if limits.max_width > 1 else None
-        self.verification = Verification(self.table, rounds, limits.most_unverified)
+        self.verification = Verification(limits, cache, self.table, rounds)
 
     def add(self, request: Request) -> None:
         """Queue a request's sequences, or raise a `RequestRefusedError` / `BadValueError` and queue nothing."""
@@ -81,7 +81,7 @@ class Scheduler:
         for sequence in table.deadlines.due(now):
             table.finish(sequence, FinishReason.TIMEOUT)
         if table.num_deterministic:
-            self.verification.bring_home()
+            self.verification.bring_home(self.committed_step)
         if self.constraints.compiling or self.constraints.late or self.cache.tiers is not None:
             self._let_arrived_go()
         width = 1 if drafter is None else drafter.choose_width()
@@ -90,11 +90,10 @@ class Scheduler:
             return self._repeat(width, now)
         if not width or (self.suspects and self.flights):
             return None
-        drafts = {} if drafter is None else drafter.drafts
-        for invariant in self.verification.kinds() if table.num_deterministic else (False,):
-            draft = Draft(table.step + 1, 1 if invariant else width, invariant, {} if invariant else drafts)
+        plain = Draft(table.step + 1, width, drafts={} if drafter is None else drafter.drafts)
+        for draft in self.verification.drafts(plain) if table.num_deterministic else (plain,):
             self._fill(draft, now)
-            if draft.chunks or (table.decoding and not invariant):
+            if draft.chunks or (draft.suffices and table.decoding):
                 return self._dispatch(draft, now)
         calls = self.cache.tiers and self.cache.tiers.calls_for_step(is_idle=not self.flights)
         return self._dispatch(draft, now) if table.loras.planned or calls else None
@@ -104,7 +103,7 @@ class Scheduler:
         has_deferred = self.table.has_deferred
         if has_deferred:
             self._shares.make_way(draft, now)
-        if not draft.invariant:
+        if draft.decodes:
             self._grow_decoding(draft)
         left = self._shares.tokens(draft)
         for deferred in (False, True) if has_deferred else (False,):
@@ -130,7 +129,7 @@ class Scheduler:
         members = self.table.decoding
         self.table.step = step = self.table.step + 1
         decoding = members.snapshot()
-        plan = StepPlan(step=step, decoding=decoding.rows, width=width)
+        plan = StepPlan(step=step, decoding=decoding.rows, width=width, invariant=self.verification.always)
         members.advance(width)
         self.flights.append(InFlightStep(plan, (), decoding, now, is_exact=members.is_exact))
         self.counters.steps += 1
@@ -142,7 +141,7 @@ class Scheduler:
         for sequence in decoding.needing_blocks(draft.width):
             while sequence in decoding:
                 start, end = decoding.span(sequence, draft.width)
-                if sequence.is_deterministic:  # what is verified reads from there on
+                if sequence.is_tentative:  # what is verified reads from there on
                     start = len(sequence.token_ids) - 1
                 updates = self.cache.grow(sequence, start, end)
                 if updates is not None:
@@ -155,7 +154,7 @@ class Scheduler:
 
     def _continue_prefills(self, draft: Draft, left: int, *, deferred: bool) -> int:
         """Compute further chunks of prompts; returns the tokens that are left."""
-        ours = [each for each in self.table.prefilling if each.is_deterministic is draft.invariant]
+        ours = [each for each in self.table.prefilling if draft.takes(each)]
         for sequence in [each for each in ours if each.is_deferred is deferred]:
             if left <= 0:
                 break
@@ -190,7 +189,7 @@ class Scheduler:
             sequence = table.next_in_line()
             if sequence is None or not table.may_sit(sequence, draft.step, self.committed_step):
                 break
-            if (sequence.is_deferred, sequence.is_deterministic) != (deferred, draft.invariant):
+            if sequence.is_deferred is not deferred or not draft.takes(sequence):
                 break
             shared = cache.match(sequence)
             start = shared * self.limits.block_size
@@ -225,7 +224,7 @@ class Scheduler:
         """Seal the draft, and move sequences that begin or end decoding."""
         table, members, tiers = self.table, self.table.decoding, self.cache.tiers
         table.step = draft.step
-        decoding = NONE_DECODE if draft.invariant else members.snapshot()
+        decoding = members.snapshot() if draft.decodes else NONE_DECODE
         draft.table_updates += self.cache.naming.take_exchanged()
         bound = self.constraints.matchers
         masked = self.constraints.masked_rows(draft, decoding.sequences, decoding.rows) if bound else ()
@@ -235,11 +234,11 @@ class Scheduler:
             plan = tiers.go_along(plan)
         flight = InFlightStep(plan, tuple(draft.chunks), decoding, now, draft.copies)
         self.flights.append(flight)
-        if draft.invariant:
-            self.verification.newest = draft.step
-        else:
+        if draft.invariant or self.verification.always:
+            self.verification.note_planned(draft)
+        if draft.decodes:
             for sequence in members.follow(flight):
-                if sequence.is_deterministic:
+                if sequence.is_tentative:
                     self.verification.verify(sequence)
         self.counters.steps += 1
         moves = table.waiting or table.prefilling or self.suspects or bound or tiers is not None
@@ -257,7 +256,7 @@ class Scheduler:
         self.last_commit = now
         self.committed_step = flight.plan.step
         self._note_written(flight, result, now)
-        if flight.plan.invariant:
+        if flight.plan.invariant and flight.chunks:
             progress, stopped = self.verification.land(flight, result)
         elif drafter is None:
             progress, stopped = flight.land(result, self.constraints.missed, self.table.cut_short_at)
@@ -287,7 +286,7 @@ class Scheduler:
                 self.table.finish(sequence, FinishReason.STOP)
         # Its last token is computed now, and was known before: a block is named by tokens, not by what they yield.
         for sequence in flight.filling:
-            if sequence.phase is Phase.RUNNING and sequence not in missed and not sequence.is_deterministic:
+            if sequence.phase is Phase.RUNNING and sequence not in missed and not sequence.is_tentative:
                 cache.naming.share(sequence, len(sequence.token_ids))
         if flight.copies:
             cache.states.settle(flight.copies)

@@ -35,7 +35,7 @@ class DecodingRows:
         sequences, rows: in the same order.
         token_ids: their lists of tokens, which are longer with every step that is committed.
         stop_ids: what may end one of them.
-        has_unverified: whether some are deterministic: what they gain is not known to be right yet.
+        has_unverified: whether some are tentative: what they gain is not known to be right yet.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -76,7 +76,7 @@ class DecodeSet:
             members = tuple(self._members)
             stop_ids = frozenset[int]().union(*{each.stop_ids for each in members})
             token_ids, rows = tuple([each.token_ids for each in members]), tuple(self._members.values())
-            unverified = any(each.is_deterministic for each in members)
+            unverified = any(each.is_tentative for each in members)
             self._snapshot = DecodingRows(members, rows, token_ids, stop_ids, unverified)
         return self._snapshot
 
@@ -111,7 +111,7 @@ class DecodeSet:
         for sequence in through:
             self.leave(sequence, flight.plan.step)
         for sequence, chunk in flight.chunks:
-            if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.max_total_tokens:
+            if chunk.samples and sequence.num_scheduled_tokens + 1 < sequence.decode_end:
                 self.join(sequence)
         return through
 
@@ -213,7 +213,7 @@ class InFlightStep:
             progress = [
                 each
                 for each in progress
-                if not (each[0].finish_reason or each[0].is_deterministic or each[0] in missed)
+                if not (each[0].finish_reason or each[0].is_tentative or each[0] in missed)
             ]
             for sequence, token, _ in progress:
                 sequence.token_ids.append(token)

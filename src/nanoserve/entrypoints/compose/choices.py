@@ -322,6 +322,7 @@ def make_limits(
         guess_seconds=guess_seconds,
         deterministic=settings.deterministic,
         not_deterministic=not_deterministic,
+        invariant_decoding=isinstance(sizes, EngineFacts) and sizes.device == "cuda",
         isolated=settings.isolation,
         policy=Policy(settings.policy),
         watermark=settings.watermark,

@@ -78,7 +78,7 @@ class Decoding:
             self._graphs.capture(key, launch)
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
-        bucket, splits, samples, adapted, width, learns = key
+        bucket, splits, samples, adapted, width, learns, _ = key
         if splits == DRAW_ALONE:
             self.special.draw_masked(places[:bucket], width=width, pdl=self._pdl)
             return

@@ -105,6 +105,7 @@ class Key(NamedTuple):
         samples: whether the step samples inside the graph; `learns`: whether it is only what a head that drafts does behind a draw outside.
         adapted: whether some of its rows have adapters.
         width: tokens of each place, which may be at its limit; 0 for one token of places that are not.
+        invariant: as in `StepPlan`.
     """
 
     places: int
@@ -113,6 +114,7 @@ class Key(NamedTuple):
     adapted: bool = False
     width: int = 0
     learns: bool = False
+    invariant: bool = False
 
 
 class Keys:
@@ -123,7 +125,16 @@ class Keys:
         self._choose_splits = functools.cache(choose_splits)
         self._stand_ins, self._buckets = StandIns[Key](PATIENCE), buckets(self._most)
 
-    def of(self, count: int, longest: int, *, special: bool, adapted: bool = False, width: int = 1) -> Key:
+    def of(
+        self,
+        count: int,
+        longest: int,
+        *,
+        special: bool,
+        adapted: bool = False,
+        width: int = 1,
+        invariant: bool = False,
+    ) -> Key:
         """The key of a step of `count` rows, the longest of so many tokens; `special` rows are drawn outside of it.
 
         Its width is at most the one that is planned: batches are not wider than is worth it, nor are those with adapters.
@@ -132,7 +143,8 @@ class Keys:
         wide = 0
         if width > 1:
             wide = 1 if adapted else max(each for each in widths_of(bucket, self._sizes) if each <= width)
-        return Key(bucket, self.splits(bucket, longest), not special, adapted, wide)
+        splits = 1 if invariant else self.splits(bucket, longest)
+        return Key(bucket, splits, not special, adapted, wide, invariant=invariant)
 
     def of_draw(self, count: int, width: int) -> Key:
         """The key of the draw with masks of a step of `count` rows that has left its logits."""

@@ -82,12 +82,22 @@ class Rehearsal:
 
     @torch.inference_mode()
     def run_invariant(self) -> None:
-        """Launch the kernels of invariant steps through few layers; their chunks are computed in one way only."""
+        """Launch the kernels of invariant steps through few layers, but for draws; their chunks are computed in one way only."""
+        tokens = self._chunk_tokens()
+        most_beside = self._arena.sizes.max_num_batched_tokens - tokens
+        places, before = self._arena.places, self._arena.places.clone()
         with self._launcher.many.made_invariant():
-            for count in {self._chunk_tokens(), *self._invariant_counts}:
+            for size in buckets(self._most):
+                for adapted in {False, self._launcher.loras is not None}:
+                    self._decoding.rehearse(Key(size, 1, samples=False, adapted=adapted, invariant=True))
+            places.fill_(self._arena.sink_row)  # rows of requests may stand there
+            for size in buckets(self._most):
+                self._launcher.mixed(self._describe_chunks([tokens]), min(size, most_beside), splits=1)
+            places.copy_(before)
+            for count in {tokens, *self._invariant_counts}:
                 self._run_tokens(count)
             if self._launcher.loras is not None:
-                self._launcher.mixed(self._describe_chunks([self._chunk_tokens()]), 0, splits=1, lora_units=1)
+                self._launcher.mixed(self._describe_chunks([tokens]), 0, splits=1, lora_units=1)
 
     def capture_first(self) -> tuple[tuple[int, float], ...]:
         """Capture the first graphs; returns seconds of steps where rows have drafts. The largest comes first: later ones fit into the memory that it took."""

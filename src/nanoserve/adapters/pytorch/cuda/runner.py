@@ -127,7 +127,9 @@ class CudaRunner:
         if not plan.num_tokens:
             self._arena.flush()
             return CudaTicket(step=plan.step, is_empty=True)
-        ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
+        with self._windows.computing(plan):
+            ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
+        ticket.verified = ticket.verified or self._windows.note_decoded(plan)
         if (records := self._launcher.records) is not None and records.is_asked:
             newest = self._batches.newest() if plan.decoding else []
             ticket.routed = records.report_step(plan.chunks, newest, self._drawing.arrivals.fetch)
@@ -137,6 +139,7 @@ class CudaRunner:
         batch, longest = self._batches.of(plan.decoding)
         loras, special = self._launcher.loras, self._sampler.special(batch.places)
         how = {"special": special or bool(plan.masked), "adapted": loras is not None and loras.adapts(batch)}
+        how["invariant"] = plan.invariant
         key = self._decoding.keys.of(len(batch.places), longest, **how, width=plan.width)
         self._arena.flush()
         self.graph_steps[self._decoding.run(key)] += 1
@@ -154,9 +157,8 @@ class CudaRunner:
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)
-        with self._windows.computing(plan):
-            run = self._mixed_steps.run(plan.chunks, batch, longest)
-            verified = self._windows.draw(plan.chunks, run.hidden) if plan.invariant else None
+        run = self._mixed_steps.run(plan.chunks, batch, longest)
+        verified = self._windows.draw(plan, run.hidden) if plan.invariant else None
         self.graph_steps[run.how] += 1
         if plan.decoding:
             self._batches.advance()

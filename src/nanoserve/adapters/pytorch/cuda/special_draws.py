@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.cuda.arena import NO_DRAFT, WINDOW, Arena
+from nanoserve.adapters.pytorch.cuda.arena import NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.masks import PinnedBlock, PinnedBlocks
 from nanoserve.adapters.pytorch.cuda.tickets import ComingScores, CudaTicket
@@ -143,12 +143,13 @@ class SpecialDraws:
         rows: tuple[int, ...],
         places: Tensor,
         logits: Tensor,
+        width: int,
         **instead: Tensor,
     ) -> ComingScores | None:
-        """Draw `WINDOW` places of each of `rows`, int32 `places` on the device, as `Drawing.draw` does; returns their scores."""
+        """Draw `width` places of each of `rows`, int32 `places` on the device, as `Drawing.draw` does; returns their scores."""
         special = self._sampler.special(rows)
-        owners, ends, shaped = self._shape(rows, places, logits, WINDOW) if special else (rows, None, logits)
-        self._drawing.draw(shaped, places, width=WINDOW, pdl=False, **instead)
+        owners, ends, shaped = self._shape(rows, places, logits, width) if special else (rows, None, logits)
+        self._drawing.draw(shaped, places, width=width, pdl=False, **instead)
         return self._note(owners, places, ends, logits, shaped) if special else None
 
     def _shape(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import attrs
 
-from nanoserve.adapters.pytorch.cuda.arena import WINDOW
 from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
 from nanoserve.adapters.pytorch.pooling import Pooled, add_pooled
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, read_scores
@@ -33,16 +33,18 @@ class Verified:
 
     Attributes:
         asked: the plan's `sampling_rows`, which all of these are.
-        parts: rows that were drawn together, what they have gained, and their scores.
+        tentative: those of the others whose token is not verified.
+        parts: rows that were drawn together, the places of each, what they have gained, and their scores.
     """
 
     others: tuple[int, ...]
     asked: tuple[int, ...]
-    parts: list[tuple[tuple[int, ...], Download, ComingScores | None]] = attrs.field(factory=list)
+    tentative: AbstractSet[int] = frozenset()
+    parts: list[tuple[tuple[int, ...], int, Download, ComingScores | None]] = attrs.field(factory=list)
 
-    def add(self, rows: tuple[int, ...], gained: Download, scores: ComingScores | None) -> None:
-        """Rows were drawn, `gained` being as `sample_and_append` says."""
-        self.parts.append((rows, gained, scores))
+    def add(self, rows: tuple[int, ...], width: int, gained: Download, scores: ComingScores | None) -> None:
+        """Rows were drawn, of so many places each, `gained` being as `sample_and_append` says."""
+        self.parts.append((rows, width, gained, scores))
 
     def join(self, result: StepResult) -> StepResult:
         """The result of all rows, `result` being that of the others; waits for it."""
@@ -50,8 +52,8 @@ class Verified:
             return result
         gained = {row: [token] for row, token in zip(self.others, result.token_ids, strict=True)}
         logprobs, drafts = {**result.logprobs}, list[int]()
-        for rows, coming, scores in self.parts:
-            found, compared = gains(coming.wait().tolist(), len(rows), WINDOW)
+        for rows, width, coming, scores in self.parts:
+            found, compared = gains(coming.wait().tolist(), len(rows), width)
             gained.update(zip(rows, found, strict=True))
             drafts += compared
             if scores is not None:

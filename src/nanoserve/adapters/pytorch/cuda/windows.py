@@ -1,7 +1,7 @@
 """Draws of invariant steps in which rows verify what they have decoded (`ports/step.py`).
 
 A row of n verified tokens and k others behind them is set back to the n, and yields as many of its k + 1 draws as agree with those
-others, as in a wide step. Each row has `WINDOW` places, of which those behind the last are the last again. The logits of all rows
+others, as in a wide step. Each row has as many places, one of `WIDTHS`, of which those behind the last are the last again. The logits of all rows
 together would fill the memory, so a few rows are drawn at a time, in memory that the step's widest products have left.
 """
 
@@ -28,9 +28,10 @@ from nanoserve.adapters.pytorch.cuda.tickets import Verified
 from nanoserve.adapters.pytorch.cuda.workspace import MOST_PLACES, Workspace
 from nanoserve.adapters.pytorch.devices import upload
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
-from nanoserve.ports.step import AdmittedRow, Chunk, StepPlan, StepResult
+from nanoserve.ports.step import AdmittedRow, StepPlan, StepResult
 
 ALIGNED: Final = 32
+WIDTHS: Final = (8, 16, WINDOW)
 
 
 class Windows:
@@ -55,6 +56,7 @@ class Windows:
         self._launcher, self._arena, self._space, self._rehearsal = launcher, arena, space, rehearsal
         self._sampler, self._drawing, self._special, self._batches = sampler, drawing, special, batches
         self._histories: dict[int, tuple[AdmittedRow, list[int]]] = {}
+        self._tentative = set[int]()
         self.is_ready = not arena.lengths.is_cuda
         self._room: Tensor | None = None
         self._only_slot = torch.zeros_like(arena.ring_position)
@@ -63,7 +65,10 @@ class Windows:
         """Set rows back to what is verified of them; the arena's next flush sends it."""
         for row in plan.released:
             self._histories.pop(row, None)
+            self._tentative.discard(row)
         if not plan.invariant:
+            if self._histories:
+                self._tentative.update([row for row in plan.decoding if row in self._histories])
             return
         for admitted in plan.admitted:
             if self._sampler.special((admitted.row,)):
@@ -77,6 +82,7 @@ class Windows:
             self._arena.write("limits", (end + 1,), row=row)
             self._batches.set_length(row, length)
             if row in self._histories:
+                self._tentative.discard(row)
                 admitted, token_ids = self._histories[row]
                 self._sampler.admit(attrs.evolve(admitted, token_ids=tuple(token_ids)))
 
@@ -101,51 +107,60 @@ class Windows:
         with self._launcher.many.made_invariant():
             for count in self._launcher.logits.invariant_ways(len(self._take_room())):
                 places, logits, where = self._compute(
-                    (self._arena.sink_row,), count * [0], self._space.normed
+                    (self._arena.sink_row,), WINDOW, count * [0], self._space.normed
                 )
-        for each in (logits[:WINDOW], logits[:WINDOW].float()):  # penalties and biases make float32
-            self._drawing.draw(each, places, width=WINDOW, pdl=False, **where)
+        for width in WIDTHS:
+            for each in (logits[:width], logits[:width].float()):  # penalties and biases make float32
+                self._drawing.draw(each, places, width=width, pdl=False, **where)
 
-    def draw(self, chunks: Sequence[Chunk], hidden: Tensor | None) -> Verified:
+    def draw(self, plan: StepPlan, hidden: Tensor | None) -> Verified:
         """Queue the draws of a step's rows that verify, from the hidden states [T, hidden] of all of its tokens."""
-        ends = itertools.accumulate(each.length for each in chunks)
+        chunks, ends = plan.chunks, itertools.accumulate(each.length for each in plan.chunks)
         spans = [
             (chunk.row, end - 1 - chunk.unverified, end - 1)
             for chunk, end in zip(chunks, ends, strict=True)
             if chunk.unverified
         ]
         others = tuple([each.row for each in chunks if each.samples and not each.unverified])
-        verified = Verified(others, tuple([each.row for each in chunks if each.samples]))
+        tentative = frozenset(self._tentative.intersection(plan.decoding)) if self._tentative else frozenset()
+        verified = Verified(others + plan.decoding, plan.sampling_rows, tentative)
         if hidden is None or not spans:
             return verified
         self._drawing.num_tickets += 1
-        for rows, index in self._slices(spans):
-            places, logits, where = self._compute(rows, index, hidden)
-            scores = self._special.draw_window(rows, places, logits, **where)
-            verified.add(rows, self._drawing.arrivals.fetch(where["drawn"][0]), scores)
+        width = next(each for each in WIDTHS if each > max(last - first for _, first, last in spans))
+        for rows, index in self._slices(spans, width):
+            places, logits, where = self._compute(rows, width, index, hidden)
+            scores = self._special.draw_window(rows, places, logits, width, **where)
+            verified.add(rows, width, self._drawing.arrivals.fetch(where["drawn"][0]), scores)
         return verified
 
+    def note_decoded(self, plan: StepPlan) -> Verified | None:
+        """The outcome of an invariant step whose rows all decode; None of others, and where no row needs it."""
+        return self.draw(plan, None) if plan.invariant and self._histories else None
+
     def _compute(
-        self, rows: tuple[int, ...], index: list[int], hidden: Tensor
+        self, rows: tuple[int, ...], width: int, index: list[int], hidden: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Rows on the device, the logits of these tokens of the step, and where their draws go."""
-        device, size = hidden.device, -(-len(rows) * (WINDOW + 2) // ALIGNED) * ALIGNED
+        """Rows on the device, the logits of these tokens of the step, and where their draws of `width` places go."""
+        device, size = hidden.device, -(-len(rows) * (width + 2) // ALIGNED) * ALIGNED
         places = upload(rows, torch.int32, device)
         chosen = hidden.index_select(0, upload(index, torch.int64, device))
         logits = self._launcher.logits.of(chosen, self._take_room()[: len(index)])
         drawn = torch.empty(1, size, dtype=torch.int32, device=device)
         return places, logits, {"drawn": drawn, "ring_position": self._only_slot}
 
-    def _slices(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-        """Rows that are drawn together, and the tokens of the step that their places are."""
-        most = len(self._take_room()) // WINDOW
+    def _slices(
+        self, spans: Sequence[tuple[int, int, int]], width: int
+    ) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+        """Rows that are drawn together, and the tokens of the step that their places, `width` each, are."""
+        most = len(self._take_room()) // width
         special = [each for each in spans if self._sampler.special((each[0],))]
-        few = max(1, len(self._space.logits) // WINDOW)  # there is memory to shape the logits of so many
+        few = max(1, len(self._space.logits) // width)  # there is memory to shape the logits of so many
         plain = [each for each in spans if each not in special] if special else spans
         for members, size in ((plain, most), (special, min(few, most))):
             for start in range(0, len(members), size):
                 chosen = members[start : start + size]
-                index = [min(first + ahead, last) for _, first, last in chosen for ahead in range(WINDOW)]
+                index = [min(first + ahead, last) for _, first, last in chosen for ahead in range(width)]
                 yield tuple([row for row, _, _ in chosen]), index
 
     def collect(self, verified: Verified, result: StepResult, admissions: int) -> None:
@@ -153,7 +168,8 @@ class Windows:
         tokens, counts = iter(result.token_ids), result.counts or (1,) * len(verified.asked)
         for row, count in zip(verified.asked, counts, strict=True):
             gained = list(itertools.islice(tokens, count))
-            if row in self._histories and self._batches.has_stayed(row, admissions):
+            is_verified = row in self._histories and row not in verified.tentative
+            if is_verified and self._batches.has_stayed(row, admissions):
                 self._histories[row][1].extend(gained)
             if row not in verified.others:
                 self._batches.gain(row, count, admissions)
