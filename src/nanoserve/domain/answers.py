@@ -6,7 +6,7 @@ This runs once per row and turn, so a token without text takes a short path: its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import attrs
 
@@ -135,7 +135,7 @@ class Answers:
             stream = SilentStream(sequence.token_ids, sequence.num_prompt_tokens)
         self._streams[sequence] = stream
         if sequence.sampling.prompt_logprobs is not None:
-            events.append(_prompt_scored(sequence, self._byproducts[sequence].prompt_logprobs))
+            events.append(_prompt_scored(sequence, self._byproducts.get(sequence, Byproducts())))
         return stream
 
     def _push_last(
@@ -150,8 +150,8 @@ class Answers:
             self._conclude(sequence, FinishReason.STOP)
 
 
-def _prompt_scored(sequence: Sequence, found: Mapping[int, TokenLogprobs]) -> PromptScored:
-    scores = (None, *(found[position] for position in range(1, sequence.num_prompt_tokens)))
+def _prompt_scored(sequence: Sequence, made: Byproducts) -> PromptScored:
+    scores = (None, *(made.prompt_logprobs[position] for position in range(1, sequence.num_prompt_tokens)))
     return PromptScored(sequence.request.request_id, sequence.index, scores)
 
 

@@ -123,6 +123,14 @@ def test_prompt_logprobs_cover_every_position_once_and_ignore_the_prefix_cache()
     ]
 
 
+def test_a_prompt_of_one_token_has_no_scores() -> None:
+    world = World()
+    world.add("a", [7], max_tokens=2, prompt_logprobs=0)
+    events = [event for _ in range(4) for event in world.turn()]
+    assert [event.logprobs for event in events if isinstance(event, PromptScored)] == [(None,)]
+    assert {answer.reason for answer in world.answers.values()} == {FinishReason.LENGTH}
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_block_can_be_shared_as_soon_as_it_is_computed(depth: int) -> None:
     world = World(depth=depth)
