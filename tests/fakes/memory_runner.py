@@ -360,7 +360,8 @@ class MemoryRunner:
         if row.prompt_logprobs:
             last = min(start + length + 1, row.num_prompt_tokens)
             scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
-            result.prompt_logprobs.setdefault(index, {}).update(scores)
+            if scores:
+                result.prompt_logprobs.setdefault(index, {}).update(scores)
 
     def _read_back(self, chunk: Chunk) -> None:
         """The first and the last token of a chunk attend, once the whole step is written, as within each layer of a model."""
