@@ -29,10 +29,10 @@ TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560
 POOLED_STEP: Final = 512
 CHUNKS: Final = (32, 64)
 """Chunks in a padded step at the most; the second, where none of them yields a token."""
-LAUNCH: Final = 1.3e11
-"""Multiplications that an H200 computes while the host launches a layer, in a third of a millisecond."""
+LAUNCH: Final = 4e11
+"""Multiplications that an H200 computes while a slow host launches a layer, in a millisecond; a fast one takes a third of that."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
-CROWDS: Final = ((64, 1024), (128, 1280), (192, 1280), (256, 1280))
+CROWDS: Final = ((8, 4096), (32, 4096), (64, 4096), (64, 1024), (128, 1280), (192, 1280), (256, 1280))
 """Places of rows that decode, and tokens of chunks, in the steps that are captured before serving: those of crowds whose tokens are streamed."""
 MOST_GRAPHS: Final = 96
 PATIENCE: Final = 16
@@ -124,7 +124,7 @@ class MixedSteps:
         if reads or self._pooling.asked:
             return self._run_and_read(chunks, batch, longest, lora_units)
         if any(each.unverified for each in chunks):
-            return self._verify(chunks, batch, longest)
+            return self._verify(chunks)
         shape = self._shape(chunks, len(batch.places), longest)
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
@@ -167,22 +167,22 @@ class MixedSteps:
             learn = functools.partial(self._replay, (shape,), shape, self._learnt, learn)
         self._decoding.special.then = learn
 
-    def _verify(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
-        """Queue a step in which rows verify what they have decoded, and those of a batch go on."""
-        step, hidden, how = self._states_of(chunks, None, batch, longest)
+    def _verify(self, chunks: tuple[Chunk, ...]) -> MixedRun:
+        """Queue a step in which rows verify what they have decoded."""
+        step, hidden, how = self._states_of(chunks, None)
         count = len(step.sampling)
         if count:
             self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
         return MixedRun(step, self._logits[:count], how, hidden)
 
     def _states_of(
-        self, chunks: tuple[Chunk, ...], choose: Sequence[int] | None, batch: Batch = EMPTY, longest: int = 1
+        self, chunks: tuple[Chunk, ...], choose: Sequence[int] | None
     ) -> tuple[ChunkStep, Tensor, str]:
-        """Queue chunks and a batch; returns hidden states of all their tokens, or of those that are chosen, and how it was launched."""
-        shape = self._pooled_shape(chunks, len(batch.places), chooses=choose is not None)
+        """Queue chunks alone; returns hidden states of all their tokens, or of those that are chosen, and how it was launched."""
+        shape = self._pooled_shape(chunks, chooses=choose is not None)
         if shape is None:
-            return *self._whole(chunks, batch, longest, choose=choose), "eager"
-        step, how = self._padded(shape, chunks, batch, choose or ())
+            return *self._whole(chunks, EMPTY, 1, choose=choose), "eager"
+        step, how = self._padded(shape, chunks, EMPTY, choose or ())
         return step, self._states[shape], how
 
     def _pool(self, chunks: tuple[Chunk, ...]) -> MixedRun:
@@ -257,18 +257,15 @@ class MixedSteps:
         else:
             self._launcher.logits.of(hidden)
 
-    def _pooled_shape(self, chunks: Sequence[Chunk], num_decoding: int, *, chooses: bool) -> Shape | None:
+    def _pooled_shape(self, chunks: Sequence[Chunk], *, chooses: bool) -> Shape | None:
         """As `_shape`, of a step whose hidden states are wanted."""
         sizes, count = self._arena.sizes, sum(each.length for each in chunks)
         rounded = -(-count // POOLED_STEP) * POOLED_STEP
         tokens = min(next((each for each in TOKENS if count <= each), rounded), sizes.max_num_batched_tokens)
         most = next((min(each, sizes.max_num_seqs) for each in CHUNKS if len(chunks) <= each), None)
-        places = next((min(each, sizes.max_num_seqs) for each in PLACES if num_decoding <= each), None)
-        if most is None or places is None or tokens > self._most_tokens:
+        if most is None or tokens > self._most_tokens:
             return None
-        if tokens + places > sizes.max_num_batched_tokens:
-            return None
-        return self._worthwhile(Shape(tokens, places, most if chooses else 0, most, splits=1, pools=True))
+        return self._worthwhile(Shape(tokens, 0, most if chooses else 0, most, splits=1, pools=True))
 
     def _worthwhile(self, shape: Shape) -> Shape | None:
         """The shape or one that stands in for it, unless nothing is captured, or too much is already."""
