@@ -34,8 +34,8 @@ class PromptShares:
 
     def tokens(self, draft: Draft) -> int:
         """The tokens that prompts may have of a step beside the sequences that decode."""
-        invariant, limits = draft.invariant, self._limits
-        num_decoding, least = (0, limits.most_unverified + 1) if invariant else (len(self._table.decoding), 0)
+        limits, num_decoding = self._limits, draft.decodes * len(self._table.decoding)
+        least = draft.invariant * (limits.most_unverified + 1)
         left = limits.max_num_batched_tokens - draft.width * num_decoding
         left = min(left, self._most_beside(self._table.decoding.num_streamed))
         if self._budget is None:

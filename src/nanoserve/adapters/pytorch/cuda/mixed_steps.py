@@ -124,7 +124,7 @@ class MixedSteps:
         if reads or self._pooling.asked:
             return self._run_and_read(chunks, batch, longest, lora_units)
         if any(each.unverified for each in chunks):
-            return self._verify(chunks)
+            return self._verify(chunks, batch, longest)
         shape = self._shape(chunks, len(batch.places), longest)
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
@@ -167,22 +167,22 @@ class MixedSteps:
             learn = functools.partial(self._replay, (shape,), shape, self._learnt, learn)
         self._decoding.special.then = learn
 
-    def _verify(self, chunks: tuple[Chunk, ...]) -> MixedRun:
-        """Queue a step in which rows verify what they have decoded."""
-        step, hidden, how = self._states_of(chunks, None)
+    def _verify(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
+        """Queue a step in which rows verify what they have decoded, and those of a batch go on."""
+        step, hidden, how = self._states_of(chunks, None, batch, longest)
         count = len(step.sampling)
         if count:
             self._launcher.logits.of(self._launcher.logits.choose(hidden, count))
         return MixedRun(step, self._logits[:count], how, hidden)
 
     def _states_of(
-        self, chunks: tuple[Chunk, ...], choose: Sequence[int] | None
+        self, chunks: tuple[Chunk, ...], choose: Sequence[int] | None, batch: Batch = EMPTY, longest: int = 1
     ) -> tuple[ChunkStep, Tensor, str]:
-        """Queue chunks alone; returns hidden states of all their tokens, or of those that are chosen, and how it was launched."""
-        shape = self._pooled_shape(chunks, chooses=choose is not None)
+        """Queue chunks and a batch; returns hidden states of all their tokens, or of those that are chosen, and how it was launched."""
+        shape = self._pooled_shape(chunks, len(batch.places), chooses=choose is not None)
         if shape is None:
-            return *self._whole(chunks, EMPTY, 1, choose=choose), "eager"
-        step, how = self._padded(shape, chunks, EMPTY, choose or ())
+            return *self._whole(chunks, batch, longest, choose=choose), "eager"
+        step, how = self._padded(shape, chunks, batch, choose or ())
         return step, self._states[shape], how
 
     def _pool(self, chunks: tuple[Chunk, ...]) -> MixedRun:
@@ -257,15 +257,18 @@ class MixedSteps:
         else:
             self._launcher.logits.of(hidden)
 
-    def _pooled_shape(self, chunks: Sequence[Chunk], *, chooses: bool) -> Shape | None:
+    def _pooled_shape(self, chunks: Sequence[Chunk], num_decoding: int, *, chooses: bool) -> Shape | None:
         """As `_shape`, of a step whose hidden states are wanted."""
         sizes, count = self._arena.sizes, sum(each.length for each in chunks)
         rounded = -(-count // POOLED_STEP) * POOLED_STEP
         tokens = min(next((each for each in TOKENS if count <= each), rounded), sizes.max_num_batched_tokens)
         most = next((min(each, sizes.max_num_seqs) for each in CHUNKS if len(chunks) <= each), None)
-        if most is None or tokens > self._most_tokens:
+        places = next((min(each, sizes.max_num_seqs) for each in PLACES if num_decoding <= each), None)
+        if most is None or places is None or tokens > self._most_tokens:
             return None
-        return self._worthwhile(Shape(tokens, 0, most if chooses else 0, most, splits=1, pools=True))
+        if tokens + places > sizes.max_num_batched_tokens:
+            return None
+        return self._worthwhile(Shape(tokens, places, most if chooses else 0, most, splits=1, pools=True))
 
     def _worthwhile(self, shape: Shape) -> Shape | None:
         """The shape or one that stands in for it, unless nothing is captured, or too much is already."""
