@@ -7,7 +7,6 @@ them. A product of several parts has a factor A for each, and B's rows say by th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import torch
@@ -17,7 +16,6 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.folder import Factors
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.parallel.splitting import Slices
-from nanoserve.adapters.pytorch.weights.staging import count_lanes
 
 RANKS = (16, 32, 64, 128)
 """Ranks that adapters are padded to, for tensor cores."""
@@ -114,10 +112,11 @@ class Layout:
         is_whole = len(factors) == len(self.places) and all(each.rank == rank for each in factors.values())
         make = torch.empty if is_whole else torch.zeros
         weights = LoraWeights(rank, make(rank * self.size, dtype=dtype, pin_memory=pinned))
-        with ThreadPoolExecutor(count_lanes()) as pool:
-            list(
-                pool.map(lambda name: self._put(weights, name, self._cut(name, factors[name], part)), factors)
-            )
+        for (
+            name,
+            factor,
+        ) in factors.items():  # by torch's own threads: several at once would each call all of them
+            self._put(weights, name, self._cut(name, factor, part))
         return weights
 
     @torch.inference_mode()

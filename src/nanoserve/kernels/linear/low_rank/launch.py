@@ -63,8 +63,8 @@ class Delta(NamedTuple):
     shrunk: Tensor
     invariant: bool = False
 
-    def arguments(self, *, repeats: float = 0) -> dict[str, Any]:
-        """Arguments of kernels that multiply with B, for one token by this many threads for each row."""
+    def arguments(self, *, tile: int = 0, repeats: float = 0) -> dict[str, Any]:
+        """Arguments of kernels that multiply with B for this many tokens at a time, or for one by this many threads for each row."""
         (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
         splits, _, width = shrunk.shape
         delta = (
@@ -75,7 +75,7 @@ class Delta(NamedTuple):
         if repeats:
             at_once = triton.next_power_of_2(max(splits, int(repeats) // rank))
         else:
-            at_once = 1 if self.invariant else units_at_once(numbers.element_size())
+            at_once = 1 if self.invariant else units_at_once(tile, numbers.element_size())
         return {"delta": delta, "SHAPE": (product.num_parts, rank, splits, at_once)}
 
 
@@ -119,5 +119,5 @@ def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
     (tokens, n), (bn, bm) = out.shape, expand_tile(delta.adapters.numbers.element_size())
     expand_kernel[(triton.cdiv(n, bn), triton.cdiv(tokens, bm))](
         out_ptr=out, out_stride=out.stride(0), T=tokens, N=n, BM=bm, BN=bn,
-        **delta.arguments(), PDL=pdl, num_warps=4, **launch_options(pdl),
+        **delta.arguments(tile=bm), PDL=pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
