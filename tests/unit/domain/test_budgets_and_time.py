@@ -173,6 +173,14 @@ def test_what_waits_counts_beside_a_group_unless_it_waits_for_all_others(
     assert next(plan for plan in world.runner.plans[1:] if plan.chunks).chunks[0].length == most
 
 
+@pytest.mark.parametrize(("stream", "chunks"), [(True, [4096, 4096, 308]), (False, [8000, 500])])
+def test_a_prompt_whose_answer_is_streamed_is_read_in_half_steps(stream: bool, chunks: list[int]) -> None:
+    world = World(max_num_batched_tokens=8000, max_num_seqs=8, num_blocks=20_000, max_model_len=9000)
+    world.add("long", [token % 1000 for token in range(8500)], max_tokens=2, stream=stream)
+    world.run()
+    assert [plan.chunks[0].length for plan in world.runner.plans if plan.chunks] == chunks
+
+
 def test_chunk_budget_by_hand() -> None:
     budget = ChunkBudget(max_itl=0.1, floor=16)
     assert budget.allowance(500, 4) == 500
