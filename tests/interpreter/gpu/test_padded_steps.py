@@ -76,9 +76,11 @@ def test_replayed_steps_with_chunks_give_the_tokens_of_transformers(tiny: TinyMo
         "max_model_len": 64,
     }
     served = Served(tiny.build(device=DEVICE), make_runner, depth=2, **sizes)
-    sampling = [SamplingParams(temperature=0.0, max_tokens=count) for count in (3, 2, 2)]
     # A round is 136 tokens, then 24 beside two rows that decode. What occurs once is not captured.
-    for seed in range(3):
+    for seed in range(5):
+        penalty = 1.0 if seed < 3 else 1.0 + 1e-9
+        how: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": penalty}
+        sampling = [SamplingParams(**how, max_tokens=count) for count in (3, 2, 2)]
         prompts = [
             make_prompt(length, vocab_size=tiny.spec.vocab_size, seed=100 * seed + length)
             for length in (60, 58, 42)
@@ -88,6 +90,7 @@ def test_replayed_steps_with_chunks_give_the_tokens_of_transformers(tiny: TinyMo
     mixed = [key for key in graphs.replayed if isinstance(key, Shape)]
     assert len(mixed) > len(set(mixed))
     assert any(shape.places for shape in mixed)
+    assert {shape.width for shape in mixed} == {0, None}, "rows whose logits are shaped first are drawn apart"
 
 
 def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(

@@ -331,7 +331,7 @@ class _Site:
         how = {"row_updates": updates, "token_counts": self.token_counts(invariant=self._deterministic)}
         how["invariant_counts"] = self.token_counts(invariant=True)
         how["mixed_steps"] = mixed = MixedSteps(
-            launcher, arena, space.logits, decoding, graphs, **reads, arrivals=drawing.arrivals
+            launcher, arena, space.logits, decoding, graphs, **reads, drawing=drawing
         )
         tries = {"frees": self.exchange is None, "retries": not kv.has_states}
         how["recovery"] = recovery = Recovery(arena, batches, drawing, graphs, **tries)

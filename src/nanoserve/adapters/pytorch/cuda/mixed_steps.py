@@ -17,12 +17,13 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch, bucket_of
 from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep, describe
 from nanoserve.adapters.pytorch.cuda.decoding import Decoding
+from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import TYPICAL_LENGTH, Graphs, StandIns
-from nanoserve.adapters.pytorch.cuda.transfers import Arrivals, Download
+from nanoserve.adapters.pytorch.cuda.transfers import Download
 from nanoserve.adapters.pytorch.pooling import Pooled, RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScores, PromptScoring
-from nanoserve.ports.step import Chunk
+from nanoserve.ports.step import Chunk, StepPlan
 
 TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096)
 """Tokens of the chunks in a padded step; more are a multiple of `POOLED_STEP`, where none of them yields a token."""
@@ -50,6 +51,7 @@ class Shape(NamedTuple):
         splits: of decode attention.
         pools: whether nothing is drawn inside, and hidden states are wanted, of all tokens where none are chosen.
         invariant: as in `StepPlan`.
+        width: of the draw inside, see `Drawing.draw`; None if the step is drawn from outside.
     """
 
     tokens: int
@@ -59,6 +61,7 @@ class Shape(NamedTuple):
     splits: int
     pools: bool = False
     invariant: bool = False
+    width: int | None = None
 
 
 @attrs.frozen(eq=False)
@@ -71,6 +74,7 @@ class MixedRun:
         how: graph or eager.
         scores: log-probabilities of prompt tokens, on the device.
         pooled: rows that were pooled with their vectors on the device, and these on their way.
+        is_drawn: whether its tokens were drawn, too.
     """
 
     step: ChunkStep
@@ -79,6 +83,7 @@ class MixedRun:
     hidden: Tensor | None = None
     scores: tuple[PromptScores, ...] = ()
     pooled: tuple[tuple[Pooled, Download], ...] = ()
+    is_drawn: bool = False
 
 
 class MixedSteps:
@@ -94,10 +99,10 @@ class MixedSteps:
         *,
         scoring: PromptScoring,
         pooling: RowPooling,
-        arrivals: Arrivals,
+        drawing: Drawing,
     ) -> None:
         """`logits` are those of the workspace."""
-        self._scoring, self._pooling, self._arrivals = scoring, pooling, arrivals
+        self._scoring, self._pooling, self._drawing = scoring, pooling, drawing
         self._launcher, self._arena, self._logits, self._decoding = launcher, arena, logits, decoding
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.model.multiplications
@@ -110,12 +115,16 @@ class MixedSteps:
         crowds = CROWDS if self._launcher.head is None else ()
         for places, tokens in [each for each in crowds if each[0] <= self._arena.sizes.max_num_seqs]:
             chunk = Chunk(self._arena.sink_row, 0, tokens, samples=False)
-            if (shape := self._shape((chunk,), places, 2 * TYPICAL_LENGTH)) is not None:
+            width = int(self._arena.sizes.max_width > 1)
+            if (shape := self._shape((chunk,), places, 2 * TYPICAL_LENGTH, width)) is not None:
                 for _ in range(2):  # the second one captures
                     self._padded(shape, (attrs.evolve(chunk, length=1),), EMPTY)
+                    self._drawing.note_draw()
 
-    def run(self, chunks: tuple[Chunk, ...], batch: Batch, longest: int) -> MixedRun:
-        """Queue a step of chunks and of a batch whose longest row has so many tokens."""
+    def run(self, plan: StepPlan, batch: Batch, longest: int, *, special: bool) -> MixedRun:
+        """Queue the step of a plan, whose batch's longest row has so many tokens; and its draw where it is a graph, unless rows are `special`."""
+        chunks, apart = plan.chunks, special or plan.masked or plan.invariant
+        width = None if apart else int(plan.width > 1)
         loras = self._launcher.loras
         lora_units = 0 if loras is None else loras.describe(chunks, batch)
         reads = bool(lora_units or self._scoring.asks(chunks) or self._launcher.records)
@@ -125,14 +134,14 @@ class MixedSteps:
             return self._run_and_read(chunks, batch, longest, lora_units)
         if any(each.unverified for each in chunks):
             return self._verify(chunks, batch, longest)
-        shape = self._shape(chunks, len(batch.places), longest)
+        shape = self._shape(chunks, len(batch.places), longest, width)
         if shape is None:
             step, hidden = self._whole(chunks, batch, longest, choose=())
             if step.sampling:
                 self._launcher.logits.of(hidden)
             return MixedRun(step, self._logits[: len(step.sampling)], "eager")
         step, how = self._padded(shape, chunks, batch)
-        return MixedRun(step, self._logits[: len(step.sampling)], how)
+        return MixedRun(step, self._logits[: len(step.sampling)], how, is_drawn=shape.width is not None)
 
     def _padded(
         self, shape: Shape, chunks: tuple[Chunk, ...], batch: Batch, pooled: Sequence[int] = ()
@@ -196,7 +205,7 @@ class MixedSteps:
         return MixedRun(step, self._logits[:0], how, pooled=self._fetched(vectors))
 
     def _fetched(self, vectors: Sequence[Pooled]) -> tuple[tuple[Pooled, Download], ...]:
-        return tuple([(each, self._arrivals.fetch(each.vectors)) for each in vectors])
+        return tuple([(each, self._drawing.arrivals.fetch(each.vectors)) for each in vectors])
 
     def _run_and_read(
         self, chunks: tuple[Chunk, ...], batch: Batch, longest: int, lora_units: int
@@ -255,7 +264,10 @@ class MixedSteps:
         if shape.pools:
             self._states[shape] = hidden
         else:
-            self._launcher.logits.of(hidden)
+            logits = self._launcher.logits.of(hidden)
+            if shape.width is not None:
+                places = self._arena.sampling_places[: shape.chosen]
+                self._drawing.draw(logits, places, width=shape.width, pdl=False)
 
     def _pooled_shape(self, chunks: Sequence[Chunk], num_decoding: int, *, chooses: bool) -> Shape | None:
         """As `_shape`, of a step whose hidden states are wanted."""
@@ -286,7 +298,9 @@ class MixedSteps:
             if holds and each.tokens + each.places <= 1.25 * size:
                 yield each
 
-    def _shape(self, chunks: Sequence[Chunk], num_decoding: int, longest: int) -> Shape | None:
+    def _shape(
+        self, chunks: Sequence[Chunk], num_decoding: int, longest: int, width: int | None
+    ) -> Shape | None:
         """The smallest that holds a step; None if it is not worth it."""
         sizes = self._arena.sizes
         count, ends = sum(each.length for each in chunks), sum(each.samples for each in chunks)
@@ -300,4 +314,5 @@ class MixedSteps:
             return None
         # Rounded up, so that rows that grow seldom ask for another graph.
         splits = self._decoding.keys.splits(max(places, 1), 1 << (longest - 1).bit_length())
-        return self._worthwhile(Shape(tokens, places, chosen, most, splits))
+        width = width if num_decoding or ends else None
+        return self._worthwhile(Shape(tokens, places, chosen, most, splits, width=width))

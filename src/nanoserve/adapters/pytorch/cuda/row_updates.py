@@ -50,8 +50,8 @@ class RowUpdates:
             self._sampler.release(row)
         for admitted in plan.admitted:
             self._admit(admitted)
-        if plan.admitted and plan.table_updates:
-            self._arena.flush()  # an update may write again what an admission has written
+        if not {each.row for each in plan.admitted}.isdisjoint([each.row for each in plan.table_updates]):
+            self._arena.flush()  # an update writes again what an admission has written
         self._update_tables(plan.table_updates)
         if plan.copies:
             self.copy(plan.copies)

@@ -157,18 +157,18 @@ class CudaRunner:
 
     def _mixed(self, plan: StepPlan) -> CudaTicket:
         batch, longest = self._batches.of(plan.decoding) if plan.decoding else (EMPTY, 1)
-        run = self._mixed_steps.run(plan.chunks, batch, longest)
+        run = self._mixed_steps.run(plan, batch, longest, special=self._sampler.special(plan.sampling_rows))
         verified = self._windows.draw(plan, run.hidden) if plan.invariant else None
         self.graph_steps[run.how] += 1
         if plan.decoding:
             self._batches.advance()
         ticket, step = CudaTicket(step=plan.step, prompt_scores=run.scores), run.step
-        if step.sampling:
-            self._batches.add_tokens(step.finished)
-            ticket.drawn_rows, ticket.order, ticket.width = step.sampling, step.order, int(plan.width > 1)
+        self._batches.add_tokens(step.finished)
+        ticket.drawn_rows, ticket.order, ticket.width = step.sampling, step.order, int(plan.width > 1)
+        if step.sampling and not run.is_drawn:
             ticket = self._sample(plan, ticket, run.logits, self._arena.sampling_places)
         else:
-            self._special.finish()
+            self._special.finish(ticket if run.is_drawn else None)
         ticket.pooled, ticket.verified = run.pooled, verified
         return ticket
 

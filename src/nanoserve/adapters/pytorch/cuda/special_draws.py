@@ -92,8 +92,10 @@ class SpecialDraws:
         self._masked = None
         return self.blocks.take()
 
-    def finish(self) -> None:
-        """Launch the kernels after the draw."""
+    def finish(self, drawn: CudaTicket | None = None) -> None:
+        """Note the draw just queued for a ticket, if one is given, and launch the kernels after it."""
+        if drawn is not None:
+            self._drawing.issue(drawn)
         then, self.then = self.then, None
         if then is not None:
             then()
