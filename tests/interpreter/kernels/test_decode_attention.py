@@ -235,7 +235,7 @@ def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
                 assert splits == 1 or context / splits > 32, "splits without a tile"
     batches = (1, 8, 16, 32, 64, 256)
     assert [choose_splits(batch, 8, 1024, 132, size=128) for batch in batches] == [16, 8, 8, 4, 1, 1]
-    assert [choose_splits(batch, 8, 1024, 132) for batch in batches] == [16, 4, 4, 1, 1, 1]
+    assert [choose_splits(batch, 8, 1024, 132) for batch in batches] == [8, 4, 4, 1, 1, 1]
     assert choose_splits(1, 8, 4096, 132) == 32
     assert choose_splits(1, 8, 32768, 132) == 64
     assert [choose_splits(batch, 4, 640, 132, 32, size=512) for batch in (1, 8, 64)] == [32, 8, 1]
