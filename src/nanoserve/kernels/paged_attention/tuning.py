@@ -149,7 +149,7 @@ def choose_splits(
         filling = 1
     if batch <= LONE_ROWS and max_context > LONG_ROW:
         smallest, filling = 2 * smallest, max(1, filling // 2)
-    elif batch == 1 and size == 256:  # four warps walk tiles of so many bytes faster than two do in twice the splits
+    elif batch == 1 and size == 256:  # its four warps walk tiles faster than two in twice the splits
         smallest = 2 * tile
     useful = next_power_of_2(triton.cdiv(max_context, smallest))
     needed = next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
