@@ -17,6 +17,7 @@ SOUND: Mapping[str, Mapping[str, Any]] = {
     "/tokenize": {"prompt": "Once"},
     "/detokenize": {"tokens": [1, 2]},
     "/v1/responses": {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": [{"role": "user", "content": "Hi"}]},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/api/generate": {"model": "built-in", "prompt": "Once", "stream": False, "options": {"num_predict": 2}},
