@@ -1,7 +1,7 @@
 """Steps that compute chunks of prompts, and rows that decode beside them.
 
-Small ones are padded to a `Shape` and captured: the device is done with their kernels before the host has launched them one
-by one. In long ones the host is ahead, and they are launched as they are, as are those whose mixers cannot be padded.
+Small ones are padded to a `Shape` and captured, with their draw unless it is apart: the device is done with their kernels before
+the host has launched them one by one. In long ones the host is ahead, and they are launched as they are, as are those whose mixers cannot be padded.
 """
 
 from __future__ import annotations
