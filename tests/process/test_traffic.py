@@ -10,8 +10,9 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.traffic import TurnAnswer, find_servers
+from benchmarks.traffic import find_servers
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
+from benchmarks.traffic_servers import TurnAnswer
 from nanoserve.entrypoints.bench.serving.client import OK, run_loop
 from tests.patience import PATIENCE
 from tests.process.command import environment
