@@ -325,7 +325,7 @@ ARCHITECTURES = (
     Architecture("Gemma2ForCausalLM", "gemma2", gemma.gemma2_layers, gemma.gemma2_features),
     Architecture("Gemma3ForCausalLM", "gemma3_text", gemma.gemma3_layers, gemma.gemma3_features),
     Architecture(
-        "Gemma3ForConditionalGeneration", "gemma3", gemma.gemma3_layers, gemma.gemma3_features, "text_config"
+        "Gemma3ForConditionalGeneration", "gemma3", gemma.gemma3_layers, gemma.gemma_features, "text_config"
     ),
     Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _qwen3_moe),
     Architecture("Qwen3NextForCausalLM", "qwen3_next", _qwen3_next, _beside_qwen3_next),

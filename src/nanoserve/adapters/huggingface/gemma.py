@@ -38,15 +38,16 @@ def gemma3_layers(config: Config) -> tuple[LayerSpec, ...]:
 
 def gemma2_features(config: Config) -> dict[str, Any]:
     """The settings of the whole model besides its layers."""
-    return {**_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", 30.0)}
+    return {**gemma_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", 30.0)}
 
 
 def gemma3_features(config: Config) -> dict[str, Any]:
     """The settings of the whole model besides its layers."""
-    return {**_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", None)}
+    return {**gemma_features(config), "logit_soft_cap": _soft_cap(config, "final_logit_softcapping", None)}
 
 
-def _features(config: Config) -> dict[str, Any]:
+def gemma_features(config: Config) -> dict[str, Any]:
+    """The settings of every Gemma, and all of Gemma 3 beside a vision tower: there transformers leaves logits uncapped."""
     return {
         "norm": NormSpec(eps=config["rms_norm_eps"], form="zero_centered"),
         "embedding_scale": config["hidden_size"] ** 0.5,

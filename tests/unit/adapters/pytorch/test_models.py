@@ -91,6 +91,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**GEMMA3, "tie_word_embeddings": False, "final_logit_softcapping": 3.0},
     ),
     "gemma3-beside-vision": ("gemma3", GEMMA3),
+    "gemma3-beside-vision-capped": ("gemma3", {**GEMMA3, "final_logit_softcapping": 3.0}),
     "minimax_m2": ("minimax_m2", {}),
     "glm4_moe": ("glm4_moe", GLM),
     "glm4_moe-normed": ("glm4_moe", {**GLM, "use_qk_norm": True, "attention_bias": False}),
