@@ -105,7 +105,8 @@ class ModelWeights:
         self._model, self._quantization, self._others = model, quantization, others
         self._memories, self._asleep, self._reads = memories, set[str](), False
         self._filled: _Blank | None = None
-        self._sources: list[tuple[str | None, bytes]] = [(folder, b"")]
+        self._first = folder, b""
+        self._sources: list[tuple[str | None, bytes]] = [self._first]
         self._stamps = [] if folder is None else _stamps(folder)
         self._is_stored = folder is not None and is_packed(folder)
         self._blank: _Blank | None = None
@@ -117,10 +118,8 @@ class ModelWeights:
 
     def read(self, source: WeightSource, /, *, anew: bool, partial: bool) -> None:
         if self._others is not None and not _is_rank_source(source):
-            message = (
-                "of a model over several processes come from folders, or from another process's GPU memory"
-            )
-            raise BadValueError(PARAMETER, message)
+            where = "from folders, or from another process's GPU memory"
+            raise BadValueError(PARAMETER, f"of a model over several processes come {where}")
         blank = None if anew else self._blank
         if blank is not None and blank.digest:
             raise ConflictError("the update is complete: finish it, or start another one")
@@ -134,9 +133,8 @@ class ModelWeights:
                     blank.sources.append((source, digest))
                 else:
                     self._read_tensors(blank, source)
-                    blank.sources.append(
-                        (None, secrets.token_bytes(DIGEST_BYTES))
-                    )  # nobody can read them again
+                    # Nobody can read them again.
+                    blank.sources.append((None, secrets.token_bytes(DIGEST_BYTES)))
         except (ModelLoadError, OSError) as error:
             raise BadValueError(PARAMETER, str(error)) from error
         if _is_rank_source(source):
@@ -150,6 +148,8 @@ class ModelWeights:
         if blank.digest:  # it could not be written then
             self._blank = blank
             return blank.digest
+        with contextlib.suppress(ModelLoadError, OSError), _beside_steps(self._device):
+            self._keep_further(blank)
         missing = sorted(blank.model.checkpoint_tensors().keys() - blank.read)
         if missing:
             names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
@@ -164,14 +164,25 @@ class ModelWeights:
             if anew is None or (anew.shape != tensor.shape and not anew.is_mkldnn):
                 raise BadValueError(PARAMETER, f"{path} cannot be loaded beside a running engine")
         if forms_of(blank.model) != forms_of(self._model):
-            raise BadValueError(
-                PARAMETER,
-                "scales have another layout than the running model's: restart the server with this checkpoint",
-            )
+            message = "scales have another layout than the running model's"
+            raise BadValueError(PARAMETER, f"{message}: restart the server with this checkpoint")
         before = self._sources if blank.partial else []
         blank.digest = hashlib.sha256(b"".join(digest for _, digest in [*before, *blank.sources])).hexdigest()
         self._blank = blank
         return blank.digest
+
+    def _keep_further(self, blank: _Blank) -> None:
+        """Read the layer that drafts from the first folder if all but that was sent: trainers seldom have it, and drafts change no answer."""
+        names, further = blank.model.checkpoint_tensors().keys(), blank.model.further
+        own = {each for each in names if further and each.startswith(further.prefixes)}
+        if not own or names - blank.read != own:
+            return
+        self._check_source(*self._first)
+        found = (
+            each for file in checkpoint_files(Path(str(self._first[0]))) for each in stored_tensors(file)
+        )
+        self._overlay(blank, [each for each in found if each.name.startswith(further.prefixes)])
+        blank.sources.insert(0, self._first)
 
     def write(self) -> None:
         blank, self._blank = self._blank, None
@@ -203,10 +214,7 @@ class ModelWeights:
 
     def sleep(self, level: int, /) -> None:
         if self._memories is None:
-            raise BadValueError(
-                "sleep",
-                "is for an engine on CPUs, or on GPUs whose driver has virtual memory",
-            )
+            raise BadValueError("sleep", "is for engines on CPUs, and GPUs whose driver has virtual memory")
         if level not in _LEVELS:
             raise BadValueError("level", f"must be 1 or 2, got {level}")
         keep, has_weights = level == _LEVELS[0], WEIGHTS not in self._asleep
@@ -314,9 +322,8 @@ class ModelWeights:
     def _read_stored(self, blank: _Blank, folder: str) -> None:
         """All of a checkpoint that is quantized, for its matrices and their scales come in several tensors."""
         if blank.read:
-            raise ModelLoadError(
-                f"{folder}: is stored quantized: send all of it, as one folder, in one request"
-            )
+            message = "is stored quantized: send all of it, as one folder, in one request"
+            raise ModelLoadError(f"{folder}: {message}")
         with torch.inference_mode():
             lanes = lanes_between(CPU, blank.model.embedding.weight.device)
             load_checkpoint(folder, destinations(blank.model), packing=blank.model.spec.packing, lanes=lanes)
@@ -342,9 +349,8 @@ class ModelWeights:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # lanes have streams of their own
         if blank.made is None and scale_targets(model):
-            raise ModelLoadError(
-                "this model keeps its weights as its checkpoint stores them: send a folder of the same form, or start from plain floats"
-            )
+            message = "this model keeps its weights as its checkpoint stores them"
+            raise ModelLoadError(f"{message}: send a folder of the same form, or start from plain floats")
         with torch.inference_mode():
             lanes = lanes_between(device, model.embedding.weight.device)
             read = overlay(tensors, destinations(model, blank.made), lanes)

@@ -8,9 +8,13 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from nanoserve.adapters.pytorch.eagle import EagleDrafts
+from nanoserve.adapters.pytorch.kv_store import KVStore
+from nanoserve.adapters.pytorch.sleeping import held_tensors, host_memories
+from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.entrypoints.compose.bootstrap import assemble_bench
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.errors import BadValueError, ModelLoadError
@@ -19,6 +23,7 @@ from nanoserve.ports.request import Request
 from tests.poisoned import PoisonedEngine, same
 from tests.unit.adapters.pytorch.mtp_layers import TinyMtp, make_mtp
 from tests.unit.adapters.pytorch.test_eagle import PARAMS, VOCAB
+from tests.unit.adapters.pytorch.test_updating import update
 from tests.unit.adapters.pytorch.tiny_models import make_prompt
 
 PROMPTS = [make_prompt(3 + 4 * number, vocab_size=VOCAB, seed=number) for number in range(len(PARAMS))]
@@ -83,6 +88,36 @@ def test_a_checkpoint_without_the_layer_is_refused_by_name(made: TinyMtp, tmp_pa
         ModelLoadError, match=f"lacks 1 tensors that its config asks for: {behind}{norm}.weight"
     ):
         attrs.evolve(made.tiny, folder=tmp_path).build()
+
+
+def test_an_update_without_the_layer_leaves_it_as_in_the_first_folder_and_one_with_half_of_it_is_refused(
+    made: TinyMtp, tmp_path: Path
+) -> None:
+    is_qwen = made.tiny.spec.architecture == "qwen3_next"
+    behind = "mtp." if is_qwen else f"model.layers.{made.tiny.spec.num_layers}."
+    old = load_file(made.tiny.folder / "model.safetensors")
+    new = {name: tensor * 1.25 for name, tensor in old.items() if not name.startswith(behind)}
+    half = {next(name for name in old if name.startswith(behind) and "norm" in name)}
+    for name, kept in (("new", ()), ("half", half), ("merged", old.keys() - new.keys())):
+        (tmp_path / name).mkdir()
+        save_file(new | {each: old[each] for each in kept}, tmp_path / name / "model.safetensors")
+    model, merged = made.tiny.build(), attrs.evolve(made.tiny, folder=tmp_path / "merged").build()
+    kv = KVStore(model.spec, num_blocks=8, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    weights = ModelWeights(model, str(made.tiny.folder), None, memories=host_memories(model, kv))
+    update(weights, tmp_path / "new")
+    weights.sleep(2)
+    weights.wake("weights")
+    expected = {path: tensor for path, _, _, tensor in held_tensors(merged)}
+    for path, _, _, tensor in held_tensors(model):
+        same = expected[path]
+        assert (
+            torch.equal(tensor.to_dense(), same.to_dense()) if same.is_mkldnn else torch.equal(tensor, same)
+        )
+    with pytest.raises(BadValueError, match=f"tensors were not sent: {behind}"):
+        update(weights, tmp_path / "half")
+    (made.tiny.folder / "model.safetensors").touch()
+    with pytest.raises(BadValueError, match=f"tensors were not sent: {behind}"):
+        update(weights, tmp_path / "new")
 
 
 def test_an_engine_drafts_with_the_layer_where_it_is_asked_to(made: TinyMtp) -> None:

@@ -42,6 +42,7 @@ class MtpHead(nn.Module):
     Attributes:
         spec, entering, embedding: as of an `EagleHead`.
         name: of the layer in a checkpoint; DeepSeek's counts it as one more of the model's.
+        prefixes: what the names of all its tensors there begin with.
         parts: of the layer.
     """
 
@@ -50,13 +51,10 @@ class MtpHead(nn.Module):
         spec, draft = model.spec, model.spec.draft
         assert isinstance(draft, DraftSpec)
         assert isinstance(model.norm, RMSNorm)
-        self.spec, self._model, size = (
-            draft,
-            (model,),
-            spec.hidden_size,
-        )  # in a tuple, it is no module of this one
+        self.spec, size = draft, spec.hidden_size
+        self._model = (model,)  # in a tuple, it is no module of this one
         self._names = model.further_names or _names(f"model.layers.{spec.num_layers}")
-        self.name = self._names[0]
+        self.name, self.prefixes = self._names[0], tuple(f"{each}." for each in self._names)
         self.entering, self.embedding, self.model_norm = 2 * size, model.embedding, model.norm
         self.input_norm, self.hidden_norm, self.norm = (RMSNorm(size, spec.norm) for _ in range(3))
         self.join = Linear(self.entering, size)
