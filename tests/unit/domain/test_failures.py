@@ -215,6 +215,6 @@ def test_the_audit_sees_what_no_text_shows(breakage: str) -> None:
     elif breakage == "phase":
         del scheduler.table.rows.running[sequence]
     else:
-        sequence.num_scheduled_tokens += 50
+        sequence.decode_offset -= 50
     with pytest.raises((InvariantError, BlockAccountingError)):
         audit(scheduler)

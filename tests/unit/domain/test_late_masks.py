@@ -239,11 +239,13 @@ def test_two_that_are_late_in_turns_starve_nobody() -> None:
     scene.end()
 
 
-def test_the_step_log_says_who_computes_a_token_again() -> None:
-    scene = Scene()
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("first", [0, 4, 5, 6])
+def test_the_step_log_says_who_computes_a_token_again(first: int, depth: int) -> None:
+    scene = Scene(depth=depth)
     recorder = scene.world.engine.record()
     replay = Replay(recorder.snapshot())
-    number = 0
+    number = first
     while scene.world.engine.has_work:
         scene.grammars.held = {LATE} if number % 7 > 3 else set()
         scene.world.turn()

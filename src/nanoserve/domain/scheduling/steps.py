@@ -123,7 +123,7 @@ class DecodeSet:
         """The number of tokens of a running sequence that are computed once all planned steps are done."""
         if sequence not in self._members:
             return sequence.num_scheduled_tokens
-        return max(sequence.num_scheduled_tokens, self.reach - self._offset(sequence) + 1)
+        return self.reach - self._offset(sequence) + 1
 
     def advance(self, width: int) -> None:
         """A step is planned that computes `width` tokens of each row."""
