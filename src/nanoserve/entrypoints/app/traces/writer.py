@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import os
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,13 +29,25 @@ def check_trace_path(path: str, *, name: str = "trace") -> None:
         existed = Path(path).exists()
         if existed and not (Path(path).is_file() or Path(path).is_char_device() or Path(path).is_dir()):
             raise BadValueError(name, f"{path} is a pipe or a socket; name a file")
-        with Path(path).open("ab"):
-            pass
+        with Path(path).open("ab") as file:
+            _claim(file)
         if not existed:
             Path(path).unlink()
+    except BlockingIOError:
+        raise BadValueError(name, f"another process writes {path}; name another file") from None
     except OSError as error:
         message = f"cannot write {path}: {error.strerror or error}; name a file in a folder that exists"
         raise BadValueError(name, message) from None
+
+
+def _claim(file: BinaryIO) -> None:
+    """Keep others from claiming a file while it is open; if one has it, close it and raise `BlockingIOError`."""
+    try:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
 
 
 class TraceWriter:
@@ -48,7 +62,9 @@ class TraceWriter:
     def __init__(self, path: str, header: TraceHeader, trace_format: TraceFormat) -> None:
         self._format = trace_format
         opener = (lambda name, flags: os.open(name, flags, 0o600)) if header.has_words else None
-        self._file: BinaryIO = open(path, "wb", opener=opener)  # noqa: SIM115 - closed by `close`
+        self._file: BinaryIO = open(path, "ab", opener=opener)  # noqa: SIM115 - closed by `close`
+        _claim(self._file)
+        self._file.truncate(0)
         self._lines: BinaryIO | gzip.GzipFile = (
             gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
             if path.endswith(GZIP_SUFFIX)

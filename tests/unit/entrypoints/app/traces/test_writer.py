@@ -65,6 +65,18 @@ def test_a_file_that_was_there_is_replaced_when_the_trace_begins(
     assert path.read_bytes() == run.lines[0]
 
 
+def test_a_file_has_one_writer_at_a_time(run: RecordedRun, tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "run.trace")
+    writer = TraceWriter(path, run.header, FORMAT)
+    with pytest.raises(BadValueError, match="another process writes"):
+        check_trace_path(path)
+    with pytest.raises(BlockingIOError):
+        TraceWriter(path, run.header, FORMAT)
+    writer.close()
+    assert pathlib.Path(path).read_bytes() == run.lines[0]
+    check_trace_path(path)
+
+
 def test_a_path_that_was_only_checked_leaves_no_file(tmp_path: pathlib.Path) -> None:
     check_trace_path(str(tmp_path / "run.trace"))
     assert list(tmp_path.iterdir()) == []
