@@ -296,7 +296,7 @@ async def sleep(engine: Engine, health: ServerHealth, level: FromQuery[int] = 1)
     return {"is_sleeping": True}
 
 
-@post("/wake_up", status_code=200, include_in_schema=False, guards=[only_query("tags")])
+@post("/wake_up", status_code=200, include_in_schema=False, guards=[only_query("tags", repeats=True)])
 async def wake_up(engine: Engine, tags: FromQuery[list[str] | None] = None) -> dict[str, bool]:
     """Have memory again, for all or for the parts that are named; requests are computed once all are awake."""
     if unknown := sorted({*(tags or ())} - {*PARTS}):

@@ -103,6 +103,15 @@ def test_a_wrong_mode_is_named() -> None:
         assert http.get("/is_paused").json() == {"is_paused": False}
 
 
+def test_a_parameter_that_comes_twice_is_refused_by_name() -> None:
+    with app_world(access=STEERED) as world, client(world) as http:
+        refused = http.post("/pause?mode=keep&mode=abort")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+        assert http.get("/is_paused").json() == {"is_paused": False}
+        woken = http.post("/wake_up?tags=weights&tags=kv_cache").json()
+        assert "once" not in woken["error"]["message"]
+
+
 def test_steering_has_a_key_of_its_own() -> None:
     access = AccessSettings(
         api_key=(Secret("sk-client"),), steering=True, steering_key=(Secret("sk-trainer"),)

@@ -83,14 +83,20 @@ async def read_body(
     return decode_body(body, kind, bounds_of(request))
 
 
-def only_query(*names: str) -> Guard:
-    """A guard for routes that read nothing but these query parameters: others, and a body, raise `BadValueError`."""
+def only_query(*names: str, repeats: bool = False) -> Guard:
+    """A guard for routes that read nothing but these query parameters: others, and a body, raise `BadValueError`.
+
+    So does one that comes twice, unless it `repeats`.
+    """
 
     async def refuse_others(request: ASGIConnection[Any, Any, Any, Any], _: object) -> None:
         path = request.scope["path"]
         takes = f"{path} takes {', '.join(names)}" if names else f"{path} takes none"
         if others := sorted(request.query_params.keys() - {*names}):
             raise BadValueError(others[0][:64], f"is not a parameter of this route: {takes}")
+        for name in () if repeats else names:
+            if len(request.query_params.getall(name, [])) > 1:
+                raise BadValueError(name, "must be given once")
         assert isinstance(request, Request)
         if (await request.body()).strip() not in {b"", b"{}"}:
             example = f"; send parameters in the address, as in {path}?{names[0]}=..." if names else ""
