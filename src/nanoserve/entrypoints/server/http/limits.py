@@ -176,6 +176,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._most_bytes = self._bounds.max_header_size + _OVERHEAD * most + 2**16
         self._expect(self._bounds.body_timeout * most / usual, _BODY_LATE)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__, self.cycle.chunked_encoding = _PlainCycle, False
+        if self.scope["method"] == "HEAD":
+            self.cycle.__class__, self.scope["method"] = _HeadCycle, "GET"
 
     def on_message_complete(self) -> None:
         """The whole request has arrived."""
@@ -256,9 +260,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _lose_patience(self, seconds: float, problem: Problem) -> None:
         if self.pipeline or self.transport.is_closing():
-            self._expect(
-                seconds, problem
-            )  # not the client's fault: its next request waits for an earlier answer
+            # Not the client's fault: its next request waits for an earlier answer.
+            self._expect(seconds, problem)
         else:
             self._refuse_now(problem)
 
@@ -270,6 +273,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._departure is not None:
             self._departure.cancel()
             self._departure = None
+
+
+class _PlainCycle(RequestResponseCycle):
+    """Answers HTTP/1.0, which knows no chunks: a body without a length is sent as it is, and ends with the connection."""
+
+    async def send(self, message: Any) -> None:
+        self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
+class _HeadCycle(RequestResponseCycle):
+    """Answers HEAD as GET, up to where the body would begin: there the answer ends, as that of an endless stream, too."""
+
+    async def send(self, message: Any) -> None:
+        self.scope["method"] = "HEAD"
+        if not self.response_complete:
+            await super().send(message | {"more_body": False})
 
 
 class Turnstile:

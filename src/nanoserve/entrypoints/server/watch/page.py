@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from litestar import HttpMethod, Request, Response, route
+from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 
@@ -24,9 +24,7 @@ HEADERS: Final = {
 }
 
 
-@route(
-    [INDEX, FOLDER + "{name:path}"], http_method=[HttpMethod.GET, HttpMethod.HEAD], include_in_schema=False
-)
+@get([INDEX, FOLDER + "{name:path}"], include_in_schema=False)
 async def page_file(request: Request[Any, Any, Any], page: NamedDependency[PageFiles]) -> Response[bytes]:
     """A file that exists by exactly this path, or 304 for a browser that has it."""
     found = page.files.get(request.scope["path"])
@@ -39,7 +37,7 @@ async def page_file(request: Request[Any, Any, Any], page: NamedDependency[PageF
     return Response(found.body, headers=headers, media_type=found.content_type)
 
 
-@route(INDEX, http_method=[HttpMethod.GET, HttpMethod.HEAD], media_type="text/plain", include_in_schema=False)
+@get(INDEX, media_type="text/plain", include_in_schema=False)
 async def root() -> str:
     """The answer at the page's place without a page: Ollama's clients ask there whether a server is up."""
     return "nanoserve is running"

@@ -254,6 +254,29 @@ def test_a_client_that_closes_its_connection_is_gone(world: AppWorld, stream: bo
     assert world.engine.turns <= before + 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_reads_a_plain_body_to_its_end(world: AppWorld, stream: bool) -> None:
+    with world.connect() as connection:
+        connection.sendall(whole_request(max_tokens=4, stream=stream).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = rest_of(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert (b"chunked" in head, b"connection: close" in head) == (False, True)
+    assert body.startswith(b"data: {" if stream else b"{")
+    assert body.endswith(b"data: [DONE]\n\n" if stream else b"}")
+
+
+@pytest.mark.parametrize("path", [b"/metrics", b"/v1/models", b"/", b"/livez", b"/live"])
+def test_what_can_be_got_has_a_head(world: AppWorld, path: bytes) -> None:
+    """That of an endless stream, too; the connection is kept."""
+    with world.connect() as connection:
+        connection.sendall(b"HEAD %s HTTP/1.1\r\nhost: x\r\n\r\n" % path)
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        head, after = rest_of(connection).split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 200")
+    assert after.startswith(b"HTTP/1.1 200")
+    assert after.endswith(b'{"status":"ok"}')
+
+
 def test_pipelined_requests_are_answered_in_turn(world: AppWorld) -> None:
     with world.connect() as connection:
         connection.sendall(

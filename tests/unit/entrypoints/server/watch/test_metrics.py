@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,3 +234,12 @@ def test_an_answer_that_is_never_read_ends_when_it_is_cancelled(world: AppWorld)
         return world.server.measurements.tallies.living["default"]
 
     assert world.call(submit_and_cancel) == 0
+
+
+def test_every_metric_is_documented(world: AppWorld) -> None:
+    described = pathlib.Path(__file__).parents[5].joinpath("docs", "server.md").read_text()
+    described = described.partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    with world.client() as client:
+        page = client.get("/metrics").text
+    found = set(re.findall(r"^# TYPE nanoserve:(\S+)", page, re.MULTILINE))
+    assert {each for each in found if f"`{each}`" not in described} == set()
