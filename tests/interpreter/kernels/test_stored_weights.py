@@ -314,7 +314,7 @@ def test_words_that_go_straight_into_registers(
     n: int, k: int, gate: Any, *, form: Form, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With several steps to a slice, and tiles and rows of x that reach beyond what there is."""
-    monkeypatch.setattr(tuning, "BUSY", 1)
+    monkeypatch.setattr(tuning, "BUSY", 0)  # any number of programs will do
     for each in (tuning.skinny_tile, tuning.split_count):
         each.cache_clear()
     half = Inputs(device, torch.float16)
