@@ -49,6 +49,8 @@ COLD_BYTES = 200 << 20
 """Of all copies of a weight: four times the cache."""
 REPLAYS = 15
 BF16 = torch.bfloat16
+Times = dict[tuple[str, str, int], float]
+"""Microseconds by form, product and rows."""
 
 
 def main() -> None:
@@ -56,6 +58,8 @@ def main() -> None:
     arguments = _arguments()
     ceiling = arguments.ceiling or _read_speed()
     print(f"{torch.cuda.get_device_name()}: {ceiling:.0f} GB/s are read", flush=True)
+    times: Times = {}
+    _compile(arguments)
     for form in arguments.forms:
         totals = dict.fromkeys(arguments.rows, 0.0)
         floor = 0.0
@@ -63,15 +67,9 @@ def main() -> None:
             weights = _weights(form, *SHAPES[name])
             size = _bytes(weights[0])
             floor += size / ceiling / 1000 * (1 if name == "head" else LAYERS)
-            with compiling_ahead(os.cpu_count() or 1):
-                for rows in arguments.rows:
-                    _launches(name, rows, weights)[0]()
-                    for _, alternative in _alternatives(arguments.tiles, rows):
-                        with alternative, contextlib.suppress(ValueError):
-                            _launches(name, rows, weights)[0]()
             for rows in arguments.rows:
                 launches = _launches(name, rows, weights)
-                taken = timed(launches)
+                taken = times[form, name, rows] = timed(launches)
                 totals[rows] += taken * (1 if name == "head" else LAYERS)
                 print(f"{form:6s} {name:8s} {rows:3d} rows {taken:8.2f} us {size / taken / 1000:6.0f} GB/s {_share(size, taken, ceiling)}", flush=True)  # fmt: skip
                 for tile, alternative in _alternatives(arguments.tiles, rows):
@@ -86,13 +84,38 @@ def main() -> None:
             del weights
         for rows, total in totals.items():
             print(f"{form:6s} all      {rows:3d} rows {total:8.0f} us {floor / total:6.1%}", flush=True)
+    if "plain" in arguments.forms:
+        print_beside_plain(times, arguments)
+
+
+def _compile(arguments: argparse.Namespace) -> None:
+    """All kernels at once, each of which takes seconds."""
+    with compiling_ahead(os.cpu_count() or 1):
+        for form, name in itertools.product(arguments.forms, arguments.products):
+            weights = _weights(form, *SHAPES[name], copies=1)
+            for rows in arguments.rows:
+                _launches(name, rows, weights)[0]()
+                for _, alternative in _alternatives(arguments.tiles, rows):
+                    with alternative, contextlib.suppress(ValueError):
+                        _launches(name, rows, weights)[0]()
+
+
+def print_beside_plain(times: Times, arguments: argparse.Namespace) -> None:
+    """Microseconds of each product by rows in bfloat16, and how many times as long the other forms take; with a mark if longer."""
+    others = [form for form in arguments.forms if form != "plain"]
+    print(f"{'rows':>5s} {'product':8s} {'plain':>9s} {' '.join(f'{form:>7s}' for form in others)}")
+    for rows, name in itertools.product(arguments.rows, arguments.products):
+        plain = times["plain", name, rows]
+        shares = [times[form, name, rows] / plain for form in others]
+        marked = " ".join(f"{share:6.2f}{'*' if share > 1 else ' '}" for share in shares)
+        print(f"{rows:5d} {name:8s} {plain:9.2f} {marked}", flush=True)
 
 
 def _share(size: int, taken: float, ceiling: float) -> str:
     return f"{size / taken / 1000 / ceiling:6.1%}"
 
 
-def _weights(form: str, n: int, k: int) -> list[Tensor | StoredWeight]:
+def _weights(form: str, n: int, k: int, copies: int | None = None) -> list[Tensor | StoredWeight]:
     def made(seed: int) -> Tensor | StoredWeight:
         torch.manual_seed(seed)
         if form == "plain":
@@ -106,7 +129,7 @@ def _weights(form: str, n: int, k: int) -> list[Tensor | StoredWeight]:
         return StoredWeight(kind, numbers, scales)
 
     first = made(0)
-    return [first, *(made(seed) for seed in range(1, -(-COLD_BYTES // _bytes(first))))]
+    return [first, *(made(seed) for seed in range(1, copies or -(-COLD_BYTES // _bytes(first))))]
 
 
 def _bytes(weight: Tensor | StoredWeight) -> int:

@@ -19,6 +19,7 @@ from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
 from nanoserve.entrypoints.compose.shapes import find_shape
+from nanoserve.kernels.forms import Form
 from nanoserve.kernels.linear import launch as linear
 from nanoserve.kernels.linear.tuning import RowTile, row_tile
 from nanoserve.kernels.paged_attention import tuning as attention
@@ -53,7 +54,9 @@ def main() -> None:
     arguments = _arguments()
     spec, batch = find_shape(arguments.model), max(arguments.batch)
     spec = spec.keeping("fp8") if arguments.kv_cache_dtype == "fp8" else spec
-    model = build_random_model(spec, dtype=torch.bfloat16, device=torch.device("cuda"), seed=0)
+    model = build_random_model(
+        spec, dtype=torch.bfloat16, device=torch.device("cuda"), seed=0, quantization=arguments.quantization
+    )
     sizes = EngineSizes(
         max_num_seqs=batch,
         max_num_batched_tokens=max(batch, 2048),
@@ -110,8 +113,8 @@ def _attention(runner: CudaRunner, tiling: Tiling, splits: int) -> Iterator[None
 
 
 def _row_tile(shape: tuple[int, int], rows: int, warps: int) -> contextlib.AbstractContextManager[object]:
-    def chosen(n: int, k: int, itemsize: int, *, gate: bool) -> RowTile:
-        usual = row_tile(n, k, itemsize, gate=gate)
+    def chosen(n: int, k: int, bits: int, *, gate: bool, form: Form) -> RowTile:
+        usual = row_tile(n, k, bits, gate=gate, form=form)
         return usual._replace(rows=rows, warps=warps) if (n, k) == shape else usual
 
     return mock.patch.object(linear, "row_tile", chosen)
@@ -123,6 +126,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, default=1000)
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
+    parser.add_argument("--quantization", choices=["fp8", "int4"])
     return parser.parse_args()
 
 
