@@ -6,7 +6,7 @@
 
 Any server with OpenAI's `/v1/completions` will do. Several get every class in turn, with the same prompts and lengths, and
 the table has the ratios of the first to the others. `benchmarks.traffic_classes` describes the classes. Prompts are ids where
-the server takes them, otherwise words. A conversation goes on with the answer's ids where the server returns them, with its
+every server takes them, otherwise words. A conversation goes on with the answer's ids where the server returns them, with its
 text where prompts are words, and otherwise with ids drawn beforehand. With `--trace` the requests of a published trace (Mooncake's or
 Azure's, as `nanoserve simulate --requests` reads them) come at their moments, in place of classes. Without `--seed` prompts are new in each run; a server
 that gets the same seed again finds the prompts in its prefix cache.
@@ -121,6 +121,9 @@ async def measure(
         for server in servers:
             with doing(f"warming up {server.label}"):
                 await server.warm_up(given.scale)
+        takes_ids = all(each.takes_ids for each in servers)
+        for server in servers:
+            server.takes_ids = takes_ids
         if given.trace is not None:
             sessions = traced_sessions([each for each in traced if each.at < given.seconds], given.scale)
             rows += [await _measure_class(each, "trace", sessions, OfferedLoad(), given) for each in servers]

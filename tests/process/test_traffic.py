@@ -10,9 +10,11 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.traffic import find_servers
+import pytest
+
+from benchmarks.traffic import TrafficRow, find_servers, measure
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
-from benchmarks.traffic_servers import TurnAnswer
+from benchmarks.traffic_servers import TrafficServer, TurnAnswer
 from nanoserve.entrypoints.bench.serving.client import OK, run_loop
 from tests.patience import PATIENCE
 from tests.process.command import environment
@@ -25,6 +27,23 @@ def traffic(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.traffic", "--requests", str(REQUESTS), *arguments]
     return subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=5 * PATIENCE, check=False
+    )
+
+
+def arguments(traffic_class: str, *urls: str) -> argparse.Namespace:
+    return argparse.Namespace(
+        url=urls,
+        api_key=None,
+        model=None,
+        classes=[traffic_class],
+        requests=REQUESTS,
+        scale=SCALE,
+        seed=7,
+        capacity=None,
+        ttft_limit=1e6,
+        gap_limit=1e6,
+        client_timeout=PATIENCE,
+        trace=None,
     )
 
 
@@ -62,16 +81,7 @@ def test_a_server_answers_every_class_and_is_compared_with_another_one(
 
 def test_conversations_in_words_go_on_with_the_text_of_the_answers(open_server: ServerProcess) -> None:
     load = CONVERSATIONS.scaled(SCALE)
-    asked = argparse.Namespace(
-        url=[open_server.url],
-        api_key=None,
-        model=None,
-        classes=[load.name],
-        scale=SCALE,
-        client_timeout=PATIENCE,
-        trace=None,
-    )
-    [found] = find_servers(asked)
+    [found] = find_servers(arguments(load.name, open_server.url))
     found.takes_ids = False
 
     async def send() -> list[TurnAnswer]:
@@ -84,6 +94,23 @@ def test_conversations_in_words_go_on_with_the_text_of_the_answers(open_server: 
     assert [each.output_tokens for each in outcomes] == [load.output_len] * load.turns
     for before, after in itertools.pairwise(outcomes):
         assert after.prompt_tokens > before.prompt_tokens + load.input_len
+
+
+def test_all_servers_get_words_where_one_takes_no_ids(
+    open_server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = SYSTEM_PROMPT.scaled(SCALE)
+    asked = arguments(load.name, open_server.url, open_server.url)
+    servers, rows = find_servers(asked), list[TrafficRow]()
+
+    async def find_what_it_takes(server: TrafficServer, _scale: float) -> None:
+        server.takes_ids = server.label == "A"
+
+    monkeypatch.setattr(TrafficServer, "warm_up", find_what_it_takes)
+    run_loop(measure(servers, asked, rows))
+    first, second = (each.level.prompt_tokens for each in rows)
+    assert first == second
+    assert first != load.document_len + load.input_len, "a word is not always one token"
 
 
 def test_the_requests_of_a_trace_come_at_their_moments_and_share_what_they_share(
