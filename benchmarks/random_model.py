@@ -2,7 +2,8 @@
 
     python -m benchmarks.random_model shape:llama-3.2-1b FOLDER
 
-The tokenizer is the embedded model's; ids beyond its vocabulary are words that no text is ever encoded to.
+The tokenizer is the embedded model's. Ids beyond its vocabulary are the words of the benchmarks' prompts, so that each of them is
+one token as it is to published models, and words that no prompt has.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.shape_config import config_of
 from nanoserve.adapters.embedded import model_folder
+from nanoserve.entrypoints.bench.serving.client import WORDS
 from nanoserve.entrypoints.compose.shapes import shape_config
 
 AUTO: Any = AutoModelForCausalLM
@@ -34,15 +36,19 @@ def write_model(shape: str, folder: pathlib.Path) -> None:
     model.save_pretrained(folder)
     for name in COPIED:
         shutil.copy(model_folder() / name, folder / name)
-    _fill_vocabulary(folder / "tokenizer.json", config.vocab_size)
+    fill_vocabulary(folder / "tokenizer.json", config.vocab_size)
 
 
-def _fill_vocabulary(file: pathlib.Path, size: int) -> None:
+def fill_vocabulary(file: pathlib.Path, size: int) -> None:
     """Give every id a text, as the ids of published models have."""
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     taken = {*vocabulary.values(), *(each["id"] for each in tokenizer["added_tokens"])}
-    vocabulary.update({f"\u0120w{token}": token for token in range(size) if token not in taken})
+    free = (token for token in range(size) if token not in taken)
+    words = (word for word in dict.fromkeys(f"\u0120{each}" for each in WORDS) if word not in vocabulary)
+    vocabulary.update(dict(zip(words, free, strict=False)))
+    vocabulary.update({f"\u0120w{token}": token for token in free})
+    tokenizer["model"]["ignore_merges"] = True
     file.write_text(json.dumps(tokenizer))
 
 
