@@ -2,7 +2,7 @@
 
     python -m benchmarks.offline MODEL ... [--loads single b8 fixed prefill] [--num-prompts N] [--input-len N] [--output-len N]
                                  [--seeds 3] [--warmup 1] [--scale 1] [--bandwidth TB/S] [--compute TFLOP/S]
-                                 [--vs hf | vllm] [--profile] [--idle] [--json FILE] [OPTIONS OF THE ENGINE, as of nanoserve serve]
+                                 [--vs hf | vllm | lmdeploy] [--profile] [--idle] [--json FILE] [OPTIONS OF THE ENGINE, as of nanoserve serve]
 
 Each model, such as shape:llama-3.2-1b or built-in, has one engine for all loads, and each load its own row: medians of the runs that count,
 with the least and the most. `--scale` divides all lengths. The floor is known on a GPU, and elsewhere with `--bandwidth`.

@@ -21,7 +21,7 @@ from nanoserve.entrypoints.compose.shapes import shape_config
 from nanoserve.ports.errors import BadValueError, NanoserveError
 from nanoserve.ports.sampling import Door, SamplingParams, set_by
 
-PEERS: Final = {"hf": "transformers", "vllm": "vllm"}
+PEERS: Final = {"hf": "transformers", "vllm": "vllm", "lmdeploy": "lmdeploy"}
 """The packages, by what `--vs` takes."""
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import AsyncIterator, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import attrs
@@ -10,6 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.peers import lmdeploy_peer
 from benchmarks.peers.job import PeerJob, PeerLoad
 from benchmarks.peers.running import PeerFailedError, check_peer, run_peer
 from benchmarks.peers.transformers_peer import _batches, _choices, _generate, _padded, open_model
@@ -76,6 +80,63 @@ def test_a_peer_opens_a_shape_and_picks_its_threads() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+class PiecewiseEngine:
+    """Stands in for LMDeploy's engine: an answer comes in pieces of one token, the last of them empty."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, list[int], dict[str, Any]]] = []
+
+    def create_instance(self) -> PiecewiseEngine:
+        return self
+
+    async def async_stream_infer(
+        self, session_id: int, input_ids: list[int], gen_config: dict[str, Any]
+    ) -> AsyncIterator[SimpleNamespace]:
+        self.asked.append((session_id, input_ids, gen_config))
+        for left in range(gen_config["max_new_tokens"], -1, -1):
+            yield SimpleNamespace(token_ids=[7] if left else [])
+
+
+@pytest.fixture
+def peers_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def test_lmdeploy_counts_the_tokens_of_all_pieces_and_keeps_its_own_defaults(
+    monkeypatch: pytest.MonkeyPatch, peers_loop: asyncio.AbstractEventLoop
+) -> None:
+    monkeypatch.setattr("asyncio.new_event_loop", lambda: peers_loop)
+    engine, opened = PiecewiseEngine(), []
+
+    def from_pretrained(folder: str, engine_config: dict[str, Any]) -> PiecewiseEngine:
+        opened.append((folder, engine_config))
+        return engine
+
+    package = ModuleType("lmdeploy")
+    vars(package).update(PytorchEngineConfig=dict, GenerationConfig=dict)
+    part = ModuleType("lmdeploy.pytorch.engine")
+    vars(part).update(Engine=SimpleNamespace(from_pretrained=from_pretrained))
+    monkeypatch.setitem(sys.modules, "lmdeploy", package)
+    monkeypatch.setitem(sys.modules, "lmdeploy.pytorch.engine", part)
+    generate = lmdeploy_peer.open_model(attrs.evolve(job(top_p=0.5), folder="a-folder", dtype="bfloat16"))
+    assert generate(PeerLoad([[1, 2], [3]], [4, 5])) == 9
+    assert generate(PeerLoad([[6]], [2])) == 2
+    (folder, config), sampling = opened[0], {"temperature": 0.6, "top_p": 0.5, "ignore_eos": True}
+    assert (folder, config["session_len"], config["max_batch_size"]) == ("a-folder", 64, 8)
+    assert engine.asked == [
+        (0, [1, 2], {"max_new_tokens": 4, **sampling}),
+        (1, [3], {"max_new_tokens": 5, **sampling}),
+        (0, [6], {"max_new_tokens": 2, **sampling}),
+    ]
+
+
+def test_lmdeploy_says_that_it_needs_a_folder() -> None:
+    with pytest.raises(SystemExit, match=r"write a folder with benchmarks\.random_model"):
+        lmdeploy_peer.open_model(job())
 
 
 def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
