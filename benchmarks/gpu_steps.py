@@ -3,6 +3,7 @@
 `python -m benchmarks.gpu_steps --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. With `--kernels` also each
 kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone. `--width 1 2 4 8` times wide steps, too: by
 how much longer one takes is by how many tokens a row must gain in it. `--quantization fp8` or `int4` keeps the weights in these.
+With `--ranks 2` two GPUs compute each step together, and the first one's times are told; a kernel that waits for the other rank includes the wait.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks.ceilings import read_bandwidth
-from nanoserve.adapters.pytorch.cuda.building import build_runner
+from benchmarks.gpu_ranks import meet, run_ranks
+from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.models import build_random_model
+from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
+from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
@@ -34,13 +40,27 @@ REPLAYS = 10
 def main() -> None:
     """Build once, then time each batch and context."""
     arguments = _arguments()
+    if arguments.ranks > 1 and arguments.rank is None:
+        sys.exit(run_ranks("benchmarks.gpu_steps", arguments.ranks))
+    ranks: Communicator = ALONE
+    if arguments.rank is not None:
+        ranks = meet(arguments.rank, arguments.ranks, arguments.port)
+        if arguments.rank > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the first rank tells
     spec = find_shape(arguments.model)
     if arguments.kv_cache_dtype == "fp8":
         spec = spec.keeping("fp8")
     device = torch.device("cuda")
     model = build_random_model(
-        spec, dtype=torch.bfloat16, device=device, seed=0, quantization=arguments.quantization
+        spec,
+        dtype=torch.bfloat16,
+        device=device,
+        seed=0,
+        quantization=arguments.quantization,
+        ranks=ranks,
+        expert_parallel=arguments.expert_parallel and ranks.size > 1,
     )
+    spec = model.spec
     weights = _bytes(model) - (0 if spec.tied_embeddings else _bytes(model.embedding))
     bandwidth = read_bandwidth(device)
     print(
@@ -56,9 +76,9 @@ def main() -> None:
         num_blocks=(max(arguments.context) // BLOCK_SIZE + 17) * batch,
         max_width=max(arguments.width),
     )
-    runner, _ = build_runner(
-        model, sizes, deterministic=arguments.deterministic, enforce_eager=arguments.eager
-    )
+    partners = None if ranks.size == 1 else Partners(ranks, PeerMemory, lambda _: None)
+    how: dict[str, Any] = {"deterministic": arguments.deterministic, "enforce_eager": arguments.eager}
+    runner, _ = build_runner(model, sizes, **how, partners=partners)
     results: list[dict[str, Any]] = []
     for context, size in itertools.product(arguments.context, arguments.batch):
         narrow = 0.0
@@ -77,9 +97,11 @@ def main() -> None:
                 flush=True,
             )
             if arguments.kernels:
-                print_kernels(runner, size, width)
+                print_kernels(runner, size, width, ranks.size)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results), encoding="utf-8")
+    if ranks.size > 1:
+        os._exit(0)  # the other ranks may be reading this one's memory
 
 
 def _bytes(module: torch.nn.Module) -> int:
@@ -142,8 +164,11 @@ def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None
     runner.collect(runner.submit(plan))
 
 
-def print_kernels(runner: CudaRunner, batch: int, width: int) -> None:
-    """How much later each kernel of a few steps ended than the one before: with early starts kernels overlap, and this adds up to the step."""
+def print_kernels(runner: CudaRunner, batch: int, width: int, ranks: int = 1) -> None:
+    """How much later each kernel of a few steps ended than the one before: with early starts kernels overlap, and this adds up to the step.
+
+    Of several ranks the longest, too: in the first exchange of a step a rank waits for the other one's host.
+    """
     decoding = tuple(range(batch))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for step in range(3):
@@ -154,8 +179,9 @@ def print_kernels(runner: CudaRunner, batch: int, width: int) -> None:
     for before, event in itertools.pairwise(events):
         sums[event.name].append(event.time_range.end - before.time_range.end)
     for name, times in sorted(sums.items(), key=lambda each: -sum(each[1]))[:14]:
+        longest = f" (<= {max(times):.1f})" if ranks > 1 else ""
         print(
-            f"    {sum(times) / 3:9.1f} us  {len(times) // 3:4d} x {statistics.median(times):7.2f}  {name[:90]}"
+            f"    {sum(times) / 3:9.1f} us  {len(times) // 3:4d} x {statistics.median(times):7.2f}{longest}  {name[:90]}"
         )
 
 
@@ -171,6 +197,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--json")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--expert-parallel", action="store_true")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -9,7 +9,6 @@ import argparse
 import functools
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +17,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from benchmarks.gpu_ranks import meet, run_ranks
 from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
 from nanoserve.adapters.pytorch.cuda.sums import Pending
 from nanoserve.adapters.pytorch.layers.norm import RMSNorm
-from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
 from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into
 from nanoserve.ports.model_spec import NormSpec
@@ -44,18 +43,7 @@ def main() -> None:
     if arguments.rank is not None:
         measure(arguments.rank, arguments.ranks, arguments.hidden, arguments.port)
         return
-    gpus = [str(number) for number in range(torch.cuda.device_count())]
-    listener, port = open_listener()
-    listener.close()
-    command = [sys.executable, "-m", "benchmarks.rank_sums", *sys.argv[1:]]
-    ranks = [
-        subprocess.Popen(
-            [*command, f"--rank={rank}", f"--port={port}"],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join([*gpus[rank:], *gpus[:rank]])},
-        )
-        for rank in range(arguments.ranks)
-    ]
-    sys.exit(max(each.wait() for each in ranks))
+    sys.exit(run_ranks("benchmarks.rank_sums", arguments.ranks))
 
 
 @torch.inference_mode()
@@ -64,8 +52,7 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
     device, dtype = torch.device("cuda"), torch.bfloat16
     c10d: Any = torch.distributed
     c10d.init_process_group("nccl", rank=rank, world_size=size, init_method=f"tcp://127.0.0.1:{port}")
-    ranks = GlooRanks(rank, size)
-    ranks.meet(port + 1, _listen(port + 1) if rank == 0 else None)
+    ranks = meet(rank, size, port + 1)
     exchange = Exchange(
         ranks,
         PeerMemory,
@@ -149,12 +136,6 @@ def timed(work: Callable[[], None]) -> float:
         torch.cuda.synchronize()
         found.append(start.elapsed_time(end) * 1000 / REPLAYS / IN_GRAPH)
     return float(statistics.median(found))
-
-
-def _listen(port: int) -> Any:
-    import socket  # noqa: PLC0415 - the first rank alone
-
-    return socket.create_server(("127.0.0.1", port))
 
 
 if __name__ == "__main__":
