@@ -56,6 +56,8 @@ Times = dict[tuple[str, str, int], float]
 def main() -> None:
     """A table of each product's time by rows and form."""
     arguments = _arguments()
+    for name, (n, k) in SHAPES.items():
+        SHAPES[name] = (n, k // arguments.ranks) if name in ADDED else (n // arguments.ranks, k)
     ceiling = arguments.ceiling or _read_speed()
     print(f"{torch.cuda.get_device_name()}: {ceiling:.0f} GB/s are read", flush=True)
     times: Times = {}
@@ -227,6 +229,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--products", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--ceiling", type=float, help="GB/s that the device reads; measured if left out")
+    parser.add_argument("--ranks", type=int, default=1, help="the weights are those of one rank")
     parser.add_argument("--tiles", action="store_const", const="all")
     return parser.parse_args()
 
