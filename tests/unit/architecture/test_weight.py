@@ -17,8 +17,8 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9016,
-    "kernels": 15031,
-    "adapters/pytorch": 16163,
+    "kernels": 15043,
+    "adapters/pytorch": 16234,
     "adapters": 11081,
     "entrypoints/server": 10945,
     "entrypoints": 11865,
