@@ -104,6 +104,7 @@ OUTPUTS: Final[Mapping[str, tuple[Any, tuple[str, ...]]]] = {
     "delta_rule_newest": (delta_rule, ("out", "states.sums", "states.recent")),
     "add_slots_into": (rank_sums, ("out",)),
     "delta_rule_chunks": (delta_rule, ("out", "states.sums", "states.recent")),
+    "delta_rule_chunks, drafts": (delta_rule, ("out", "states.sums", "states.recent")),
     "delta_rule_tiles": (delta_rule, ("out", "states.sums", "states.recent")),
     "sample_and_append": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
     "sample_and_append, drafts": (sampling, ("drawn", "tokens", "lengths", "ring_position")),
@@ -186,7 +187,13 @@ def run(
 
 
 SPECIAL: Final = {
-    "hybrid": ("sigmoid_mul_into", "delta_rule_newest", "delta_rule_chunks", "delta_rule_tiles"),
+    "hybrid": (
+        "sigmoid_mul_into",
+        "delta_rule_newest",
+        "delta_rule_chunks",
+        "delta_rule_chunks, drafts",
+        "delta_rule_tiles",
+    ),
     "experts": ("choose_experts", "feed_rows", "feed_lists"),
     "vectors": ("norm_qkv_into", "add_rms_norm_into"),
     "stored": ("fp8_linear",),

@@ -19,8 +19,6 @@ from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.kernels.ngrams import reference
 from nanoserve.ports.driven import Drafter
-from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.sampling import SamplingParams
 from tests.drafted_draws import SIZES, check_frequencies, make_indifferent_model
 from tests.fakes.finite_grammars import FiniteGrammars, TardyGrammars
@@ -44,6 +42,7 @@ PARAMS = [
     SamplingParams(temperature=1.0, min_tokens=TOKENS, stop_token_ids=range(50), max_tokens=TOKENS),
 ]
 PLAIN = PARAMS[:2]
+SHARED = make_prompt(9, vocab_size=VOCAB, seed=99)
 Drafting = Callable[[Arena], Callable[..., None]]
 
 
@@ -182,18 +181,33 @@ def test_answers_with_grammars_are_those_without_drafts(
     assert served.engine.scheduler.counters.accepted_tokens >= 4
 
 
-def test_a_family_without_drafts_is_refused_by_name(make: Callable[[str], TinyModel]) -> None:
-    sizes = EngineSizes(
-        max_num_seqs=2,
-        max_num_batched_tokens=16,
-        max_model_len=32,
-        block_size=16,
-        num_blocks=8,
-        max_width=4,
-        vocab_size=VOCAB,
-    )
-    with pytest.raises(ModelLoadError, match=r"delta.* take no drafts"):
-        build_runner(make("qwen3_next").build(device=DEVICE), sizes)
+@cases(
+    ("deterministic", "acceptance"),
+    [(False, 0.6)],
+    also=[(True, 0.6), (False, 0.0), (False, 1.0), (True, 0.9)],
+)
+def test_states_are_those_of_the_tokens_that_count(
+    make: Callable[[str], TinyModel],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    deterministic: bool,
+    acceptance: float,
+) -> None:
+    chosen = range(len(PARAMS)) if ON_GPU else (0, 2, 3)
+    asked = [[*SHARED, *prompts[each]] for each in chosen], [PARAMS[each] for each in chosen]
+    model = make("qwen3_next").build(device=DEVICE)
+    without = serve(model, deterministic=deterministic).answers(*asked)
+    drafting = by(knowing(asked[0], without, acceptance, vocab_size=VOCAB))
+    how: dict[str, Any] = {"deterministic": deterministic, "max_width": 4, "depth": 2, "block_size": 4}
+    served = serve(model, drafting, **how, num_blocks=70 if ON_GPU else 10, max_num_batched_tokens=41)
+    for _ in range(2):  # the second time prompts are found in the cache
+        for one, other in zip(served.answers(*asked), without, strict=True):
+            same(one, other)
+    counters = served.engine.scheduler.counters
+    assert counters.draft_tokens
+    assert bool(counters.accepted_tokens) is bool(acceptance)
+    assert counters.preemptions
+    assert counters.computed_prompt_tokens < 2 * sum(map(len, asked[0]))
 
 
 def test_the_device_and_the_host_search_alike() -> None:

@@ -126,7 +126,10 @@ def test_a_head_guesses_what_plain_operations_guess_whatever_was_right(  # noqa:
 @cases(
     ("family", "deterministic"),
     [("glm4_moe", False)],
-    also=[("glm4_moe", True), ("deepseek_v3", False), ("deepseek_v3", True)],
+    also=[
+        ("glm4_moe", True),
+        *((family, invariant) for family in ("deepseek_v3", "qwen3_next") for invariant in (False, True)),
+    ],
 )
 def test_a_layer_of_the_model_guesses_what_that_of_transformers_does(
     prompts: list[list[int]],

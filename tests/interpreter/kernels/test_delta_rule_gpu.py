@@ -51,6 +51,11 @@ def test_chunks(inputs: Inputs, heads: DeltaHeads, *, tiled: bool) -> None:
     agree(compared, (IN_TILES if tiled else TOLERANCE)[inputs.dtype])
 
 
+@HEADS
+def test_chunks_that_are_only_looked_at_leave_states_as_they_are(inputs: Inputs, heads: DeltaHeads) -> None:
+    agree(check_delta_chunks(inputs, heads, [(0, 3), (5, 1), (64, 4)], keep=False), TOLERANCE[inputs.dtype])
+
+
 SHORT, AROUND_A_TILE = (1, 3, 4), (63, 64, 65)
 
 

@@ -177,7 +177,7 @@ def check_spare(settings: EngineSettings, spec: ModelSpec, device: str, *, is_gg
 
 
 def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
-    """The most tokens that a row computes in a step: one where nothing is drafted, or states could not go back.
+    """The most tokens that a row computes in a step: one where nothing is drafted.
 
     Raises `BadValueError` if drafts were asked for and there can be none.
     """
@@ -191,7 +191,6 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
         raise BadValueError(
             "draft", "a draft model is not available on a GPU yet; name a head, or leave it out"
         )
-    has_states = device == "cuda" and any(isinstance(each.kind, Recurrent) for each in spec.cache_groups)
     refusals = {
         f"{speculate} needs a head or a smaller model: name its folder with draft": speculate
         in {"eagle3", "draft"}
@@ -208,17 +207,11 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
         "drafts are for models that write text; take off for an encoder": spec.encoder is not None,
         f"{settings.speculate} is not available over several GPUs yet; take off": device == "cuda"
         and is_split,
-        f"mtp is not available for {spec.architecture} on a GPU yet, where its states cannot go back; take off": speculate
-        == "mtp"
-        and has_states,
         "auto measures what steps cost, which cannot be done over several ranks yet; take ngram or off": is_split
         and speculate == "auto",
     }
     for why in (why for why, is_so in refusals.items() if is_so):
         raise BadValueError("speculate", why)
-    if has_states:
-        structlog.get_logger().warning("no drafts: on a GPU the states of this model's layers cannot go back")
-        return 1
     return _WIDTHS[speculate]
 
 

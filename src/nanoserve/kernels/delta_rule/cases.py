@@ -99,9 +99,10 @@ def check_delta_chunks(
     chunks: Sequence[tuple[int, int]] | None = None,
     *,
     tiled: bool = False,
+    keep: bool = True,
     advance: Advance | None = None,
 ) -> Iterator[Comparison]:
-    """Rows of (first position, number of tokens), in another order than their slots; `tiled`, in matrix products."""
+    """Rows of (first position, number of tokens), in another order than their slots; `tiled`, in matrix products. Without `keep` states stay."""
     chunks = CHUNKS if chunks is None else chunks
     weights, count = random_weights(inputs, heads), len(chunks)
     slots = [1 + each for each in inputs.shuffled(count + 1)][:count]
@@ -114,7 +115,7 @@ def check_delta_chunks(
     order = inputs.shuffled(count)
     arguments = {
         "projected": projected,
-        "states": _states(before, after),
+        "states": _states(before, after if keep else before),
         "weights": weights,
         "heads": heads,
         "out": expect(wanted, share=shares),
@@ -122,7 +123,7 @@ def check_delta_chunks(
         "tables": _tables(inputs, slots),
     }
     if not tiled:
-        return inputs.compare(launch.delta_rule_chunks, str(heads), **arguments)
+        return inputs.compare(launch.delta_rule_chunks, str(heads), **arguments, keep=keep)
     space = launch.TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
     for each in space:
         each.fill_(torch.nan)

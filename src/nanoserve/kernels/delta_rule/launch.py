@@ -103,8 +103,9 @@ def delta_rule_chunks(
     *,
     spans: Tensor,
     tables: Tensor,
+    keep: bool = True,
 ) -> None:
-    """Compute every token of some chunks, in order, and write their rows' states.
+    """Compute every token of some chunks, in order, and with `keep` write their rows' states.
 
     Args, where they are not those of `delta_rule_newest`:
         projected: [T, width], contiguous.
@@ -113,8 +114,9 @@ def delta_rule_chunks(
             first. A chunk at position 0 has no state before it. No two chunks are of one row, except for padding.
     """
     what = projected, states, weights, heads, out
-    _launch_token_by_token(*what, rows=spans, lengths=spans, tables=tables, newest=False)
-    _keep_recent(projected, states, heads, spans, tables)
+    _launch_token_by_token(*what, rows=spans, lengths=spans, tables=tables, newest=False, keep=keep)
+    if keep:
+        _keep_recent(projected, states, heads, spans, tables)
 
 
 def delta_rule_tiles(
@@ -211,6 +213,7 @@ def _launch_token_by_token(
     lengths: Tensor,
     tables: Tensor,
     newest: bool,
+    keep: bool = True,
 ) -> None:
     sizes = _token_sizes(heads)
     # The compiler may copy the loop's body, and must not round products and sums together in each copy's own way.
@@ -218,7 +221,7 @@ def _launch_token_by_token(
         projected_ptr=projected, out_ptr=out, sums_ptr=states.sums, recent_ptr=states.recent,
         conv_ptr=weights.convolution, decay_log_ptr=weights.decay_log, decay_bias_ptr=weights.decay_bias,
         norm_ptr=weights.norm, rows_ptr=rows, lengths_ptr=lengths, tables_ptr=tables,
-        table_stride=tables.stride(0), newest=int(newest), eps=weights.eps, scale=heads.key_dim**-0.5,
+        table_stride=tables.stride(0), newest=int(newest), keep=int(keep), eps=weights.eps, scale=heads.key_dim**-0.5,
         **sizes,
         num_warps=_warps(sizes["PADDED_KEY"] * sizes["PADDED_VALUE"]), enable_fp_fusion=False,
     )  # fmt: skip

@@ -63,11 +63,19 @@ def _unit(x):
 
 
 @triton.jit(
-    do_not_specialize=["projected_ptr", "out_ptr", "rows_ptr", "lengths_ptr", "table_stride", "newest"]
+    do_not_specialize=[
+        "projected_ptr",
+        "out_ptr",
+        "rows_ptr",
+        "lengths_ptr",
+        "table_stride",
+        "newest",
+        "keep",
+    ]
 )
 def delta_rule_kernel(
     projected_ptr, out_ptr, sums_ptr, recent_ptr, conv_ptr, decay_log_ptr, decay_bias_ptr, norm_ptr,
-    rows_ptr, lengths_ptr, tables_ptr, table_stride, newest, eps, scale,
+    rows_ptr, lengths_ptr, tables_ptr, table_stride, newest, keep, eps, scale,
     KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEYS: tl.constexpr, INNER: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
     TAPS: tl.constexpr, PADDED_KEY: tl.constexpr, PADDED_VALUE: tl.constexpr, PADDED_TAPS: tl.constexpr,
@@ -78,7 +86,7 @@ def delta_rule_kernel(
 
         S <- alpha S,  u = beta (v - S^T k),  S <- S + k u^T,  o = S^T q
 
-    With `newest` `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
+    Without `keep` the state in memory stays. With `newest` `rows_ptr` has the row of each place, and else (row, first token, tokens, first position) of each chunk.
     Both are one compiled kernel, wherever their tokens lie: variants of it would be free to take sums in orders of their own.
     """
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
@@ -134,7 +142,7 @@ def delta_rule_kernel(
         o = o * gate / (1.0 + tl.exp(-gate))
         out_ptrs = out_ptr + (first + step) * INNER + head * VALUE_DIM + values
         tl.store(out_ptrs, o.to(out_ptr.dtype.element_ty), mask=in_value)
-    tl.store(state_ptrs, state, mask=in_state)
+    tl.store(state_ptrs, state, mask=in_state & (keep != 0))
     if newest:
         token_ptr = projected_ptr + first * WIDTH
         _keep(token_ptr, recent_ptr, v_channels, in_value, start, CHANNELS, TAPS)

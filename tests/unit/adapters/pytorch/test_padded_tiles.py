@@ -44,7 +44,7 @@ def test_tiles_of_padded_steps_fit(rows: int, most: int) -> None:
             block_size=16,
             num_blocks=8,
         )
-        facts = GpuFacts(sizes, torch.bfloat16, torch.device("cpu"), 132, invariant=False)
+        facts = GpuFacts(sizes, torch.bfloat16, torch.device("cpu"), 132, invariant=False, decoded=4)
         attention = GpuAttention({0: mixer}, facts)
         arena: Any = Sections(attention.sections)
         pages: Any = {0: [torch.zeros(8, 2, 1, 16, 8)]}

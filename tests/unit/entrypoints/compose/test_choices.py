@@ -255,7 +255,7 @@ def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
         settings = EngineSettings(speculate=speculate)
         assert choices.choose_width(settings, SPEC, "cpu") == width
         assert choices.choose_width(settings, states, "cpu") == width
-        assert choices.choose_width(settings, states, "cuda") == 1
+        assert choices.choose_width(settings, states, "cuda") == width
     assert choices.choose_width(EngineSettings(), SPEC, "cuda") == 1
     assert choices.choose_width(EngineSettings(speculate="ngram"), SPEC, "cuda") == 4
     for speculate, width in {"off": 4, "eagle3": 4, "auto": 8}.items():
@@ -271,8 +271,6 @@ def test_how_many_tokens_a_row_may_compute_in_a_step() -> None:
     with pytest.raises(BadValueError, match=r"speculate: mtp needs layers .* and llama has none here"):
         choices.choose_width(EngineSettings(speculate="mtp"), SPEC, "cpu")
     own = attrs.evolve(SPEC, draft=own_draft(attrs.evolve(SPEC, further_layers=1)))
-    with pytest.raises(BadValueError, match="speculate: mtp is not available for llama on a GPU yet"):
-        choices.choose_width(EngineSettings(speculate="mtp"), attrs.evolve(states, draft=own.draft), "cuda")
     assert choices.choose_width(EngineSettings(speculate="mtp"), own, "cuda") == 4
     with pytest.raises(BadValueError, match="speculate: mtp drafts in one process only"):
         choices.choose_width(EngineSettings(speculate="mtp", tensor_parallel_size=2), own, "cpu")

@@ -197,7 +197,8 @@ class _Site:
         self._before = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
         gpu = torch.cuda.get_device_properties(self._device) if self._on_gpu else None
         count = SMALL_GPU if gpu is None else gpu.multi_processor_count
-        facts = GpuFacts(sizes, self._dtype, self._device, count, invariant=deterministic)
+        how: dict[str, Any] = {"invariant": deterministic, "decoded": most_tokens(sizes)}
+        facts = GpuFacts(sizes, self._dtype, self._device, count, **how)
         self._space = make_workspace(
             model,
             max_tokens=facts.max_tokens,

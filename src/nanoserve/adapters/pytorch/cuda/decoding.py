@@ -1,8 +1,7 @@
 """Steps in which every row decodes, kernel by kernel or as whole CUDA graphs.
 
-A graph is captured once per size of batch and replayed, which costs the host microseconds. Every kernel must have been compiled
-and loaded before it is captured, so each capture begins with a rehearsal. A step's key (`graphs.py`) has its size and kind. Where rows follow a grammar, the forward pass is one
-graph and the draw another, because their masks come between the two.
+A graph is captured once per size of batch and replayed, which costs the host microseconds. Every kernel must have been compiled and loaded before it is captured, so each capture
+begins with a rehearsal. A step's key (`graphs.py`) has its size and kind. Where rows follow a grammar, the forward pass is one graph and the draw another: their masks come between.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
+from nanoserve.adapters.pytorch.cuda.draft_head import BehindDraw
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import DRAW_ALONE, Graphs, Key, Keys
@@ -44,12 +44,13 @@ class Decoding:
     ) -> None:
         self._launcher, self._rehearsal, self._arena, self.propose = launcher, rehearsal, arena, propose
         self._drawing, self.special, self._pdl = drawing, special, pdl
+        self._behind = BehindDraw(launcher.mixers.settling, launcher.head)
         self.sink_places = torch.full_like(arena.places, arena.sink_row)
         self.keys, self._graphs = Keys(arena.sizes, launcher.mixers.choose_splits), graphs
 
     def run(self, key: Key) -> str:
         """Queue a step; returns how it was launched, graph or eager."""
-        if self._launcher.head is not None and not (key.samples or key.learns):
+        if self._behind.has_work(key.width) and not (key.samples or key.learns):
             self.special.then = functools.partial(self.run, key._replace(adapted=False, learns=True))
         if self._graphs is None:
             self._step(self._launcher, self._arena.places, key)
@@ -74,8 +75,7 @@ class Decoding:
         """Rehearse a step, and keep its graph if there are graphs."""
         if self._graphs is not None:
             self.rehearse(key)
-            launch = functools.partial(self._step, self._launcher, self._arena.places, key)
-            self._graphs.capture(key, launch)
+            self._graphs.capture(key, functools.partial(self._step, self._launcher, self._arena.places, key))
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:
         bucket, splits, samples, adapted, width, learns, _ = key
@@ -89,5 +89,5 @@ class Decoding:
             logits = launcher.decode(places, splits=splits, pdl=self._pdl, adapted=adapted, width=width)
         if samples:
             self._drawing.draw(logits, places, width=width, pdl=self._pdl)
-        if launcher.head is not None and (samples or learns):
-            launcher.head.learn(places, splits=splits, width=width)
+        if samples or learns:
+            self._behind.run(places, splits=splits, width=width)

@@ -8,7 +8,7 @@ too, and each row's gain says which state is kept. What is written behind that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -191,6 +191,24 @@ class GpuDraftHead:
         ops.policy.multiply(ops, entering, head.attention.qkv, qkv)
         ops.project_out(step.mix(head.attention, qkv), head.attention.output)
         head.feed.run(ops, step)
+
+
+class BehindDraw:
+    """The work behind the draw of a step in which all rows decode: states go on with the tokens that count, and the head that drafts reads the step."""
+
+    def __init__(self, settling: Sequence[Callable[[Tensor], None]], head: GpuDraftHead | None) -> None:
+        self._settling, self._head = settling, head
+
+    def has_work(self, width: int) -> bool:
+        """True if there is any for places of so many tokens."""
+        return self._head is not None or (width > 1 and bool(self._settling))
+
+    def run(self, places: Tensor, *, splits: int, width: int) -> None:
+        """Queue it, for a step with these arguments."""
+        for settle in self._settling if width > 1 else ():
+            settle(places)
+        if self._head is not None:
+            self._head.learn(places, splits=splits, width=width)
 
 
 def _of_width(buffer: Tensor, width: int) -> Tensor:

@@ -102,7 +102,7 @@ class Key(NamedTuple):
     Attributes:
         places: of the batch.
         splits: parts that attention cuts caches into.
-        samples: whether the step samples inside the graph; `learns`: whether it is only what a head that drafts does behind a draw outside.
+        samples: whether the step samples inside the graph; `learns`: whether it is only what a head that drafts, and states, do behind a draw outside.
         adapted: whether some of its rows have adapters.
         width: tokens of each place, which may be at its limit; 0 for one token of places that are not.
         invariant: as in `StepPlan`.

@@ -11,7 +11,6 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import Rotary
 from nanoserve.adapters.pytorch.mixers import KINDS
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import ChunkSpan, GpuFacts, GpuMixer, Padded
-from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import Mixer, Rotation
 from nanoserve.ports.model_spec import DraftSpec, ModelSpec
 
@@ -21,28 +20,18 @@ class GpuMixers:
 
     Attributes:
         by_layer: the mixer of each layer.
-        tile, ways, sections: as of a `GpuMixer`; `pads`: whether all of them do.
+        tile, ways, sections: as of a `GpuMixer`; `pads`: whether all of them do; `settling`: those that settle.
     """
 
     def __init__(self, spec: ModelSpec, facts: GpuFacts) -> None:
-        """Allocate the buffers of each.
-
-        Raises:
-            ModelLoadError: rows are to have drafts, which some mixer cannot do.
-        """
+        """Allocate the buffers of each."""
         kinds: dict[type[Mixer], dict[int, Any]] = {}
         for number, layer in enumerate(spec.layers):
             kinds.setdefault(type(layer.mixer), {})[number] = layer.mixer
         self._longest, self._max_width = facts.sizes.max_model_len, facts.sizes.max_width
         self.by_layer: dict[int, GpuMixer] = {}
         for kind, layers in kinds.items():
-            mixer = KINDS[kind].on_gpu()(layers, facts)
-            if facts.sizes.max_width > 1 and not mixer.widens:
-                name = kind.__name__.removesuffix("Spec").lower()
-                raise ModelLoadError(
-                    f"layers with {name} attention take no drafts on a GPU: turn speculation off"
-                )
-            self.by_layer.update(dict.fromkeys(layers, mixer))
+            self.by_layer.update(dict.fromkeys(layers, KINDS[kind].on_gpu()(layers, facts)))
         self._drafting: GpuMixer | None = None
         if isinstance(spec.draft, DraftSpec):
             own = spec.draft.layer.mixer
@@ -52,6 +41,7 @@ class GpuMixers:
         self.tile = min(each.tile for each in self._mixers)
         self.ways = max(each.ways for each in self._mixers)
         self.pads = all(each.pads for each in self._mixers)
+        self.settling = [each.settle for each in self._mixers if each.settle is not None]
         self.sections = {
             (HeadArena.PREFIX if each is self._drafting else "") + name: shape
             for each in self._mixers

@@ -27,6 +27,7 @@ class GpuFacts:
 
     Attributes:
         invariant: whether all steps are.
+        decoded: the most tokens that decoding rows compute in a step, drafts included.
     """
 
     sizes: EngineSizes
@@ -34,6 +35,7 @@ class GpuFacts:
     device: torch.device
     multiprocessors: int
     invariant: bool = attrs.field(kw_only=True)
+    decoded: int = attrs.field(kw_only=True)
 
     @property
     def max_tokens(self) -> int:
@@ -81,13 +83,12 @@ class GpuMixer(Protocol):
         tile: tokens of a chunk that are computed together at most.
         ways: in how many ways chunks can be computed, all of which a rehearsal must meet; invariant steps go the first, 0.
         pads: whether what `prepare` returns can depend on `padded` alone.
-        widens: whether places can have several tokens.
+        settle: behind the draw of a step with several tokens of each of `places` [B], rows, enters those that were drawn behind into its states; None without states.
         sections: int32 of the arena that `prepare` writes, name and shape.
     """
 
     checks: ClassVar[Sequence[Check]]
     pads: ClassVar[bool]
-    widens: ClassVar[bool]
     tile: int
     ways: int
     sections: Mapping[str, tuple[int, ...]]
@@ -108,6 +109,9 @@ class GpuMixer(Protocol):
 
         With `padded`, the tokens that fill them up are in none of the spans.
         """
+
+    @property
+    def settle(self) -> Callable[[Tensor], None] | None: ...
 
     @property
     def mix(self) -> Callable[..., None]:

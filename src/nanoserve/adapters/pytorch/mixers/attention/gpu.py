@@ -29,7 +29,7 @@ class GpuAttention:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = True
-    widens: ClassVar = True
+    settle: ClassVar = None
     ways = 1
 
     def __init__(self, layers: Mapping[int, AttentionSpec], facts: GpuFacts) -> None:

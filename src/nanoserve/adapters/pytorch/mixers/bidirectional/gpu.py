@@ -30,7 +30,7 @@ class GpuBidirectional:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = True
-    widens: ClassVar = False
+    settle: ClassVar = None
     ways = 1
 
     def __init__(self, layers: Mapping[int, BidirectionalSpec], facts: GpuFacts) -> None:

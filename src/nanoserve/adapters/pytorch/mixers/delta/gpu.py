@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.mixers.delta.checks import CHECKS
@@ -19,11 +20,14 @@ from nanoserve.ports.layer_spec import DeltaSpec, Rotation
 
 
 class GpuDelta:
-    """See `GpuMixer`. Invariant states are updated token by token in prompts, as in decoding."""
+    """See `GpuMixer`. Invariant states are updated token by token in prompts, as in decoding.
+
+    Nobody knows how many of a place's tokens count before the draw, and a state cannot go back. So a step with drafts leaves it as it is,
+    and keeps the projections; `settle` lets those that count pass through it.
+    """
 
     checks: ClassVar = CHECKS
     pads: ClassVar = False
-    widens: ClassVar = False
     tile, ways = TILE, 1
     sections: Mapping[str, tuple[int, ...]] = {}
 
@@ -38,6 +42,14 @@ class GpuDelta:
         """See `GpuMixer`: the buffers of chunks in tiles."""
         heads, facts = [heads_of(each) for each in self._layers.values()], self._facts
         self._space = launch.TileSpace.create(facts.max_tokens, heads, dtype=facts.dtype, device=facts.device)
+        most = facts.decoded if facts.sizes.max_width > 1 else 0
+        self._kept = {
+            layer: facts.empty(most, each.width) for layer, each in zip(self._layers, heads, strict=True)
+        }
+        self._unused = facts.empty(most * max(each.inner for each in heads))
+        self._spans, self._ends = facts.empty(most, 4, of=torch.int32), facts.empty(most, of=torch.int32)
+        self._numbers = torch.arange(most, dtype=torch.int32, device=facts.device)
+        self._nets = dict[int, DeltaNet]()
 
     def attach(self, arena: StepArena, pages: Pages, _rotations: Mapping[Rotation, Tensor], /) -> None:
         self._arena = arena
@@ -62,4 +74,36 @@ class GpuDelta:
             what = (projected[tokens:], states, weights, heads, out[tokens:])
             where = {"batch_rows": step.places, "lengths": self._arena.lengths, "tables": tables}
             how: dict[str, Any] = {"invariant": invariant, "pdl": step.pdl, **where}
-            launch.delta_rule_newest(*what, **how)
+            if step.width > 1:
+                self._look(net, projected[tokens:], out[tokens:], step)
+            else:
+                launch.delta_rule_newest(*what, **how)
+
+    def _look(self, net: DeltaNet, projected: Tensor, out: Tensor, step: GpuStep) -> None:
+        """Compute all tokens of each place, and leave its state as it is."""
+        places, width, spans = step.places, step.width, self._spans[: len(step.places)]
+        if net.layer == min(self._layers):  # each row, its first token's index, tokens, first position
+            spans[:, 0].copy_(places)
+            torch.mul(self._numbers[: len(places)], width, out=spans[:, 1])
+            spans[:, 2].fill_(width)
+            torch.sub(self._lengths(places), 1, out=spans[:, 3])
+        self._nets[net.layer], kept = net, self._kept[net.layer][: len(projected)]
+        kept.copy_(projected)
+        where: dict[str, Any] = {"spans": spans, "tables": self._arena.block_tables[net.layer]}
+        launch.delta_rule_chunks(
+            kept, self._states[net.layer], net.weights, net.heads, out, **where, keep=False
+        )
+
+    def settle(self, places: Tensor) -> None:
+        """See `GpuMixer`: as many tokens pass through a state as its row is longer than before the step."""
+        spans = self._spans[: len(places)]
+        torch.sub(self._lengths(places), spans[:, 3], out=spans[:, 2])
+        spans[:, 2].sub_(1)
+        for layer, net in self._nets.items():
+            kept, tables = self._kept[layer], self._arena.block_tables[layer]
+            unused = self._unused[: len(kept) * net.heads.inner].view(len(kept), -1)
+            what = (kept, self._states[layer], net.weights, net.heads, unused)
+            launch.delta_rule_chunks(*what, spans=spans, tables=tables)
+
+    def _lengths(self, places: Tensor) -> Tensor:
+        return torch.index_select(self._arena.lengths, 0, places, out=self._ends[: len(places)])

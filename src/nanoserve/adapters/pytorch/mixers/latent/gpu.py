@@ -59,7 +59,7 @@ class GpuLatents:
 
     checks: ClassVar = CHECKS
     pads: ClassVar = False
-    widens: ClassVar = True
+    settle: ClassVar = None
 
     def __init__(self, layers: Mapping[int, LatentSpec], facts: GpuFacts) -> None:
         """Raise `ModelLoadError` if layers differ."""
