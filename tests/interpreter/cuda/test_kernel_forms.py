@@ -85,13 +85,45 @@ print(json.dumps(counter.late))
 )
 
 
+PENALTIES = (
+    REAL_COMPILES.partition("counter = ")[0]
+    + """
+import torch
+
+from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
+from nanoserve.adapters.pytorch.cuda.windows import WIDTHS
+from nanoserve.kernels.logits.launch import apply_penalties
+
+counter = CompileCounter()
+counter.start()
+rows, counts = torch.zeros(4, dtype=torch.int32), torch.zeros(1, 64, dtype=torch.int32)
+for width in (1, 2, 4, *WIDTHS):
+    before = None if width == 1 else torch.zeros(4, width - 1, dtype=torch.int32)
+    where = {"batch_rows": rows, "output_counts": counts, "in_prompt": counts > 0, "strengths": torch.ones(4, 3)}
+    with compiling_ahead(1):
+        apply_penalties(torch.zeros(4, 64), **where, before=before)
+print(json.dumps(counter.late))
+"""
+)
+
+
+def test_penalties_behind_however_many_drafts_or_verified_tokens_are_one_kernel(
+    tmp_path: pathlib.Path,
+) -> None:
+    assert late_kernels(PENALTIES, tmp_path) == 1
+
+
 def test_every_form_of_a_kernel_compiles(tmp_path: pathlib.Path) -> None:
+    assert late_kernels(PROGRAM, tmp_path) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3
+
+
+def late_kernels(text: str, tmp_path: pathlib.Path) -> object:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
     done = subprocess.run(
         [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == 3 + 3 + 2 + (1 + 3) + 2 + 2 + 2 + 1 + 3 + 3
+    return json.loads(done.stdout)

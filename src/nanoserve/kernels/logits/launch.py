@@ -35,7 +35,7 @@ def apply_penalties(
     apply_kernel[(triton.cdiv(vocab_size, BLOCK), places)](
         logits_ptr=logits, batch_rows_ptr=batch_rows, output_counts_ptr=output_counts,
         in_prompt_ptr=in_prompt, strengths_ptr=strengths, row_stride=logits.stride(0),
-        before_ptr=batch_rows if before is None else before, AHEAD=0 if before is None else before.shape[1],
+        before_ptr=batch_rows if before is None else before, ahead=0 if before is None else before.shape[1],
         VOCAB=vocab_size, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 

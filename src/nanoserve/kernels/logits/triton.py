@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ahead"])
 def apply_kernel(
-    logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr, before_ptr,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+    logits_ptr, row_stride, batch_rows_ptr, output_counts_ptr, in_prompt_ptr, strengths_ptr, before_ptr, ahead,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (block, place): BLOCK of a place's VOCAB logits, in place, by the strengths [places, 3] (see `logits`) and AHEAD further tokens."""
+    """Program (block, place): BLOCK of a place's VOCAB logits, in place, by the strengths [places, 3] (see `logits`) and `ahead` further tokens."""
     block, place = tl.program_id(0), tl.program_id(1)
     repetition = tl.load(strengths_ptr + 3 * place)
     frequency, presence = tl.load(strengths_ptr + 3 * place + 1), tl.load(strengths_ptr + 3 * place + 2)
@@ -20,8 +20,8 @@ def apply_kernel(
         value_ptrs = logits_ptr + place.to(tl.int64) * row_stride + tokens
         values = tl.load(value_ptrs, mask=inside)
         counts = tl.load(output_counts_ptr + occurrences, mask=inside, other=0)
-        for each in tl.static_range(AHEAD):
-            counts += (tokens == tl.load(before_ptr + place * AHEAD + each)).to(tl.int32)
+        for each in range(ahead):
+            counts += (tokens == tl.load(before_ptr + place * ahead + each)).to(tl.int32)
         flags = tl.load(in_prompt_ptr + occurrences, mask=inside, other=0).to(tl.int32)
         # `div_rn` rounds as the CPU's division does; the plain one of a GPU may be off in the last digit.
         repeated = tl.where(
