@@ -15,10 +15,11 @@ import attrs
 import psutil
 import torch
 
+from nanoserve.adapters.pytorch.mixers.attention.kind import KEPT_BYTES, KEPT_SHARE
 from nanoserve.adapters.pytorch.sampling.penalties import Penalties
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.errors import OutOfMemoryError
-from nanoserve.ports.model_spec import ModelSpec, PoolNeed, per_group
+from nanoserve.ports.model_spec import Full, ModelSpec, PoolNeed, per_group
 
 DEFAULT_FRACTION = 0.8
 CPU_KV_BYTES = 4 * 2**30
@@ -95,6 +96,7 @@ def plan_memory(
     device: torch.device | None = None,
     available: int | None = None,
     beside: bool = False,
+    keeps_rows: bool = False,
 ) -> MemoryBudget:
     """Size the KV pools as requested; without a request they are those of `sizes`.
 
@@ -102,7 +104,8 @@ def plan_memory(
     fraction also at `usual_bytes`, if one such sequence fits into them.
     Call it after the weights are loaded: the bytes of `weights` and `workspace` are only reported, those of `reserve` are
     left free beside the sampler's. `available` is what the device has free, where that is known or shared with others. With `beside`, another
-    engine has that memory as long as this one sleeps, and its sizes are taken as they are.
+    engine has that memory as long as this one sleeps, and its sizes are taken as they are. With `keeps_rows` a pool sized by fraction leaves
+    room for what decoding rows keep beside it, if one such sequence fits then.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
@@ -116,12 +119,15 @@ def plan_memory(
     if request is None:
         counts = per_group(sizes.num_blocks, len(pages))
     else:
-        taken = sampler + reserve
-        usual = int(available * usual_fraction) - taken
-        if usual_bytes is not None:
-            least = _bytes_of([need.least for need in request.needs], pages)
-            usual = min(usual, max(usual_bytes, least))
-        counts = _counts(request, pages, sizes.max_num_seqs, available=available, taken=taken, usual=usual)
+        least = _bytes_of([need.least for need in request.needs], pages)
+        fraction = request.memory if isinstance(request.memory, float) else usual_fraction
+        room = int(available * fraction) - sampler - reserve
+        if keeps_rows and (full := sum(isinstance(each.kind, Full) for each in spec.cache_groups)):
+            beside_kept = min(room * KEPT_SHARE // (KEPT_SHARE + 1), room - full * KEPT_BYTES)
+            room = max(beside_kept, min(room, least))
+        if usual_bytes is not None and request.memory is None:
+            room = min(room, max(usual_bytes, least))
+        counts = _counts(request, pages, sizes.max_num_seqs, room)
     budget = MemoryBudget(
         weights=weights,
         workspace=workspace,
@@ -142,9 +148,8 @@ def plan_memory(
     return budget
 
 
-def _counts(
-    request: PoolRequest, pages: Sequence[int], rows: int, *, available: int, taken: int, usual: int
-) -> tuple[int, ...]:
+def _counts(request: PoolRequest, pages: Sequence[int], rows: int, room: int) -> tuple[int, ...]:
+    """Pages of each group; `room` is for a pool sized by fraction."""
     needs, memory = request.needs, request.memory
     most = [need.most(rows) for need in needs]
     if request.num_blocks is not None:
@@ -153,11 +158,9 @@ def _counts(
             min(given, bound) if need.usual is None else given
             for need, bound in zip(needs, most, strict=True)
         )
-    if memory is None or isinstance(memory, float):
-        asked = usual if memory is None else int(available * memory) - taken
-        counts = share_out(asked, pages, needs, rows)
-        return tuple(map(min, counts, most))
-    return share_out(memory, pages, needs, rows)
+    if isinstance(memory, int):
+        return share_out(memory, pages, needs, rows)
+    return tuple(map(min, share_out(room, pages, needs, rows), most))
 
 
 def share_out(

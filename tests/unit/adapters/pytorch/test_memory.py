@@ -74,6 +74,31 @@ def test_unasked_a_pool_stops_at_the_usual_bytes_or_at_one_sequence() -> None:
     assert planned(usual_bytes=2 * MIB).num_blocks == roomy, "the fraction holds as well"
 
 
+@pytest.mark.parametrize("fraction", [None, 0.5])
+@pytest.mark.parametrize("gib", [0.3, 1])
+def test_what_decoding_rows_keep_beside_a_pool_is_left_free(
+    monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float | None
+) -> None:
+    available = int(gib * 1024) * MIB
+    monkeypatch.setattr(memory, "available_memory", lambda _device: available)
+    how: dict[str, Any] = {"max_num_seqs": 4096, "memory": fraction}
+    room = int(available * (fraction or 0.8))
+    assert room - 16 * PER_TOKEN < planned(**how).kv + 4096 * 5_000 <= room
+    kept = planned(**how, keeps_rows=True)
+    both = kept.kv + max(kept.kv // 4, 64 * MIB) + 4096 * 5_000
+    assert room - 2 * 16 * PER_TOKEN < both <= room
+    windows = planned(**how, spec=tiny_spec(3, **SIZES, windows=(100,) * 3), keeps_rows=True)
+    assert windows == planned(**how, spec=tiny_spec(3, **SIZES, windows=(100,) * 3))
+
+
+def test_nothing_is_left_free_for_kept_rows_where_one_sequence_would_not_fit_then() -> None:
+    page = 16 * PER_TOKEN
+    assert planned(memory=0.8, keeps_rows=True).num_blocks == (64,)
+    with pytest.raises(OutOfMemoryError):
+        planned(memory=0.1, keeps_rows=True)
+    assert planned(memory=100 * page, keeps_rows=True).num_blocks == (99,)
+
+
 def test_explicit_bytes_and_blocks_are_taken_as_they_are() -> None:
     assert planned(memory=MIB - 7).num_blocks == ((MIB - 7) // (16 * PER_TOKEN) - 1,)
     assert planned(num_blocks=150).num_blocks == (150,)
