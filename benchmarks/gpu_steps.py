@@ -3,6 +3,7 @@
 `python -m benchmarks.gpu_steps --model shape:llama-3.2-1b --batch 1 8 64 256 --context 1000`. With `--kernels` also each
 kernel's share, from the profiler. Rows are set up by hand, so what is timed is the device alone. `--width 1 2 4 8` times wide steps, too: by
 how much longer one takes is by how many tokens a row must gain in it. `--quantization fp8` or `int4` keeps the weights in these.
+`--adapters 0 1 32` times steps whose rows have none, all the same LoRA adapter, and 32 different ones in turn, of rank `--adapter-rank` in all linear layers.
 With `--ranks 2` two GPUs compute each step together, and the first one's times are told; a kernel that waits for the other rank includes the wait.
 """
 
@@ -24,13 +25,14 @@ from benchmarks.ceilings import read_bandwidth
 from benchmarks.gpu_ranks import meet, run_ranks
 from nanoserve.adapters.pytorch.cuda.building import Partners, build_runner
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.lora.layout import LoraWeights
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.peer_memory import PeerMemory
 from nanoserve.entrypoints.compose.shapes import find_shape
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.model_spec import ModelSpec
-from nanoserve.ports.step import AdmittedRow, RowSampling, StepPlan
+from nanoserve.ports.step import AdmittedRow, LoraLoad, RowSampling, StepPlan
 
 BLOCK_SIZE = 16
 REPEATS = 7
@@ -75,24 +77,27 @@ def main() -> None:
         block_size=BLOCK_SIZE,
         num_blocks=(max(arguments.context) // BLOCK_SIZE + 17) * batch,
         max_width=max(arguments.width),
+        max_loras=max(arguments.adapters),
+        max_lora_rank=arguments.adapter_rank if any(arguments.adapters) else 0,
     )
     partners = None if ranks.size == 1 else Partners(ranks, PeerMemory, lambda _: None)
     how: dict[str, Any] = {"deterministic": arguments.deterministic, "enforce_eager": arguments.eager}
     runner, _ = build_runner(model, sizes, **how, partners=partners)
+    load_adapters(runner, sizes.max_loras, arguments.adapter_rank)
     results: list[dict[str, Any]] = []
     for context, size in itertools.product(arguments.context, arguments.batch):
         narrow = 0.0
-        for asked in arguments.width:
-            microseconds, width = time_steps(runner, spec, size, context, asked)
-            if width < asked:
-                continue  # not worth it in so large a batch
+        for asked, adapters in itertools.product(arguments.width, arguments.adapters):
+            microseconds, width = time_steps(runner, spec, size, context, asked, adapters=adapters)
+            if width < asked or adapters > size:
+                continue  # not worth it in so large a batch, or too many for it
             narrow = narrow or microseconds
             kv = size * context * spec.kv_bytes_per_token(2)
             floor = (weights + kv) / bandwidth * 1e6
-            sizes_of_step = {"batch": size, "context": context, "width": width}
+            sizes_of_step = {"batch": size, "context": context, "width": width, "adapters": adapters}
             results.append({**sizes_of_step, "us": microseconds, "floor_us": floor})
             print(
-                f"batch {size:4d} context {context:6d} width {width}: {microseconds:8.1f} us/step ({microseconds / narrow:.2f}), {size / microseconds * 1e6:9.0f} tok/s, "
+                f"batch {size:4d} context {context:6d} width {width} adapters {adapters}: {microseconds:8.1f} us/step ({microseconds / narrow:.3f}), {size / microseconds * 1e6:9.0f} tok/s, "
                 f"floor {floor:7.1f} us ({floor / microseconds:.0%})",
                 flush=True,
             )
@@ -109,15 +114,17 @@ def _bytes(module: torch.nn.Module) -> int:
 
 
 def time_steps(
-    runner: CudaRunner, spec: ModelSpec, batch: int, context: int, width: int = 1
+    runner: CudaRunner, spec: ModelSpec, batch: int, context: int, width: int = 1, *, adapters: int = 0
 ) -> tuple[float, int]:
     """Microseconds of one step, replayed back to back, and the width that it has."""
-    admit(runner, spec, batch, context)
+    admit(runner, spec, batch, context, adapters)
     decoding = tuple(range(batch))
     for step in range(4):
         runner.collect(runner.submit(StepPlan(step=2 + step, decoding=decoding, width=width)))
+    loras = runner._launcher.loras  # noqa: SLF001 - as below
+    adapted = loras is not None and loras.adapts(runner._batches.of(decoding)[0])  # noqa: SLF001 - as below
     launcher = runner._decoding  # noqa: SLF001 - the benchmark times what the runner launches
-    key = launcher.keys.of(batch, context, special=False, width=width)
+    key = launcher.keys.of(batch, context, special=False, width=width, adapted=adapted)
     times = []
     with torch.inference_mode():
         for _ in range(REPEATS):
@@ -132,8 +139,19 @@ def time_steps(
     return float(statistics.median(times)), max(key.width, 1)
 
 
-def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None:
-    """Give `batch` rows random tokens and scattered blocks; the cache holds whatever it holds, finite."""
+def load_adapters(runner: CudaRunner, count: int, rank: int) -> None:
+    """Fill as many slots, all with the same random numbers, which lie in each."""
+    if runner.loras is None:
+        return
+    numbers = (torch.randn(rank * runner.loras.layout.size) * 0.02).to(torch.bfloat16).pin_memory()
+    loads = tuple(LoraLoad(bytes([slot]), slot) for slot in range(1, count + 1))
+    for each in loads:
+        runner.loras._weights[each.digest] = LoraWeights(rank, numbers)  # noqa: SLF001 - no file has them
+    runner.collect(runner.submit(StepPlan(step=0, lora_loads=loads)))
+
+
+def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int, adapters: int = 0) -> None:
+    """Give `batch` rows random tokens, scattered blocks and adapters in turn; the cache holds whatever it holds, finite."""
     noise = torch.randn(1 << 20, device="cuda")
     for pool in itertools.chain(*runner.kv.pools):
         flat = pool.view(-1)
@@ -157,6 +175,7 @@ def admit(runner: CudaRunner, spec: ModelSpec, batch: int, context: int) -> None
                 block_tables=(table,) * len(spec.cache_groups),
                 sampling=sampling,
                 max_length=context + 160,
+                lora_slot=1 + row % adapters if adapters else 0,
             )
         )
     released = tuple(range(batch))
@@ -191,6 +210,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, nargs="+", default=[1000])
     parser.add_argument("--width", type=int, nargs="+", default=[1])
+    parser.add_argument("--adapters", type=int, nargs="+", default=[0])
+    parser.add_argument("--adapter-rank", type=int, default=16, choices=[16, 32, 64, 128])
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"])
     parser.add_argument("--quantization", choices=["fp8", "int4"])
     parser.add_argument("--deterministic", action="store_true")
