@@ -198,12 +198,12 @@ class Inputs:
             torch.cuda.synchronize(self.device)
 
     def compare(
-        self, launch: Callable[..., object], case: str = "", /, **arguments: Any
+        self, launch: Callable[..., object], case: str = "", /, *, chained: Any = False, **arguments: Any
     ) -> Iterator[Comparison]:
         """Compare what a launch leaves in each `Result` among its arguments, and that tensors beside them stay as they were.
 
-        It runs over fresh poison, and again with `pdl` if it takes that and serving asks for it. A result that is two arguments is one
-        tensor. Large tensors are weights, of which there is no room for a copy.
+        It runs over fresh poison, and again with `pdl` if it takes that and serving asks for it, or with that alone if serving launches
+        it `chained` alone. A result that is two arguments is one tensor. Large tensors are weights, of which there is no room for a copy.
         """
         results = dict(each for name, argument in arguments.items() for each in _results(name, argument))
         kept = {
@@ -211,8 +211,8 @@ class Inputs:
             for name, each in arguments.items()
             if isinstance(each, Tensor) and each.numel() <= MOST_KEPT
         }
-        takes_pdl = "pdl" in inspect.signature(launch).parameters
-        for how in [{"pdl": pdl} for pdl in self.launches] if takes_pdl else [{}]:
+        takes_pdl, launches = "pdl" in inspect.signature(launch).parameters, self.launches[-chained:]
+        for how in [{"pdl": pdl} for pdl in launches] if takes_pdl else [{}]:
             wholes = {id(each): each.prepare(self) for each in results.values()}
             given = {name: _given(each, wholes) for name, each in arguments.items()}
             self.settle()

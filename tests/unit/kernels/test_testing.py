@@ -41,3 +41,20 @@ def test_a_result_has_the_numbers_that_it_holds_before(
     found = []
     list(INPUTS.compare(lambda out: found.append(out.dtype), out=expect(WANTED, before, dtype=asked)))
     assert found == [given]
+
+
+@pytest.mark.parametrize(
+    ("pdl", "chained", "launched"),
+    [(True, False, [False, True]), (True, True, [True]), (False, False, [False]), (False, True, [False])],
+)
+def test_what_serving_launches_in_chains_alone_is_launched_so(
+    pdl: bool, chained: bool, launched: list[bool]
+) -> None:
+    found: list[bool] = []
+
+    def launch(out: Tensor, *, pdl: bool = False) -> None:
+        found.append(pdl)
+
+    inputs = Inputs(torch.device("cpu"), torch.bfloat16, pdl=pdl)
+    list(inputs.compare(launch, chained=chained, out=expect(WANTED)))
+    assert found == launched

@@ -93,6 +93,7 @@ def check_row_linear(inputs: Inputs, product: LinearCase) -> Iterator[Comparison
     return inputs.compare(
         row_linear,
         product.case(1),
+        chained=True,
         x=x,
         weight=product.weight,
         out=expect(wanted),
@@ -117,7 +118,7 @@ def check_skinny_linear(
         x = inputs.normal(rows, k)
         out = expect(product.formula(x))
         for _ in range(2):
-            yield from inputs.compare(skinny_linear, product.case(rows), x=x, out=out, **parts)
+            yield from inputs.compare(skinny_linear, product.case(rows), chained=True, x=x, out=out, **parts)
     counters = space.counters
     yield Comparison(f"counters behind {product.name}", counters, torch.zeros_like(counters), exact=True)
 
@@ -157,7 +158,7 @@ def check_adapted(
         wanted = product.formula(x, normed=normed, gate=False) + added
         out = expect(gated(wanted, product.gate) if product.gate else wanted)
         parts = {"product": product, "delta": delta, "space": space}
-        yield from inputs.compare(multiply_adapted, product.case(rows), x=x, out=out, **parts)
+        yield from inputs.compare(multiply_adapted, product.case(rows), chained=True, x=x, out=out, **parts)
 
 
 def _space(inputs: Inputs, product: LinearCase, batches: Sequence[int]) -> LinearWorkspace:

@@ -69,7 +69,7 @@ def visit_keys(
     return m, l, acc
 
 
-@triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr"])
+@triton.jit(do_not_specialize=["tiles_ptr", "lengths_ptr", "table_stride"])
 def prefill_attention_kernel(
     query_ptr, keys_ptr, values_ptr, out_ptr, tiles_ptr, lengths_ptr, block_tables_ptr, sinks_ptr, scales_ptr,
     table_stride,

@@ -92,7 +92,7 @@ def fill_slot(
     tl.store(value_ptr + places + HEAD_DIM // 2, narrowed(high, value_scale, kept), mask=mask)
 
 
-@triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr"])
+@triton.jit(do_not_specialize=["token_rows_ptr", "positions_ptr", "table_stride"])
 def rope_and_cache_kernel(
     qkv_ptr, query_ptr, keys_ptr, values_ptr, token_rows_ptr, positions_ptr, limits_ptr, block_tables_ptr, rotations_ptr,
     q_norm_ptr, k_norm_ptr, scales_ptr, eps, token_stride, table_stride, block_stride,
