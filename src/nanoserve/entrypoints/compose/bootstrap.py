@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.pytorch.cuda.compilers import start_compilers
 from nanoserve.adapters.system import environment as machine
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -66,11 +68,18 @@ def preload(*, wakes_gpu: bool = False) -> None:
     prepare_process()
     if wakes_gpu:
         wake_gpu()
+        _start_compilers()
     from nanoserve.entrypoints.compose import building  # noqa: F401, PLC0415 - loads torch
 
     if has_gpu_driver():
         with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
             from nanoserve.adapters.pytorch.cuda import building as _  # noqa: F401, PLC0415 - loads Triton
+
+
+def _start_compilers(num_ranks: int = 1) -> None:
+    """Compile a GPU's kernels by all cores when the time has come; the ranks of a model share them."""
+    if has_gpu_driver():
+        start_compilers(max(1, (os.cpu_count() or 1) // num_ranks))
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:
@@ -126,6 +135,8 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
     prepare_process()
     if settings.device != "cpu" and "torch" not in sys.modules:
         wake_gpu()
+    if settings.device != "cpu":
+        _start_compilers(settings.tensor_parallel_size)
     from nanoserve.entrypoints.compose.building import survey_device  # noqa: PLC0415 - loads torch
 
     watch.lap("imports")
