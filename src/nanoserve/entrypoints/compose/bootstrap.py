@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pathlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -32,7 +31,7 @@ from nanoserve.adapters.trace.codec import JsonTraceFormat
 from nanoserve.domain.text.dialects.tokenized import choose_dialect
 from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, TextParts, VerificationParts
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
-from nanoserve.entrypoints.compose.process import Stopwatch, has_gpu_driver, prepare_process
+from nanoserve.entrypoints.compose.process import Stopwatch, has_gpu_driver, prepare_process, usable_cores
 from nanoserve.entrypoints.compose.shapes import find_shape, is_shape, refuse_shape
 from nanoserve.ports.driven import Clock, TraceFormat
 from nanoserve.ports.errors import BadValueError
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
     from nanoserve.adapters.llguidance.workers import FairWorkers
 
 environment = machine.environment
+_MOST_COMPILERS: Final = 32
+"""A model has some 70 kernels, and each process that compiles has 100 MB of its own."""
 
 
 def assemble(
@@ -79,7 +80,7 @@ def preload(*, wakes_gpu: bool = False) -> None:
 def _start_compilers(num_ranks: int = 1) -> None:
     """Compile a GPU's kernels by all cores when the time has come; the ranks of a model share them."""
     if has_gpu_driver():
-        start_compilers(max(1, (os.cpu_count() or 1) // num_ranks))
+        start_compilers(max(1, min(usable_cores(logical=True) // num_ranks, _MOST_COMPILERS)))
 
 
 def assemble_for_verification(settings: EngineSettings) -> VerificationParts:

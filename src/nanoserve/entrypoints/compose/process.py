@@ -86,12 +86,12 @@ _DRIVER: Final = Path("/dev/nvidiactl")
 _CPU_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
-def usable_cores() -> int:
-    """Physical cores that this process may use: within its affinity and its container's quota, at least 1."""
-    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores(*, logical: bool = False) -> int:
+    """Physical or logical cores that this process may use: within its affinity and its container's quota, at least 1."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     all_logical = psutil.cpu_count() or 1
     threads_per_core = max(1, all_logical // (psutil.cpu_count(logical=False) or all_logical))
-    return max(1, min(logical // threads_per_core, _quota()))
+    return max(1, min(usable // (1 if logical else threads_per_core), _quota()))
 
 
 def _quota() -> int:
