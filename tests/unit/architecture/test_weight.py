@@ -16,8 +16,8 @@ SLACK = 150
 """A room that is lighter than its bound by more than this lowers it."""
 ROOMS = {
     "ports": 4003,
-    "domain": 9016,
-    "kernels": 15043,
+    "domain": 9027,
+    "kernels": 15063,
     "adapters/pytorch": 16403,
     "adapters": 11081,
     "entrypoints/server": 10945,
