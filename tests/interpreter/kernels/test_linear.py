@@ -211,6 +211,22 @@ def test_each_tile_of_an_invariant_product(
     agree(check_invariant_linear(half, product, 67), TOLERANCE[torch.float16])
 
 
+@pytest.mark.parametrize("rows", [1, 16, 20, 70])
+def test_what_lies_behind_a_products_rows_changes_none_of_their_bits(
+    rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "has_wgmma", lambda _: True)
+    half = Inputs(device, torch.float16)
+    weight, x = random_product(half, 72, 104).weight, half.normal(rows + 1, 104)
+    assert isinstance(weight, torch.Tensor)
+    memory, made, alone = half.poisoned(rows + 40, 104), half.poisoned(rows, 72), half.poisoned(rows, 72)
+    memory[1 : rows + 1] = x[1:]
+    invariant_linear(memory[1 : rows + 1], weight, made)
+    invariant_linear(x[1:], weight, alone)
+    assert torch.equal(made, alone)
+    assert not alone.isnan().any()
+
+
 @pytest.mark.gpu
 def test_every_tile_of_an_invariant_product_has_the_same_bits(device: torch.device) -> None:
     half = Inputs(device, torch.bfloat16)

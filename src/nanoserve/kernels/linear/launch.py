@@ -243,14 +243,14 @@ def invariant_linear(
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
     num_rows, (n, k) = len(x), weight.shape
-    is_hopper = has_wgmma(x.device)
-    tile = invariant_tile(x.dtype, num_rows, n, is_hopper=is_hopper)
-    described = is_hopper and tile.bn > 64 and k * x.element_size() % 16 == 0
-    read, matrix = (
-        (described_blocks(x, tile.bt, tile.bk), described_blocks(weight, tile.bn, tile.bk))
-        if described
-        else (x, weight)
-    )
+    described = _is_described(x, k)
+    tile, read, matrix = invariant_tile(x.dtype, num_rows, n, described=described), x, weight
+    if described:
+        # The copy engine takes longer for rows that are not there: it reads what lies behind the last, if anything does.
+        room = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
+        rows = min(triton.cdiv(num_rows, tile.bt) * tile.bt, room)
+        read = described_blocks(x.as_strided((rows, k), (k, 1)), tile.bt, tile.bk)
+        matrix = described_blocks(weight, tile.bn, tile.bk)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=read, x_scale_ptr=None, weight_ptr=matrix, scale_ptr=None, out_ptr=out, bias_ptr=bias, residual_ptr=residual,
         T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False, DESCRIBED=described, PDL=False,
@@ -260,7 +260,12 @@ def invariant_linear(
 
 def invariant_ways(weight: Tensor | StoredWeight, x: Tensor, most: int) -> tuple[int, ...]:
     """Numbers of rows like x up to `most`, one for each way in which they multiply with a weight in `invariant_linear`."""
-    return invariant_rows(x.dtype, len(weight), most, is_hopper=has_wgmma(x.device))
+    return invariant_rows(x.dtype, len(weight), most, described=_is_described(x, weight.shape[1]))
+
+
+def _is_described(x: Tensor, k: int) -> bool:
+    """True if invariant products of rows like x, with weights of `k` columns, have blocks that the copy engine fetches."""
+    return has_wgmma(x.device) and x.dtype != torch.float32 and k * x.element_size() % 16 == 0
 
 
 def takes_fp8(weight: Tensor | StoredWeight, x: Tensor) -> TypeGuard[StoredWeight]:

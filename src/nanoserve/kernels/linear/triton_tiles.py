@@ -22,12 +22,16 @@ def _tile_of(program, T, N: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BA
 
 @triton.jit
 def _sum_blocks(x_ptr, weight_ptr, first_row, first_column, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Sums [BT, BN] of blocks that the copy engine fetches by two descriptors."""
-    sums = tl.zeros([BT, BN], tl.float32)
+    """Sums [BT, BN] of blocks that the copy engine fetches by two descriptors. Instructions have 64 rows: where there are fewer, the weight's are taken."""
+    LEFT: tl.constexpr = BN if BT < 64 else BT
+    sums = tl.zeros([LEFT, BT + BN - LEFT], tl.float32)
     for k in range(0, K, BK):
         x, weight = x_ptr.load([first_row, k]), weight_ptr.load([first_column, k])
-        sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
-    return sums
+        if BT < 64:
+            sums = tl.dot(weight, tl.trans(x), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(x, tl.trans(weight), sums, input_precision="ieee")
+    return tl.trans(sums) if BT < 64 else sums
 
 
 @triton.jit
@@ -38,14 +42,12 @@ def _sum_slices(
 ):  # fmt: skip
     """Sums [BT, BN] of `ts` rows of x and `rows` of the weight, each step of which has its scale where SCALES are several."""
     ks = tl.arange(0, BK)
-    x_ptrs = x_ptr + tl.minimum(ts, T - 1)[:, None].to(tl.int64) * K + ks[None, :]
+    x_ptrs = x_ptr + ts[:, None].to(tl.int64) * K + ks[None, :]
     weight_ptrs = weight_ptr + rows[None, :].to(tl.int64) * K + ks[:, None]
     sums = tl.zeros([BT, BN], tl.float32)
     for k in range(0, K, BK):
-        if SCALES == 0:
-            x = load_slice(x_ptrs + k, ks[None, :] < K - k, K % BK == 0, "")
-        else:  # rows behind the last are not read: a tile of 64 that is a quarter full takes two thirds of the time
-            x = tl.load(x_ptrs + k, mask=(ts[:, None] < T) & (ks[None, :] < K - k), other=0.0)
+        # Rows behind the last are not read: a tile of 64 in which the last stood for them would take twice the time.
+        x = tl.load(x_ptrs + k, mask=(ts[:, None] < T) & (ks[None, :] < K - k), other=0.0)
         weight = load_slice(weight_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
         if SCALES < 2:
             sums = tl.dot(x, weight, sums, input_precision="ieee")

@@ -289,37 +289,35 @@ class InvariantTile(NamedTuple):
 
 INVARIANT_TILES: Final = (
     (InvariantTile(128, 256, 64, 8, 8, 4), 100),
-    (InvariantTile(128, 128, 64, 8, 4, 4), 56),
-    (InvariantTile(64, 128, 64, 8, 4, 5), 37),
-    (InvariantTile(64, 64, 64, 8, 4, 5), 20),
+    (InvariantTile(128, 128, 64, 8, 4, 4), 58),
+    (InvariantTile(64, 128, 128, 8, 4, 4), 37),
+    (InvariantTile(64, 64, 128, 8, 4, 6), 25),
+    (InvariantTile(16, 64, 128, 8, 4, 6), 18),
 )
 """Tiles of compute capability 9, and how long a multiprocessor takes for one, relative to the first.
 
-There all of them give the same bits, as the instructions add up K in the same order whatever the tile; an H200 gave them for 7 products of a 1B and an 8B,
-64 to 8,192 rows, and `check_invariant_linear` compares them on each device. Speed there, in percent of cuBLAS's: 85 to 104 of 2,048 and 8,192 rows, where the one
-tile of other devices has 77 to 82; of 64 rows 58 to 106, where that has 28 to 53.
+There all of them give the same bits, as the instructions add up K in the same order whatever the tile; an H200 gave them for the 5 products of an 8B,
+1 to 256 rows, and `check_invariant_linear` compares them on each device. What is on its way to a multiprocessor counts where rows are few: with 160 KiB instead of 80, 64 rows
+of an 8B's products take 4.2 ms a step instead of 5.3, as long as products that are split along K.
 """
 
 
-def invariant_tile(dtype: torch.dtype, rows: int, n: int, *, is_hopper: bool) -> InvariantTile:
-    """The tile for x [rows, K] times a weight [n, K]. Devices other than compute capability 9 have one for all: its 96 KiB of shared memory fit into each from 8.0 on."""
+def invariant_tile(dtype: torch.dtype, rows: int, n: int, *, described: bool) -> InvariantTile:
+    """The tile for x [rows, K] times a weight [n, K]. Where blocks are not `described`, there is one for all: its 96 KiB of shared memory fit into each device from 8.0 on."""
     if dtype == torch.float32:
         return InvariantTile(64, 64, 32, 8, 4, 2)
-    if not is_hopper:
+    if not described:
         return InvariantTile(128, 128, 64, 8, 8, 3)
 
-    def cost(entry: tuple[InvariantTile, int]) -> int:
-        tile, each = entry
-        return triton.cdiv(triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn), MULTIPROCESSORS) * each
-
-    return min(INVARIANT_TILES, key=cost)[0]
+    programs = {tile: triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) for tile, _ in INVARIANT_TILES}
+    return min(INVARIANT_TILES, key=lambda each: triton.cdiv(programs[each[0]], MULTIPROCESSORS) * each[1])[0]
 
 
 @cache
-def invariant_rows(dtype: torch.dtype, n: int, most: int, *, is_hopper: bool) -> tuple[int, ...]:
+def invariant_rows(dtype: torch.dtype, n: int, most: int, *, described: bool) -> tuple[int, ...]:
     """Numbers of rows up to `most`, one for each tile that some number has."""
-    sizes = sorted({*range(64, most, 64), most}, reverse=True)
-    found = {invariant_tile(dtype, rows, n, is_hopper=is_hopper): rows for rows in sizes}
+    sizes = sorted({*range(16, 64, 16), *range(64, most, 64), most}, reverse=True)
+    found = {invariant_tile(dtype, rows, n, described=described): rows for rows in sizes if rows <= most}
     return tuple(sorted(found.values()))
 
 

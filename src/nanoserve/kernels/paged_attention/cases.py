@@ -214,9 +214,11 @@ def check_bidirectional_attention(
 
 
 def check_prefill_attention_newest(inputs: Inputs, heads: Heads) -> Iterator[Comparison]:
-    """Each row's newest token."""
+    """Each row's newest token, which has the bits that it has in a tile."""
     case = PrefillCase.of(inputs, heads, _rows_for(heads, NEWEST))
-    yield Comparison(str(heads), case.newest(), case.exact()[case.queries.last])
+    newest, last = case.newest(), case.queries.last
+    yield Comparison(str(heads), newest, case.exact()[last])
+    yield Comparison(f"{heads}, bits of a tile", newest, case.tiled()[last], exact=True)
 
 
 def _rows_for(heads: Heads, rows: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,13 @@ from nanoserve.kernels.heads import HeadTransform
 from nanoserve.kernels.paged import PagedCache
 from nanoserve.kernels.paged_attention.triton import add_splits, attend_to_rows
 from nanoserve.kernels.paged_attention.triton_tiles import prefill_attention_kernel
-from nanoserve.kernels.paged_attention.tuning import Tiling, choose_block, packed_heads, padded_group
+from nanoserve.kernels.paged_attention.tuning import (
+    Tiling,
+    choose_block,
+    newest_block,
+    packed_heads,
+    padded_group,
+)
 from nanoserve.kernels.tiles import BlockSizes
 
 
@@ -147,9 +153,11 @@ def prefill_attention(
     # One program per tile and packed heads; a tile's programs are neighbours, as are the tiles of a row.
     num_kv_heads, block_size, head_dim = cache.keys.shape[1:]
     num_heads = query.shape[1] // head_dim
-    rows, keys_per_visit, warps, stages = blocks or choose_block(
-        head_dim, query.dtype, shared_memory(query.device), narrow=cache.scales is not None
-    )
+    if blocks is None:
+        room, is_narrow = shared_memory(query.device), cache.scales is not None
+        blocks = choose_block(head_dim, query.dtype, room, narrow=is_narrow)
+        blocks = blocks if lengths is None else newest_block(blocks)
+    rows, keys_per_visit, warps, stages = blocks
     packed = packed_heads(num_heads, num_kv_heads)
     # The softmax has base two, and a capped score is soft_cap * tanh(s / soft_cap): what multiplies it is the cap.
     log2_e = math.log2(math.e)

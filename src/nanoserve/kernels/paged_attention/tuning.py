@@ -199,6 +199,11 @@ def choose_block(
     return blocks._replace(stages=max(1, min(blocks.stages, room // (2 * blocks.keys))))
 
 
+def newest_block(blocks: BlockSizes) -> BlockSizes:
+    """Sizes for one query at a time with the bits that it has in tiles of `blocks`: the 64 rows of an instruction, and as many warps as multiply together."""
+    return blocks._replace(rows=64, warps=4) if blocks.rows > 64 else blocks
+
+
 def packed_heads(num_heads: int, num_kv_heads: int) -> int:
     """The number of query heads of a KV head that share a program: the largest power of two that divides theirs."""
     group = num_heads // num_kv_heads
