@@ -104,12 +104,30 @@ class Unsteady(RecordingRunner):
         return len(gained)
 
 
+@pytest.mark.parametrize(("asking", "longest", "are_all"), [(1, 4, False), (2, 4, True), (2, 25, False)])
+def test_all_steps_are_invariant_where_a_fifth_of_the_rows_asks_and_all_are_short(
+    monkeypatch: pytest.MonkeyPatch, asking: int, longest: int, are_all: bool
+) -> None:
+    monkeypatch.setattr(verification, "SHORT", 24)
+    world = World(invariant_decoding=True, num_blocks=100)
+    prompts = [range(4)] * 7 + [range(longest)]
+    for number, prompt in enumerate(prompts):
+        world.add(str(number), prompt, max_tokens=20, deterministic=number < asking, seed=number)
+    world.run()
+    plans = [plan for plan in world.runner.plans if plan.num_tokens]
+    assert all(plan.invariant for plan in plans) is are_all
+    assert any(chunk.unverified for plan in plans for chunk in plan.chunks) is not are_all
+    for number, prompt in enumerate(prompts):
+        assert world.answer(str(number)).token_ids == oracle(prompt, 20, seed=number)
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("asking", [0.15, 0.4, 0.9])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, NARROW), (FULL, STATES)])
 def test_answers_are_right_whoever_asks_and_whenever_all_steps_are_invariant(
-    groups: tuple[CacheGroup, ...], asking: float, depth: int
+    monkeypatch: pytest.MonkeyPatch, groups: tuple[CacheGroup, ...], asking: float, depth: int
 ) -> None:
+    monkeypatch.setattr(verification, "SHORT", 12)
     dice = random.Random(f"{asking} {depth}")
     world: Any = World(
         runner=Unsteady,

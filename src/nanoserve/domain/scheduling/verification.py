@@ -15,8 +15,8 @@ other sequence influenced.
 Invariant and ordinary steps take turns while both have work. An invariant step also takes sequences that have decoded half of what they
 may, so that all are verified at once. On a GPU rows that decode go along in it: so nobody waits for others' verification.
 
-On a GPU invariant steps decode at 75 to 80% of the speed of others. Where most rows are deterministic, all steps are invariant (`always`): what rows
-decode counts at once then.
+On a GPU invariant steps decode nearly as fast as others while rows are short. Where a fifth of the rows or, if some are long, most of them are
+deterministic, all steps are invariant (`always`): what rows decode counts at once then.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ LEAST_WINDOW: Final = 3
 _ORDINARY: Final = "ordinary"
 _APART: Final = "invariant, of chunks alone"
 _BESIDE: Final = "invariant, of all"
+SHORT: Final = 2048
+"""Tokens of a row up to which invariant steps read its keys and values in little more time than others, which cut them into parts."""
 MOST_TOKENS: Final = 512
 """From so many on, an invariant step of a GPU takes longer in proportion to its tokens: nothing is gained by more."""
 
@@ -96,8 +98,10 @@ class Verification:
 
     def _choose_always(self) -> None:
         """Decide whether all steps are invariant from now on; then what deterministic rows decode counts at once."""
-        asking, running = self._table.num_deterministic, len(self._table.rows.running)
-        always = self._may_decode and (3 if self.always else 2) * asking > running
+        asking, running = self._table.num_deterministic, self._table.rows.running
+        are_short = all(len(each.token_ids) <= SHORT for each in running)
+        shares = (5, 7) if are_short else (2, 3)  # to begin with, and to go on
+        always = self._may_decode and shares[self.always] * asking > len(running)
         if self.always and not always:
             for sequence in self._table.decoding.snapshot().sequences:
                 if sequence.is_deterministic and not sequence.is_tentative:
