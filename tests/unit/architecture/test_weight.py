@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 4003,
     "domain": 9027,
     "kernels": 15063,
-    "adapters/pytorch": 16403,
+    "adapters/pytorch": 16417,
     "adapters": 11081,
     "entrypoints/server": 10945,
     "entrypoints": 11877,
