@@ -20,7 +20,12 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.weights.checkpoint import DTYPES
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
+from nanoserve.adapters.pytorch.weights.safetensors_file import (
+    StoredTensor,
+    is_finite,
+    read_into,
+    stored_tensors,
+)
 from nanoserve.adapters.pytorch.weights.staging import count_lanes
 from nanoserve.ports.errors import BadValueError, ModelLoadError
 
@@ -157,6 +162,11 @@ def _read_factors(
     found = sorted(halves.items())
     with ThreadPoolExecutor(count_lanes()) as pool:
         made = list(pool.map(lambda each: _factors(each[0], each[1], config), found))
+    for (module, _), each in zip(
+        found, made, strict=True
+    ):  # by torch's own threads, of which each lane would call all
+        if not (is_finite(each.a) and is_finite(each.b)):
+            raise _RefusedError(f"the factors of {module!r} hold a number that is not finite")
     return {module: each for (module, _), each in zip(found, made, strict=True)}
 
 
@@ -194,17 +204,21 @@ def _check(
 def _factors(module: str, halves: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> Factors:
     if len(halves) != 2:
         raise _RefusedError(f"{module!r} has only one of its two factors")
-    a, b = (halves[half].data.clone() for half in "AB")
+    a, b = (_read(halves[half]) for half in "AB")
     rank, ranks = a.shape[0], _numbers(config, "rank_pattern", module, "r")
     if b.shape[1] != rank or rank not in ranks:
         says = " or ".join(f"{each:g}" for each in ranks)
         message = f"{module!r} has factors of ranks {rank} and {b.shape[1]}, and its config says {says}"
         raise _RefusedError(message)
-    if not (is_finite(a) and is_finite(b)):
-        raise _RefusedError(f"the factors of {module!r} hold a number that is not finite")
     alpha = _numbers(config, "alpha_pattern", module, "lora_alpha")[0]
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Factors(a, b, scale, _digest(a, b, scale))
+
+
+def _read(stored: StoredTensor) -> Tensor:
+    numbers = torch.empty(stored.shape, dtype=stored.dtype)
+    read_into(numbers, stored.file, stored.offset)
+    return numbers
 
 
 def _numbers(config: Mapping[str, Any], patterns: str, module: str, default: str) -> list[float]:
