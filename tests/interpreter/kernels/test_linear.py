@@ -310,6 +310,10 @@ def test_row_tiles_of_the_measured_shapes() -> None:
     assert row_tile(262144, 2560, 16, gate=False)[:3] == (4, 4, 512)
     assert row_tile(16384, 2048, 16, gate=True)[:3] == (4, 4, 2048)
     assert row_tile(2048, 8192, 16, gate=False)[:3] == (4, 8, 8192)
+    assert row_tile(6144, 4096, 16, gate=False)[:3] == (4, 4, 1024)
+    assert row_tile(4096, 2048, 16, gate=False)[:3] == (4, 4, 1024)
+    assert row_tile(3072, 2048, 16, gate=False)[:3] == (2, 2, 2048)
+    assert row_tile(128256, 4096, 16, gate=False)[:3] == (2, 8, 4096)
     assert row_tile(28672, 4096, 4, gate=True)[:4] == (16, 4, 1024, 2)
     assert row_tile(4096, 14336, 4, gate=False)[:4] == (8, 4, 2048, 1)
 

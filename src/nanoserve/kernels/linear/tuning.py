@@ -72,12 +72,12 @@ def row_tile(n: int, k: int, bits: int, *, gate: bool, form: Form = PLAIN) -> Ro
         return RowTile(16, warps, form.chunk, straight=True)
     chunk = _chunk(k)
     # Of packed numbers few pieces in flight leave registers for more programs beside each other: down of an 8B takes 12.5 us, with all of them 16.7.
-    if bits == 4 and chunk == k > 1024 and n > 32 * BUSY:
-        return RowTile(16, 4, 1024, 2)
     if bits == 4:
-        return RowTile(8, 4, chunk, 1)
+        return RowTile(16, 4, 1024, 2) if chunk == k > 1024 and n > 32 * BUSY else RowTile(8, 4, chunk, 1)
     if bits <= 8:
         return RowTile(4 if chunk < k or (bits == 8 and n <= 8192 and not gate) else 8, 4, chunk)
+    if bits == 16 and not gate and chunk == k <= min(4096, 2 * n) and 8 << 20 <= n * k < WIDE * k:
+        return RowTile(4, 4, 1024)  # one row of an 8B: qkv takes 1.6 us less, o 1.1
     many_chunks = chunk == 512 and k > 2048
     if many_chunks and not gate and n < WIDE and k <= 2 * n:
         rows, bytes_per_thread, most = 4, 320, 32_768
