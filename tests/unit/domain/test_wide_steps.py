@@ -234,17 +234,20 @@ def test_what_guesses_take_counts_too(guess: float, widths: set[int]) -> None:
     assert world.answer("a").token_ids == oracle(range(4), 50)
 
 
-def test_drafts_that_are_never_right_are_given_up_and_tried_again_now_and_then() -> None:
-    world, drafter = drafting_world(
-        0.0, 4, step_seconds=((1, 1.0), (64, 10.0)), num_blocks=200, max_model_len=400
-    )
+@pytest.mark.parametrize(("second", "early", "after"), [(1.1, 6, 65), (1.375, 2, 76)])
+def test_drafts_that_are_never_right_are_given_up_and_tried_again_now_and_then(
+    second: float, early: int, after: int
+) -> None:
+    costs = ((1, 1.0), (2, second), (64, 10.0))
+    world, drafter = drafting_world(0.0, 4, step_seconds=costs, num_blocks=200, max_model_len=400)
     world.add("a", range(4), max_tokens=300)
     world.run()
     steps = [plan.step for plan in world.runner.plans if plan.width > 1]
     tried = [step for step in steps if step > 20]
-    assert 1 < steps[-len(tried) - 1] < 20
-    assert all(later - sooner == 65 for sooner, later in itertools.pairwise(tried))
-    assert len(tried) == (300 - steps[-len(tried) - 1]) // 65
+    assert len(steps) - len(tried) == early
+    assert all(later - sooner == after for sooner, later in itertools.pairwise(tried))
+    assert len(tried) == (300 - steps[-len(tried) - 1]) // after
+    assert {plan.width for plan in world.runner.plans if plan.step in tried} == {2}
     assert world.answer("a").token_ids == oracle(range(4), 300)
     assert world.scheduler.counters.drafted_rows == len(steps) == len(drafter.leads)
     assert world.scheduler.counters.accepted_tokens == 0

@@ -29,9 +29,11 @@ LEARNING_RATE: Final = 0.25
 CLEARLY_BETTER: Final = 1.03
 """A wide step must bring this many times the tokens of a narrow one in the same time."""
 RECONSIDER: Final = 4
-"""After so many wide steps, and when rows come or go, the width is chosen again."""
+"""After so many wide steps, after one without a right draft, and when rows come or go, the width is chosen again."""
 PROBE_AFTER: Final = 64
-"""After so many narrow steps a wide one shows whether drafts have become better."""
+"""After so many narrow steps, or more where it costs more, one of two tokens shows whether drafts have become better."""
+PROBE_SHARE: Final = 0.005
+"""The share of the time of those before it that it may cost."""
 IDLE_SECONDS: Final = 0.0003
 """Seconds that the device idles if a step waits for the one before."""
 TRIAL: Final = 2.0
@@ -100,9 +102,15 @@ class Speculation:
         if self._best > 1:
             return self._best
         self._narrow_steps += 1
-        if self._narrow_steps <= PROBE_AFTER or not any(each.sampling.drafts for each in rows.sequences):
-            return 1
-        return self._widest(rows)
+        return min(2, self._widest(rows)) if self._should_probe(rows) else 1
+
+    def _should_probe(self, rows: DecodingRows) -> bool:
+        """True if it has been long enough, and some row wants drafts."""
+        if self._narrow_steps <= PROBE_AFTER:
+            return False
+        count, wanted = len(rows.rows), (each.sampling.drafts for each in rows.sequences)
+        costs = self._seconds(2 * count) / self._seconds(count) - 1
+        return self._narrow_steps * PROBE_SHARE > costs and any(wanted)
 
     def _masked_width(self, rows: DecodingRows) -> int:
         """As `choose_width`, if some rows have grammars; makes their drafts."""
@@ -177,9 +185,9 @@ class Speculation:
             return
         self._narrow_steps = 0
         self._wide_steps += 1
-        if self._best == 1 or self._wide_steps % RECONSIDER == 0:
-            self._rows = None
         counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
+        if self._best == 1 or sum(counts) <= len(counts) or self._wide_steps % RECONSIDER == 0:
+            self._rows = None
         if flight.plan.masked:
             self._note_gain(sum(counts) / len(counts))
         given = {each.row: len(each.token_ids) for each in flight.plan.drafts}
