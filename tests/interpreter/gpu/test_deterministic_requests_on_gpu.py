@@ -16,6 +16,7 @@ from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.tickets import CudaTicket
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
+from nanoserve.domain.scheduling import verification
 from nanoserve.domain.scheduling.limits import Limits
 from nanoserve.ports.sampling import SamplingParams
 from nanoserve.ports.step import StepPlan
@@ -61,6 +62,12 @@ def _without_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU half of an engine's start is its self-test, which has tests of its own."""
     for name in ("rehearse_checks", "check_kernels"):
         monkeypatch.setattr(building, name, lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def _with_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All count as long: of such rows, those that ask are verified unless most do."""
+    monkeypatch.setattr(verification, "SHORT", 0)
 
 
 @pytest.fixture(scope="module")
