@@ -112,13 +112,16 @@ def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
     }
     served = Served(tiny.build(device=DEVICE), make_runner, depth=2, **sizes)
     assert [key[:4] for key in graphs.replayed if isinstance(key, Shape)] == [(64, 8, 16, 16)]
-    prompts = [make_prompt(each, vocab_size=tiny.spec.vocab_size, seed=each) for each in (40, 52)]
-    sampling = [SamplingParams(temperature=0.0, max_tokens=each) for each in (4, 2)]
+    prompts = [make_prompt(each, vocab_size=tiny.spec.vocab_size, seed=each) for each in (40, 52, 20)]
+    sampling = [SamplingParams(temperature=0.0, max_tokens=each) for each in (5, 3, 3)]
     for prompt, answer in zip(prompts, served.texts(prompts, sampling), strict=True):
         assert is_greedy(tiny.reference, prompt, answer)
     _, *later = [key for key in graphs.replayed if isinstance(key, Shape)]
     assert later
     assert {key[:4] for key in later} == {(64, 8, 16, 16)}
+    decoded = {key.places for key in graphs.replayed if isinstance(key, Key)}
+    assert 8 in decoded, "three rows replay the graph of eight, which is there"
+    assert decoded <= {1, 2, 8, 16}
 
 
 def test_rows_of_a_size_that_comes_for_a_moment_replay_the_graph_of_a_larger_one(tiny: TinyModel) -> None:

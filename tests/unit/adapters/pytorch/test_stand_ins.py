@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from nanoserve.adapters.pytorch.cuda.graphs import StandIns
+from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps, Shape
 
 
 def test_others_stand_in_for_a_graph_until_it_has_been_asked_for_often() -> None:
@@ -19,3 +24,24 @@ def test_where_none_can_stand_in_the_step_has_its_own_from_then_on() -> None:
     stand_ins.owners.add("large")
     assert stand_ins.choose("small", ["middle"]) == "small"
     assert stand_ins.choose("small", ["large"]) == "small"
+
+
+def test_a_larger_size_stands_in_until_it_has_cost_as_much_as_a_capture() -> None:
+    stand_ins = StandIns[int](10, lambda key, other: other - key)
+    assert stand_ins.choose(16, ()) == 16
+    assert [stand_ins.choose(12, (16,)) for _ in range(5)] == [16, 16, 16, 12, 12]
+    assert [stand_ins.choose(15, (16,)) for _ in range(11)] == [16] * 10 + [15]
+
+
+@pytest.mark.parametrize(("most_tokens", "larger"), [(6000.0, [768, 2048]), (300.0, [768])])
+def test_a_step_with_chunks_replays_a_larger_one_where_its_launches_would_take_longer(
+    most_tokens: float, larger: list[int]
+) -> None:
+    """`most_tokens` take the device as long as a slow host's launches; a third of it, or a quarter of the step, may be padding."""
+    steps = MixedSteps.__new__(MixedSteps)
+    beside: dict[str, Any] = {"places": 64, "chosen": 96, "chunks": 32, "splits": 1}
+    steps._seen = {Shape(tokens, **beside, width=0) for tokens in (512, 768, 2048, 4096)}
+    steps._seen.add(Shape(1024, **beside, width=1))  # which is drawn in another way
+    steps._most_tokens = most_tokens
+    asked = Shape(640, places=32, chosen=64, chunks=32, splits=4, width=0)
+    assert [each.tokens for each in steps._larger(asked)] == larger

@@ -55,8 +55,7 @@ class Decoding:
         if self._graphs is None:
             self._step(self._launcher, self._arena.places, key)
             return "eager"
-        key = self.keys.stand_in(key)
-        if key not in self._graphs:
+        if (key := self.keys.stand_in(key)) not in self._graphs:
             self.capture(key)
         self._graphs.replay(key)
         return "graph"
@@ -75,6 +74,7 @@ class Decoding:
         """Rehearse a step, and keep its graph if there are graphs."""
         if self._graphs is not None:
             self.rehearse(key)
+            self.keys.stand_ins.owners.add(key)
             self._graphs.capture(key, functools.partial(self._step, self._launcher, self._arena.places, key))
 
     def _step(self, launcher: ForwardLauncher, places: Tensor, key: Key) -> None:

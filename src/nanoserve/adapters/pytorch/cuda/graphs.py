@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,12 +19,12 @@ from nanoserve.ports.engine_facts import EngineSizes
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
 """Sizes of batch whose graphs are captured before the engine is ready; others are captured when they first occur."""
-TYPICAL_LENGTH = 512
+TYPICAL_LENGTH = 1024
 """Tokens of the rows whose graphs are captured before serving."""
 LENGTH_STEP = 64
 """Tokens that a batch's longest row may grow by before the shape of its attention is chosen anew."""
-PATIENCE = 64
-"""So many steps of a size replay the graph of a size at most 8 places, or an eighth, larger, before they have their own."""
+PATIENCE = 256
+"""So many steps of a size replay the graph of one that is 8 places larger, before they have their own; fewer, of one up to about twice as large."""
 DRAW_ALONE = 0
 """In a key, instead of parts: no forward pass, but the draw of the logits that it left, with masks on them."""
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -73,7 +73,7 @@ class Graphs:
 
 
 class StandIns(Generic[KeyT]):
-    """Steps of sizes that have no graph of their own replay those of slightly larger ones, until they have come `patience` times.
+    """Steps of sizes that have no graph of their own replay those of larger ones, until that has cost `most`, by `cost(key, other)` each time.
 
     A capture keeps the device waiting for as long as a few hundred such steps take longer than they would by graphs of their own, and many
     sizes occur only for a moment, as while a crowd comes or goes. The choice follows from the steps alone, so that ranks choose alike.
@@ -82,18 +82,18 @@ class StandIns(Generic[KeyT]):
         owners: keys that have graphs of their own, or will have.
     """
 
-    def __init__(self, patience: int) -> None:
-        self.owners = set[KeyT]()
-        self._patience = patience
-        self._asked = Counter[KeyT]()
+    def __init__(self, most: float, cost: Callable[[KeyT, KeyT], float] = lambda _, __: 1) -> None:
+        self.owners, self._most, self._cost = set[KeyT](), most, cost
+        self._spent = defaultdict[KeyT, float](float)
 
     def choose(self, key: KeyT, others: Iterable[KeyT]) -> KeyT:
-        """The key, if it owns a graph or has come so often, or the first of `others` that does; where none does, the key owns one from now on."""
-        self._asked[key] += 1
-        if key not in self.owners and self._asked[key] <= self._patience:
-            key = next((each for each in others if each in self.owners), key)
-        self.owners.add(key)
-        return key
+        """The key, if it owns a graph or has cost as much, or the first of `others` that does; where none does, the key owns one from now on."""
+        chosen = key
+        if key not in self.owners and self._spent[key] < self._most:
+            chosen = next((each for each in others if each in self.owners), key)
+            self._spent[key] += self._cost(key, chosen)
+        self.owners.add(chosen)
+        return chosen
 
 
 class Key(NamedTuple):
@@ -122,8 +122,8 @@ class Keys:
 
     def __init__(self, sizes: EngineSizes, choose_splits: Callable[[int, int], int]) -> None:
         self._sizes, self._most = sizes, sizes.max_num_seqs
-        self._choose_splits = functools.cache(choose_splits)
-        self._stand_ins, self._buckets = StandIns[Key](PATIENCE), buckets(self._most)
+        self._choose_splits, self._buckets = functools.cache(choose_splits), buckets(self._most)
+        self.stand_ins = StandIns[Key](8 * PATIENCE, lambda key, other: max(other.places - key.places, 8))
 
     def of(
         self,
@@ -157,14 +157,13 @@ class Keys:
 
     def stand_in(self, key: Key) -> Key:
         """The key whose graph the step replays: its own, or for the first few times one that computes the same."""
-        return self._stand_ins.choose(key, self._nearly(key))
+        return self.stand_ins.choose(key, self._nearly(key))
 
     def _nearly(self, key: Key) -> Iterator[Key]:
         """Keys of plain steps that compute what this one's does: any number of splits is right, and places beyond the batch are padded."""
         if key.splits == DRAW_ALONE or key.adapted or key.width:
             return
-        most = max(key.places + 8, key.places * 9 // 8)
-        for places in [each for each in self._buckets if key.places <= each <= most]:
+        for places in [each for each in self._buckets if key.places <= each <= 2 * key.places + 8]:
             for splits in (key.splits, max(key.splits // 2, 1), key.splits * 2):
                 yield key._replace(places=places, splits=splits)
 

@@ -33,11 +33,11 @@ CHUNKS: Final = (32, 64)
 LAUNCH: Final = 4e11
 """Multiplications that an H200 computes while a slow host launches a layer, in a millisecond; a fast one takes a third of that."""
 PLACES: Final = (0, 8, 32, 64, 128, 192, 256, 384, 512)
-CROWDS: Final = ((8, 4096), (32, 4096), (64, 4096), (64, 1024), (128, 1280), (192, 1280), (256, 1280))
-"""Places of rows that decode, and tokens of chunks, in the steps that are captured before serving: those of crowds whose tokens are streamed."""
+CROWDS: Final = (*((64, n) for n in (512, 1024, 2048, 3072, 4096)), (128, 1280), (192, 1280), (256, 1280))
+"""Places of rows that decode, and tokens of chunks, in the steps that are captured before serving: small ones first, for which large ones would stand in."""
 MOST_GRAPHS: Final = 96
-PATIENCE: Final = 16
-"""So many steps of a shape replay the graph of one that is at most a quarter larger, before they have their own."""
+PATIENCE: Final = 64
+"""At most so many steps of a shape replay the graph of a larger one, before they have their own."""
 
 
 class Shape(NamedTuple):
@@ -107,7 +107,7 @@ class MixedSteps:
         self._graphs = graphs if launcher.mixers.pads else None
         self._most_tokens = LAUNCH / launcher.model.multiplications
         self._seen, self._learnt = set[Shape](), set[Shape]()
-        self._stand_ins = StandIns[Shape](PATIENCE)
+        self._stand_ins = StandIns[Shape](2 * self._most_tokens, self._padding)
         self._states: dict[Shape, Tensor] = {}
 
     def capture_first(self) -> None:
@@ -116,7 +116,7 @@ class MixedSteps:
         for places, tokens in [each for each in crowds if each[0] <= self._arena.sizes.max_num_seqs]:
             chunk = Chunk(self._arena.sink_row, 0, tokens, samples=False)
             width = int(self._arena.sizes.max_width > 1)
-            if (shape := self._shape((chunk,), places, 2 * TYPICAL_LENGTH, width)) is not None:
+            if (shape := self._shape((chunk,), places, TYPICAL_LENGTH, width)) is not None:
                 for _ in range(2):  # the second one captures
                     self._padded(shape, (attrs.evolve(chunk, length=1),), EMPTY)
                     self._drawing.note_draw()
@@ -245,14 +245,10 @@ class MixedSteps:
         way = 0 if self._launcher.many.is_invariant else None
         step = describe(self._arena, self._launcher.mixers, chunks, batch, way, **more)
         if (encoder := self._launcher.model.spec.encoder) is not None:
-            rows: list[int] = []
+            rows, first = list[int](), encoder.first_position
+            seconds = self._pooling.seconds if encoder.token_types > 1 else {}
             for chunk in chunks:
-                second = (
-                    self._pooling.seconds.get(chunk.row, chunk.length)
-                    if encoder.token_types > 1
-                    else chunk.length
-                )
-                first = encoder.first_position
+                second = seconds.get(chunk.row, chunk.length)
                 rows += range(first, first + second)
                 rows += range(first + second + encoder.positions, first + chunk.length + encoder.positions)
             self._arena.write("added_rows", rows + [0] * (step.num_tokens - len(rows)))
@@ -290,13 +286,17 @@ class MixedSteps:
         return None if self._graphs is None or (is_new and len(self._seen) == MOST_GRAPHS) else shape
 
     def _larger(self, shape: Shape) -> Iterator[Shape]:
-        """Shapes that were seen and hold this one, the smallest first; any number of splits is right."""
-        size = shape.tokens + shape.places
+        """Shapes that were seen and hold this one, the smallest first, a quarter larger at most or by what is computed while a fast host launches it."""
+        most = max(0.25 * (shape.tokens + shape.places), self._most_tokens / 3)
         for each in sorted(self._seen, key=lambda each: each.tokens + each.places):
             holds = each[5:] == shape[5:] and bool(each.chosen) is bool(shape.chosen)
             holds = holds and all(its >= least for its, least in zip(each[:4], shape[:4], strict=True))
-            if holds and each.tokens + each.places <= 1.25 * size:
+            if holds and self._padding(shape, each) <= most:
                 yield each
+
+    def _padding(self, shape: Shape, other: Shape) -> float:
+        """The tokens by which another one is larger, any splits being right; a few at least, since they may be slower."""
+        return max(sum(other[:2]) - sum(shape[:2]), 2 * self._most_tokens / PATIENCE)
 
     def _shape(
         self, chunks: Sequence[Chunk], num_decoding: int, longest: int, width: int | None
