@@ -167,6 +167,7 @@ def _launches(name: str, rows: int, weights: list[Tensor | StoredWeight]) -> lis
         many: Any = SimpleNamespace(
             widened=torch.empty(n * k, device="cuda", dtype=BF16),
             quantized=(eight_bits, torch.empty(rows, device="cuda")),
+            linear=LinearWorkspace.create(weights[:1], max_m=1, dtype=BF16, device=torch.device("cuda")),
         )
     elif rows > 1:
         partials = torch.empty(slice_count(rows, weights[0]), rows, n, device="cuda")

@@ -9,6 +9,7 @@
 | `triton_tiles.py` | those that compute tiles of many tokens, where one file would be too long                    |
 | `launch.py`       | the functions that launch them, on outputs that the caller has allocated                     |
 | `tuning.py`       | measured sizes, and how work is cut into programs                                            |
+| `tuning_tiles.py` | those of many tokens, where one file would be too long                                       |
 | `cases.py`        | inputs, poisoned outputs and expected results: for the tests, and for the start-up self-test |
 
 Folders of operations do not know each other. `device` holds what kernels of several call or are launched with, `forms` how weights are kept and

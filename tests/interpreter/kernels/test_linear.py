@@ -24,13 +24,8 @@ from nanoserve.kernels.linear.launch import (
     skinny_linear,
     split_linear,
 )
-from nanoserve.kernels.linear.tuning import (
-    INVARIANT_TILES,
-    InvariantTile,
-    row_tile,
-    skinny_tile,
-    split_count,
-)
+from nanoserve.kernels.linear.tuning import row_tile, skinny_tile, split_count
+from nanoserve.kernels.linear.tuning_tiles import INVARIANT_TILES, InvariantTile
 from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.kernels.random_weights import random_product

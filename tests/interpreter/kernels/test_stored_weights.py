@@ -19,6 +19,7 @@ from nanoserve.kernels.forms import FORMS, FP8, MXFP4, Form, Int4, Int4WithMinim
 from nanoserve.kernels.forms.fp8 import BLOCK
 from nanoserve.kernels.forms.layout import ROW
 from nanoserve.kernels.forms.mxfp4 import VALUES, interleaved
+from nanoserve.kernels.linear import launch as linear
 from nanoserve.kernels.linear import tuning
 from nanoserve.kernels.linear.cases import (
     LinearCase,
@@ -30,7 +31,14 @@ from nanoserve.kernels.linear.cases import (
     check_split_linear,
 )
 from nanoserve.kernels.linear.launch import fp8_linear
-from nanoserve.kernels.linear.tuning import fp8_rows, fp8_tile
+from nanoserve.kernels.linear.tuning_tiles import (
+    PACKED_TILES,
+    fp8_rows,
+    fp8_tile,
+    packed_pays,
+    packed_tile,
+    packed_ways,
+)
 from nanoserve.kernels.pointwise.cases import check_quantize_rows
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
@@ -221,7 +229,7 @@ def test_many_rows_multiply_with_the_very_weight_that_is_meant(
 @cases("form", [FP8(), FP8(BLOCK)], also=[FP8(BLOCK, BLOCK)], ids=str)
 @cases(
     ("sizes", "rows"),
-    [((40, 203), 5)],
+    [((40, 203), 5), ((70, 4232), 33)],
     also=[((130, 256), 70), ((66, 300), 257), ((8448, 128), 257)],
     ids=str,
 )
@@ -265,32 +273,50 @@ def test_every_tile_of_8_bit_floats_is_named_by_the_fewest_rows_that_have_it(n: 
         assert fp8_tile(rows, n, blocks=blocks) != fp8_tile(rows - 1, n, blocks=blocks)
 
 
-@cases("form", [Int4()], also=[Int4(32), Int4(ROW), Int4WithMinimum(32), MXFP4()], ids=str)
+@cases(
+    "form",
+    [Int4(), Int8()],
+    also=[Int4(32), Int4(ROW), Int4WithMinimum(32), Int8(16), Int8(ROW), MXFP4()],
+    ids=str,
+)
 @cases(("sizes", "rows"), [((70, 192), 5)], also=[((130, 224), 65), ((8448, 64), 257)], ids=str)
 def test_many_rows_with_packed_numbers(
     sizes: tuple[int, int], rows: int, form: Form, device: torch.device
 ) -> None:
-    inputs = Inputs(device, torch.float16)
+    inputs, tolerance = Inputs(device, torch.float16), 2 * TOLERANCE[torch.float16]  # of millions of results
     for parts in ({"bias": True}, {"added": True}):
         product = stored_product(inputs, *sizes, form, **parts)
-        agree(check_packed_linear(inputs, product, [rows]), TOLERANCE[torch.float16])
+        agree(check_packed_linear(inputs, product, [rows]), tolerance)
+
+
+@cases("form", [Int4(), Int8(32)], also=[Int4(32), Int8(ROW), MXFP4()], ids=str)
+@pytest.mark.parametrize("k", [1056, 1536])
+def test_packed_numbers_in_slices(
+    k: int, form: Form, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even ones, and ones that reach beyond what there is; the last to arrive adds, and leaves the counters as they were."""
+    monkeypatch.setattr(linear, "packed_pays", lambda *_: True)
+    monkeypatch.setattr(linear, "packed_tile", lambda *_: (PACKED_TILES[1], 4))
+    monkeypatch.setattr(linear, "packed_scratch", lambda *_: (1 << 17, 8))
+    product = stored_product(inputs := Inputs(device, torch.float16), 70, k, form, bias=True, added=True)
+    agree(check_packed_linear(inputs, product, [65, 3]), TOLERANCE[torch.float16])
 
 
 @pytest.mark.parametrize(("n", "k"), [(66, 256), (4096, 14336), (28672, 4096)])
 def test_every_way_of_packed_numbers_is_named_by_rows_that_have_it(n: int, k: int) -> None:
     def way(rows: int) -> object:
-        return tuning.packed_tile(rows, n) if tuning.packed_pays(rows, n, k) else None
+        return packed_tile(-(-rows // 64) * 64, n, k) if packed_pays(rows, n, k) else None
 
-    ways = tuning.packed_ways(n, k)
+    ways = packed_ways(n, k)
     assert len(ways) == len(set(map(way, ways)))
     assert set(map(way, ways)) == set(map(way, range(1, 1200)))
 
 
 def test_packed_numbers_are_widened_before_where_their_programs_take_turns() -> None:
-    assert tuning.packed_pays(256, 6144, 4096)
-    assert not tuning.packed_pays(320, 6144, 4096)
-    assert tuning.packed_pays(512, 28672, 4096)
-    assert not tuning.packed_pays(513, 28672, 4096)
+    assert packed_pays(256, 6144, 4096)
+    assert not packed_pays(320, 6144, 4096)
+    assert packed_pays(512, 28672, 4096)
+    assert not packed_pays(513, 28672, 4096)
 
 
 @cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)

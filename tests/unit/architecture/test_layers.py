@@ -21,6 +21,7 @@ KERNEL_FILES = {
     "triton",
     "triton_choice",
     "triton_tiles",
+    "tuning_tiles",
     "launch",
     "tuning",
     "cases",

@@ -17,7 +17,7 @@ SLACK = 150
 ROOMS = {
     "ports": 4003,
     "domain": 9027,
-    "kernels": 15151,
+    "kernels": 15150,
     "adapters/pytorch": 16417,
     "adapters": 11081,
     "entrypoints/server": 10945,

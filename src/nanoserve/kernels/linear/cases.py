@@ -228,6 +228,7 @@ def check_packed_linear(
             wanted = wanted + before.float()
         out = expect(wanted, before)
         parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
+        parts["workspace"] = _space(inputs, product, [1])
         yield from inputs.compare(packed_linear, product.case(rows), x=x, out=out, **parts)
 
 

@@ -22,21 +22,24 @@ from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
 from nanoserve.kernels.linear.tuning import (
-    FP8_TILES,
     MAX_SKINNY_M,
     MOST_REGISTERS,
     SkinnyTile,
+    padded,
+    row_tile,
+    skinny_tile,
+    split_count,
+)
+from nanoserve.kernels.linear.tuning_tiles import (
+    FP8_TILES,
     fp8_rows,
     fp8_tile,
     invariant_rows,
     invariant_tile,
     packed_pays,
+    packed_scratch,
     packed_tile,
     packed_ways,
-    padded,
-    row_tile,
-    skinny_tile,
-    split_count,
 )
 
 _MARGIN = 2048
@@ -66,7 +69,7 @@ class LinearWorkspace(NamedTuple):
         """Allocate the scratch memory of `skinny_linear` for weights like these.
 
         Args:
-            weights: [N, K] each, and plain ones of these shapes; they may be elsewhere.
+            weights: [N, K] each, and plain ones of these shapes; they may be elsewhere. Those of packed numbers are also for `packed_linear`.
             max_m: the most rows of x; what exceeds 128 is not served by `skinny_linear` and needs nothing.
             dtype: of x.
             device: where the rows will be.
@@ -80,6 +83,9 @@ class LinearWorkspace(NamedTuple):
                     tiles = triton.cdiv(shape[0], tile.bn)
                     num_partials = max(num_partials, tiles * tile.splits * tile.bn * tile.bm)
                     num_counters = max(num_counters, tiles)
+            if dtype.itemsize < 4 and form.per_word > 1:
+                partials, tiles = packed_scratch(*shape)
+                num_partials, num_counters = max(num_partials, partials), max(num_counters, tiles)
         return cls(
             torch.empty(num_partials, dtype=torch.float32, device=device),
             torch.zeros(num_counters, dtype=torch.int32, device=device),
@@ -212,8 +218,9 @@ def split_linear(
 def widened(weight: Tensor | StoredWeight, scratch: Tensor) -> Tensor:
     """The weight as a tensor [N, K]: itself, or a stored one widened into `scratch`, flat, of any float dtype; rounded once."""
     (n, k), out = weight.shape, weight
-    if form_of(weight) is not PLAIN:
-        rows, bk, out = 32, 128, scratch[: n * k].view(n, k)
+    if (form := form_of(weight)) is not PLAIN:
+        rows, bk = (8, 512) if form.per_word > 1 else (32, 128)
+        out = scratch[: n * k].view(n, k)
         widen_kernel[(triton.cdiv(n, rows), triton.cdiv(k, bk))](
             **step_arguments(weight), out_ptr=out, N=n, K=k, ROWS=rows, BK=bk, num_warps=4
         )
@@ -291,6 +298,7 @@ def packed_linear(
     weight: StoredWeight,
     out: Tensor,
     *,
+    workspace: LinearWorkspace,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> None:
@@ -300,14 +308,15 @@ def packed_linear(
         x: [T, K], contiguous, of half precision, T >= 1.
         weight: [N, K], in a form that packs several numbers into a word.
         out: [T, N], contiguous; any float dtype. It may not be `x`.
+        workspace: made for a list of products that has (N, K) in it.
         bias: [N], added to the product.
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
-    num_rows, (n, k) = len(x), weight.shape
-    tile = packed_tile(num_rows, n)
-    packed_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
+    n, k = weight.shape
+    tile, splits = packed_tile(triton.cdiv(len(x), 64) * 64, n, k)
+    packed_kernel[(triton.cdiv(len(x), tile.bt) * triton.cdiv(n, tile.bn), splits)](
         x_ptr=x, **step_arguments(weight), out_ptr=out, bias_ptr=bias, residual_ptr=residual,
-        T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band,
+        partials_ptr=workspace.partials, counters_ptr=workspace.counters, T=len(x), N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, SPLITS=splits,
         PAIRS=_pairs(x), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

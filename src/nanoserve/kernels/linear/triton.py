@@ -254,7 +254,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
         mask = present if SPARSE else None
         scratch_ptrs = partials_ptr + tile * (SPLITS * BN * BM) + places
         tl.store(scratch_ptrs + split * (BN * BM), sums, mask=mask)
-        if _is_last(counters_ptr + tile, SPLITS):
+        if is_last(counters_ptr + tile, SPLITS):
             # Past the L1 cache, which may hold what lay there before other multiprocessors wrote.
             total = bias[:, None] + tl.load(scratch_ptrs, mask=mask, cache_modifier=".cg")
             for s in tl.static_range(1, SPLITS):
@@ -263,7 +263,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
 
 
 @triton.jit
-def _is_last(counter_ptr, ARRIVALS: tl.constexpr):
+def is_last(counter_ptr, ARRIVALS: tl.constexpr):
     """Count one arrival; the last one resets the counter for the next kernel, and sees the stores of all."""
     tl.debug_barrier()  # the whole program has stored before one of its threads says so
     arrived = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")

@@ -8,6 +8,7 @@ import triton.language as tl
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_slice
 from nanoserve.kernels.forms.triton import add_left, load_step_scales
+from nanoserve.kernels.linear.triton import is_last
 
 
 @triton.jit
@@ -96,30 +97,54 @@ def invariant_kernel(
     tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _join_slices(sums, partials_ptr, counters_ptr, program, SPLITS: tl.constexpr):
+    """Leave the sums of one of a tile's slices to the last of its programs to arrive; of that one the sums of all, added up in order, and 1."""
+    SIZE: tl.constexpr = sums.shape[0] * sums.shape[1]
+    places = tl.arange(0, sums.shape[0])[:, None] * sums.shape[1] + tl.arange(0, sums.shape[1])[None, :]
+    ptrs = partials_ptr + program * (SPLITS * SIZE) + places
+    tl.store(ptrs + tl.program_id(1) * SIZE, sums)
+    last = is_last(counters_ptr + program, SPLITS).to(tl.int32)
+    total = tl.zeros(sums.shape, tl.float32)
+    if last == 1:
+        for s in tl.static_range(SPLITS):  # past the L1 cache, as in `linear.triton`
+            total += tl.load(ptrs + s * SIZE, cache_modifier=".cg")
+    return total, last
+
+
 @triton.jit(do_not_specialize=["T"])
 def packed_kernel(
-    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, T,
-    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, partials_ptr, counters_ptr, T,
+    N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr, SPLITS: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Program i: a tile [BT, BN] of out = x weight^T + bias + residual, of a stored weight that is widened in registers, as the left factor.
+    """Program (i, s): a tile [BT, BN] of out = x weight^T + bias + residual, of a stored weight that is widened in registers, as the left factor.
 
     Rows behind the last are others again, rather than the last, which many would ask for at once, or left out, which takes a comparison for each load.
+    Of several slices of K, the last program of a tile to arrive adds the sums up in order.
     """
-    column_tile, first_row = _tile_of(tl.program_id(0), T, N, BT, BN, BAND)
+    SLICE: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK
+    EVEN: tl.constexpr = K % (BK * SPLITS) == 0
+    program = tl.program_id(0)
+    start = tl.program_id(1) * SLICE if SPLITS > 1 else 0
+    column_tile, first_row = _tile_of(program, T, N, BT, BN, BAND)
     ts = first_row + tl.arange(0, BT)
     columns = column_tile * BN + tl.arange(0, BN)
-    ks, words = tl.arange(0, BK), tl.arange(0, BK // PACK)
+    ks, words = start + tl.arange(0, BK), start // PACK + tl.arange(0, BK // PACK)
     rows = tl.minimum(columns, N - 1)
     x_ptrs = x_ptr + (ts % T)[None, :].to(tl.int64) * K + ks[:, None]
     weight_ptrs = weight_ptr + rows[:, None].to(tl.int64) * (K // PACK) + words[None, :]
     scale_ptrs = scale_ptr + rows * SCALES
     sums = tl.zeros([BN, BT], tl.float32)
-    for k in range(0, K, BK):
-        stored = load_slice(weight_ptrs + k // PACK, words[None, :] < (K - k) // PACK, K % BK == 0, "")
-        scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
-        x = load_slice(x_ptrs + k, ks[:, None] < K - k, K % BK == 0, "")
+    for k in range(0, SLICE, BK):
+        stored = load_slice(weight_ptrs + k // PACK, words[None, :] < (K - k) // PACK, EVEN, "")
+        scales = load_step_scales(scale_ptrs, start + k, K, BK, GROUP, SCALES, FORM)
+        x = load_slice(x_ptrs + k, ks[:, None] < K - k, EVEN, "")
         sums = add_left(sums, stored, scales, x, GROUP, FORM, PAIRS)
+    if SPLITS > 1:
+        sums, last = _join_slices(sums, partials_ptr, counters_ptr, program, SPLITS)
+        if last == 0:
+            return
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
     mask = (ts[None, :] < T) & (columns[:, None] < N)

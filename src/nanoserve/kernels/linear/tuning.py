@@ -22,9 +22,8 @@ configuration, and the same bits, whenever it runs at the same M.
 from __future__ import annotations
 
 from functools import cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import torch
 import triton
 
 from nanoserve.kernels.forms import PLAIN, Form
@@ -214,7 +213,7 @@ def skinny_tile(
         if splits is None:
             splits = _doubled(n, k, BUSY) if n < WIDE and not gate else 1
         bm = 8 if m <= 8 and not packed else bm
-        return _stored_tile(bm, n, itemsize, gate=gate, splits=splits, room=room, packed=packed)
+        return _stored_tile(bm, n, itemsize, gate=gate, splits=splits, room=room, per_word=form.per_word)
     if splits is None:
         splits = _slices(bm, n, k, JOINING) if bm <= 64 and n < WIDE and not gate else 1
     bn, bk, stages = _shape(bm, n, k // splits, splits, itemsize, gate=gate)
@@ -229,7 +228,7 @@ def skinny_tile(
 
 
 def _stored_tile(
-    bm: int, n: int, itemsize: int, *, gate: bool, splits: int, room: int, packed: bool
+    bm: int, n: int, itemsize: int, *, gate: bool, splits: int, room: int, per_word: int
 ) -> SkinnyTile:
     """The tile of a product with a stored weight, whose steps are long enough for whole lines of its words.
 
@@ -238,14 +237,16 @@ def _stored_tile(
     """
     if itemsize == 4:
         return SkinnyTile(max(bm, 16), 32, 32, splits, 2, 0, "")
-    warps, bn, bk, stages = 4, 64, 256 if packed else 128, 3
+    packed = per_word > 1
+    few = triton.cdiv(n, 64) * splits <= 2 * BUSY
+    warps, bn, bk, stages = 4, 64, 256 if per_word > 4 or (packed and few and bm <= 32) else 128, 3
     if bm <= 16 and not packed:
         warps, bn, stages = 2, 32, 3 if bm == 8 else 4
     elif bm == 128:
         bk = 64
     elif bm == 64 and (gate or n >= WIDE):
         bn, bk = 128, 128
-    elif (bm == 64 and not packed) or (bm == 16 and triton.cdiv(n, bn) * splits <= 2 * BUSY):
+    elif (bm == 64 and not packed) or (bm == 16 and few):
         stages = 4  # few programs for each multiprocessor, or long steps of x
     bytes_per_stage = (bn + bm * itemsize) * bk
     return SkinnyTile(bm, bn, bk, splits, max(1, min(stages, room // bytes_per_stage)), 0, "", warps)
@@ -274,125 +275,3 @@ def _idle(n: int, rows: int) -> float:
     """Programs of this many rows that would fit beside those of the weight, of each, while the last ones run."""
     tiles = triton.cdiv(n, rows)
     return -tiles % BUSY / tiles
-
-
-class InvariantTile(NamedTuple):
-    """`bt` rows of x times `bn` rows of the weight, `bk` elements of K at a time; `band` tiles share the weight."""
-
-    bt: int
-    bn: int
-    bk: int
-    band: int
-    warps: int
-    stages: int
-
-
-INVARIANT_TILES: Final = (
-    (InvariantTile(128, 256, 64, 8, 8, 4), 100),
-    (InvariantTile(128, 128, 64, 8, 4, 4), 58),
-    (InvariantTile(64, 128, 128, 8, 4, 4), 37),
-    (InvariantTile(64, 64, 128, 8, 4, 6), 25),
-    (InvariantTile(16, 64, 128, 8, 4, 6), 18),
-)
-"""Tiles of compute capability 9, and how long a multiprocessor takes for one, relative to the first.
-
-There all of them give the same bits, as the instructions add up K in the same order whatever the tile; an H200 gave them for the 5 products of an 8B,
-1 to 256 rows, and `check_invariant_linear` compares them on each device. What is on its way to a multiprocessor counts where rows are few: with 160 KiB instead of 80, 64 rows
-of an 8B's products take 4.2 ms a step instead of 5.3, as long as products that are split along K.
-"""
-
-
-def invariant_tile(dtype: torch.dtype, rows: int, n: int, *, described: bool) -> InvariantTile:
-    """The tile for x [rows, K] times a weight [n, K]. Where blocks are not `described`, there is one for all: its 96 KiB of shared memory fit into each device from 8.0 on."""
-    if dtype == torch.float32:
-        return InvariantTile(64, 64, 32, 8, 4, 2)
-    if not described:
-        return InvariantTile(128, 128, 64, 8, 8, 3)
-
-    programs = {tile: triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) for tile, _ in INVARIANT_TILES}
-    return min(INVARIANT_TILES, key=lambda each: triton.cdiv(programs[each[0]], MULTIPROCESSORS) * each[1])[0]
-
-
-@cache
-def invariant_rows(dtype: torch.dtype, n: int, most: int, *, described: bool) -> tuple[int, ...]:
-    """Numbers of rows up to `most`, one for each tile that some number has."""
-    sizes = sorted({*range(16, 64, 16), *range(64, most, 64), most}, reverse=True)
-    found = {invariant_tile(dtype, rows, n, described=described): rows for rows in sizes if rows <= most}
-    return tuple(sorted(found.values()))
-
-
-FP8_TILES: Final = (
-    (InvariantTile(128, 256, 128, 8, 8, 4), 256),
-    (InvariantTile(128, 128, 128, 8, 8, 3), MULTIPROCESSORS),
-    (InvariantTile(64, 128, 128, 8, 4, 4), MULTIPROCESSORS),
-    (InvariantTile(64, 64, 128, 8, 4, 5), MULTIPROCESSORS + 1),
-    (InvariantTile(64, 64, 128, 8, 4, 8), 0),
-)
-"""Tiles of products of 8-bit floats, and how many of each there have to be at the least; the last, one to a multiprocessor, is for any number of rows.
-
-Times of an H200 with an 8B model's products, one scale for each row of the weight, as shares of bfloat16's by cuBLAS: 57% of 8,192 rows, 53 to 58% of 2,048,
-58 to 72% of 256, 60 to 81% of 128. With scales of blocks sums are waited for at every step, so that low tiles are best, several to a multiprocessor:
-77 to 84% of 2,048 rows, 78 to 90% of 256.
-"""
-
-
-PACKED_TILES: Final = (
-    (InvariantTile(128, 64, 128, 8, 4, 3), BUSY),
-    (InvariantTile(64, 64, 128, 8, 4, 4), 0),
-)
-"""Tiles of products of packed numbers, and how many of each there have to be: 4-bit integers take 0.98 of bfloat16's time by cuBLAS for 128 rows with gate and up of an 8B, 1.3 with qkv, 1.5 with down."""
-MOST_PACKED_ROWS = 512
-"""The most rows that these may multiply; more were not measured, and to widen the weight first then costs 20 to 29% of the product at 1,024 rows, and 3 to 9% at 8,192."""
-ALONE, BESIDE = {128: 6.3e-3, 64: 4.4e-3}, {128: 8.2e-3, 64: 5.9e-3}
-"""Microseconds of a program of so many rows for each number of K, by itself on its multiprocessor or beside another one."""
-WIDENING, READING, FLOPS, LAUNCH = 8.5e-7, 7e-7, 7.5e8, 2.5
-"""Microseconds for each number that is widened, and read by a product of halves; how many operations that computes in one; and what one more kernel takes."""
-
-
-@cache
-def fp8_tile(rows: int, n: int, *, blocks: bool) -> InvariantTile:
-    """The tile of a product of 8-bit floats, for this many rows with a weight of n, that has scales of blocks or one for each row."""
-    return _tile(FP8_TILES[2:] if blocks else FP8_TILES, rows, n)
-
-
-def fp8_rows(n: int, *, blocks: bool) -> list[int]:
-    """For each of these tiles the fewest rows that have it."""
-    tiles = FP8_TILES[2:] if blocks else FP8_TILES
-    return [max(1, (triton.cdiv(least, triton.cdiv(n, tile.bn)) - 1) * tile.bt + 1) for tile, least in tiles]
-
-
-@cache
-def packed_tile(rows: int, n: int) -> InvariantTile:
-    """The tile of a product of packed numbers, for this many rows with a weight of n."""
-    return _tile(PACKED_TILES, rows, n)
-
-
-@cache
-def packed_pays(rows: int, n: int, k: int) -> bool:
-    """True if packed numbers [n, k] multiply so many rows in less time than it takes to widen them before a product of halves.
-
-    By times of an H200 of twelve products of 1B, 8B and 14B models at 128 to 512 rows; what it chooses takes 0.5% longer than the faster way on average, and at most 10%.
-    """
-    if rows > MOST_PACKED_ROWS:
-        return False
-    rows = triton.cdiv(rows, 64) * 64
-    tile = packed_tile(rows, n)
-    turns, left = divmod(triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn), 2 * MULTIPROCESSORS)
-    last = 0.0 if left == 0 else (ALONE if left <= MULTIPROCESSORS else BESIDE)[tile.bt]
-    packed = k * (turns * BESIDE[tile.bt] + last)
-    return packed <= n * k * (WIDENING + max(READING, 2 * rows / FLOPS)) + LAUNCH
-
-
-def packed_ways(n: int, k: int) -> list[int]:
-    """The fewest rows, in whole tiles, of each tile of packed numbers that pays, and of none."""
-    every = range(MOST_PACKED_ROWS + 64, 0, -64)
-    return [*{packed_tile(rows, n) if packed_pays(rows, n, k) else None: rows for rows in every}.values()]
-
-
-Tiles = tuple[tuple[InvariantTile, int], ...]
-
-
-def _tile(tiles: Tiles, rows: int, n: int) -> InvariantTile:
-    return next(
-        tile for tile, least in tiles if triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) >= least
-    )

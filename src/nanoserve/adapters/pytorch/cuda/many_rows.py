@@ -63,7 +63,7 @@ class VendorProducts:
         if ungated is not None:
             gated_activation_into(ungated.projections, x, activation=ungated.activation)
         if takes_packed(matrix, x) and not self.invariant:
-            packed_linear(x, matrix, out, bias=bias, residual=out if add else None)
+            packed_linear(x, matrix, out, workspace=space.linear, bias=bias, residual=out if add else None)
             return
         self.multiply_plain(x, widened(matrix, space.widened), bias, out, add=add)
 

@@ -167,8 +167,8 @@ def make_workspace(
     mixtures = model.mixtures()
     follows = [each.linear for each in products if each.follows]
     followed = max_tokens * max((each.in_features for each in follows), default=0)
-    skinny = [each.linear for each in (*products, head) if adds_whole or not each.added]
     kept = [each.linear for each in products if each.linear.weight_form is not None]
+    cut = [each.linear for each in (*products, head) if adds_whole or not each.added or each.linear in kept]
     eight_bits = [each for each in kept if takes_fp8(each.matrix, torch.empty(0, dtype=dtype))]
     stored = [each.matrix for each in kept if each not in eight_bits]
     quantized = max_tokens * max((each.in_features for each in eight_bits), default=0)
@@ -196,7 +196,7 @@ def make_workspace(
             of=torch.float32,
         ),
         linear=LinearWorkspace.create(
-            [each.matrix for each in skinny], max_m=MOST_SKINNY_ROWS, dtype=dtype, device=device
+            [each.matrix for each in cut], max_m=MOST_SKINNY_ROWS, dtype=dtype, device=device
         ),
         widened=empty(max((each.shape.numel() for each in stored), default=0)),
         quantized=(

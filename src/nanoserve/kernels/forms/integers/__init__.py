@@ -127,23 +127,27 @@ class Int4(Integers):
 
 @dataclass(frozen=True)
 class Int8(Integers):
-    """Numbers are bytes."""
+    """Numbers are bytes; each 16 of a row lie as in `gathered`, numbers 2 t, 2 t + 8, 2 t + 1 and 2 t + 9 in the t-th word."""
 
     name = "int8"
     bits = 8
     dtype = torch.uint8
+    per_word = 4
+    multiple = 16
 
     def words(self, numbers: Tensor) -> Tensor:
-        """As they are."""
-        return numbers
+        """Four at a time."""
+        return numbers.view(torch.int32)
 
     def pack(self, integers: Tensor) -> Tensor:
         """See `Integers`."""
-        return integers
+        blocks = integers.reshape(*integers.shape[:-1], -1, 2, 4, 2)
+        return blocks.movedim(-3, -1).reshape(integers.shape)
 
     def unpack(self, numbers: Tensor) -> Tensor:
         """See `Integers`."""
-        return numbers
+        blocks = numbers.reshape(*numbers.shape[:-1], -1, 4, 2, 2)
+        return blocks.movedim(-1, -3).reshape(numbers.shape)
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,24 @@ def scale_of(words):
 
 @triton.jit
 def _minimum_of(words):
-    """The minimum that a group's word of 64 bits has."""
-    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    """The minimum that a group's word of 64 bits has; zero of others."""
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True) if words.dtype == tl.int64 else 0.0
 
 
 @triton.jit
-def _bytes(words):
-    """2 ** 23 plus each byte, float32."""
-    return (words.to(tl.int32) | _BYTE).to(tl.float32, bitcast=True)
+def _byte_pair(words, SECOND: tl.constexpr):
+    """2 ** 23 plus the first and third byte of each word, or the second and fourth, as float32 in a further dimension."""
+    first = words >> 8 if SECOND else words
+    third = first >> 16
+    return tl.join(
+        (first & 255 | _BYTE).to(tl.float32, bitcast=True), (third & 255 | _BYTE).to(tl.float32, bitcast=True)
+    )
+
+
+@triton.jit
+def _bytes_in_order(first, second, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """Pairs [ROWS, WORDS / 4, 4, 2] of each word as numbers [ROWS, 4 WORDS] (see `Int8`)."""
+    return tl.reshape(tl.permute(tl.join(first, second), [0, 1, 4, 2, 3]), [ROWS, 4 * WORDS])
 
 
 @triton.jit
@@ -71,7 +81,11 @@ def _widened(words, ROWS: tl.constexpr, COUNT: tl.constexpr, FORM: tl.constexpr)
     if FORM == "int4":
         wide, base = _unpacked(words, ROWS, COUNT // 8), 128.0
     else:
-        wide, base = _bytes(words), 8388608.0
+        groups = tl.reshape(words, [ROWS, COUNT // 16, 4])
+        wide, base = (
+            _bytes_in_order(_byte_pair(groups, False), _byte_pair(groups, True), ROWS, COUNT // 4),
+            8388608.0,
+        )
     return wide, base
 
 
@@ -87,16 +101,14 @@ def unit_sums(
             *(_tiny_pair(words, 0), _tiny_pair(words, 1)), *(_tiny_pair(words, 2), _tiny_pair(words, 3)),
             ROWS, CHUNK // 8,
         )  # fmt: skip
-        products = wide * (x * _up(CHUNK))[None, :]
-        sums = tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2)
-        if not MINIMUM:
-            sums -= _tiny(scales & 255) * (tl.sum(tl.reshape(x, [UNITS, UNIT]), 1) * 2.0**64)[None, :]
-        sums *= 2.0**85
     else:
-        zeros = (scales & 255).to(tl.float32) + 8388608.0
-        wide = tl.reshape(_bytes(words), [ROWS, UNITS, UNIT]) - zeros[:, :, None]
-        products = tl.reshape(wide, [ROWS, CHUNK]) * x[None, :]
-        sums = tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2)
+        groups = tl.reshape(words, [ROWS, CHUNK // 16, 4])
+        wide = _bytes_in_order(_tiny_bytes(groups), _tiny_bytes(groups >> 8), ROWS, CHUNK // 4)
+    products = wide * (x * _up(CHUNK, FORM))[None, :]
+    sums = tl.sum(tl.reshape(products, [ROWS, UNITS, UNIT]), 2)
+    if not MINIMUM:
+        sums -= _tiny(scales & 255) * (tl.sum(tl.reshape(x, [UNITS, UNIT]), 1) * 2.0**64)[None, :]
+    sums *= 2.0**85
     sums *= scale_of(scales)
     if MINIMUM:
         sums -= _minimum_of(scales) * tl.sum(tl.reshape(x, [UNITS, UNIT]), 1)[None, :]
@@ -118,10 +130,17 @@ def _tiny_pair(words, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _up(CHUNK: tl.constexpr):
-    """2 ** 64 divided by what the place of each number of a chunk makes of it in `_tiny_pair`."""
+def _tiny_bytes(words):
+    """The first and third byte of each word where they lie, in a further dimension."""
+    return tl.join(_tiny(words & 0xFF), _tiny(words & 0xFF0000))
+
+
+@triton.jit
+def _up(CHUNK: tl.constexpr, FORM: tl.constexpr):
+    """2 ** 64 divided by what the place of each number of a chunk makes of it in `_tiny_pair` or `_tiny_bytes`."""
     i = tl.arange(0, CHUNK)  # see `layout.gathered`
-    places = i // 8 % 2 * 4 + tl.where(i % 2 == 0, i // 16 % 2 * 8, 16)
+    of_nibbles = i // 8 % 2 * 4 + tl.where(i % 2 == 0, i // 16 % 2 * 8, 16)
+    places = of_nibbles if FORM == "int4" else i % 2 * 16
     return ((127 + 64 - places) << 23).to(tl.float32, bitcast=True)
 
 
@@ -142,41 +161,16 @@ def step(
 ):  # fmt: skip
     """See `forms.triton.step`; what is scaled and not WHOLE is twice as large: a factor of one would be left out."""
     ROWS: tl.constexpr = words.shape[0]
-    BK: tl.constexpr = words.shape[1] * (8 if FORM == "int4" else 1)
+    BK: tl.constexpr = words.shape[1] * (8 if FORM == "int4" else 4)
     GROUPS: tl.constexpr = BK // GROUP if BK > GROUP else 1
     MINIMUM: tl.constexpr = scales.dtype == tl.int64
     SCALED: tl.constexpr = WHOLE or GROUPS > 1 or MINIMUM
     factors = scale_of(scales)
-    if SCALED:
-        inner = factors if WHOLE else factors * 2.0
-    if MINIMUM:
-        minima = _minimum_of(scales) * (1.0 if WHOLE else 2.0)
+    inner = factors if WHOLE else factors * 2.0
+    minima = _minimum_of(scales) * (1.0 if WHOLE else 2.0)
     zeros = (scales & 255).to(tl.int32)
-    if FORM == "int4" and PAIRS:
-        grouped = tl.reshape(words, [ROWS, BK // 32, 4])
-        if SCALED:
-            by = _of_words(_twice(inner), ROWS, BK, GROUPS)
-        if MINIMUM:
-            less = _of_words(_twice(-minima), ROWS, BK, GROUPS)
-            wide = _in_order(
-                *(_lowered(grouped, by, less, 0), _lowered(grouped, by, less, 1)),
-                *(_lowered(grouped, by, less, 2), _lowered(grouped, by, less, 3)),
-                ROWS, BK // 8,
-            )  # fmt: skip
-        elif SCALED:
-            bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS)
-            wide = _in_order(
-                *(_scaled(grouped, bases, by, 0), _scaled(grouped, bases, by, 1)),
-                *(_scaled(grouped, bases, by, 2), _scaled(grouped, bases, by, 3)),
-                ROWS, BK // 8,
-            )  # fmt: skip
-        else:
-            bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS)
-            wide = _in_order(
-                *(_centred(grouped, bases, 0), _centred(grouped, bases, 1)),
-                *(_centred(grouped, bases, 2), _centred(grouped, bases, 3)),
-                ROWS, BK // 8,
-            )  # fmt: skip
+    if PAIRS:
+        wide = _pairs_in_order(words, zeros, inner, minima, BK, GROUPS, FORM, SCALED, MINIMUM)
     else:
         wide, base = _widened(words, ROWS, BK, FORM)
         wide = tl.reshape(wide, [ROWS, GROUPS, BK // GROUPS])
@@ -191,55 +185,84 @@ def step(
 
 
 @triton.jit
+def _pairs_in_order(
+    words, zeros, factors, minima,
+    BK: tl.constexpr, GROUPS: tl.constexpr, FORM: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """The numbers of words as bfloat16, less the zero points of their groups, or times factors less minima."""
+    ROWS: tl.constexpr = words.shape[0]
+    FOUR: tl.constexpr = 32 if FORM == "int4" else 16
+    grouped = tl.reshape(words, [ROWS, BK // FOUR, 4])
+    by = _of_words(_twice(factors), ROWS, BK, GROUPS, FOUR) if SCALED else 0
+    less = _of_words(_twice(-minima), ROWS, BK, GROUPS, FOUR) if MINIMUM else 0
+    if MINIMUM:
+        bases = _BASE
+    elif FORM == "int4":
+        bases = _of_words(zeros * 0x10001 | _BASE, ROWS, BK, GROUPS, FOUR)
+    else:
+        bases = _of_words(_twice(zeros.to(tl.float32) - 128.0), ROWS, BK, GROUPS, FOUR)
+    first = _number_pair(grouped, bases, by, less, 0, FORM, SCALED, MINIMUM)
+    second = _number_pair(grouped, bases, by, less, 1, FORM, SCALED, MINIMUM)
+    if FORM == "int4":
+        third = _number_pair(grouped, bases, by, less, 2, FORM, SCALED, MINIMUM)
+        fourth = _number_pair(grouped, bases, by, less, 3, FORM, SCALED, MINIMUM)
+        wide = _in_order(first, second, third, fourth, ROWS, BK // 8)
+    else:
+        wide = _bytes_in_order(first, second, ROWS, BK // 4)
+    return wide
+
+
+@triton.jit
 def _twice(each):
     """Float32 as bfloat16, twice in a word."""
     return (each.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x10001
 
 
 @triton.jit
-def _of_words(each, ROWS: tl.constexpr, BK: tl.constexpr, GROUPS: tl.constexpr):
-    """The word of each group [ROWS, GROUPS], for each word [ROWS, BK / 32, 4]."""
-    SHARE: tl.constexpr = BK // 32 // GROUPS
+def _of_words(each, ROWS: tl.constexpr, BK: tl.constexpr, GROUPS: tl.constexpr, FOUR: tl.constexpr):
+    """The word of each group [ROWS, GROUPS], for each word [ROWS, BK / FOUR, 4]; four of these have FOUR numbers."""
+    SHARE: tl.constexpr = BK // FOUR // GROUPS
     spread = tl.broadcast_to(each[:, :, None], [ROWS, GROUPS, 4 * SHARE])
-    return tl.reshape(spread, [ROWS, BK // 32, 4])
+    return tl.reshape(spread, [ROWS, BK // FOUR, 4])
 
 
 @triton.jit
-def _centred(words, bases, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word less its zero point, as bfloat16 in a further dimension; `_pairs` is one instruction of it."""
-    return halves(
-        tl.inline_asm_elementwise(
+def _number_pair(
+    words, bases, factors, less, FIRST: tl.constexpr,
+    FORM: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+):  # fmt: skip
+    """Numbers FIRST and FIRST + 4 of each word, or bytes FIRST and FIRST + 2, less `bases`, times factors, plus `less`, as bfloat16 in a further dimension.
+
+    All but the words are bfloat16 that a word has twice. Of 4 bits 128 more is made, as by `_pairs`, and bases have these, too. A mantissa
+    has but seven bits: the eighth of a byte chooses which of 128 and 256 is taken off, so that 128 less is made.
+    """
+    if FORM == "int4":
+        pairs = tl.inline_asm_elementwise(
             "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; sub.rn.bf16x2 $0, t, $2; }", "=r,r,r",
             [words >> 4 * FIRST, bases],
             dtype=tl.int32, is_pure=True, pack=1,
-        )
-    )  # fmt: skip
-
-
-@triton.jit
-def _scaled(words, bases, factors, FIRST: tl.constexpr):
-    """`_centred` times bfloat16 `factors`, which each word has twice."""
-    return halves(
-        tl.inline_asm_elementwise(
-            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; "
-            "sub.rn.bf16x2 t, t, $2; mul.rn.bf16x2 $0, t, $3; }", "=r,r,r,r",
-            [words >> 4 * FIRST, bases, factors],
+        )  # fmt: skip
+    else:
+        pairs = tl.inline_asm_elementwise(
+            "{ .reg .b32 t, u; lop3.b32 t, $1, 0x007F007F, 0x43004300, 0xEA; lop3.b32 u, $1, 0x00800080, 0x43804380, 0x6A; "
+            "sub.rn.bf16x2 t, t, u; sub.rn.bf16x2 $0, t, $2; }", "=r,r,r",
+            [words >> 8 * FIRST, bases],
             dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    if MINIMUM:
+        pairs = tl.inline_asm_elementwise(
+            "fma.rn.bf16x2 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [pairs, factors, less],
+            tl.int32,
+            is_pure=True,
+            pack=1,
         )
-    )  # fmt: skip
-
-
-@triton.jit
-def _lowered(words, factors, less, FIRST: tl.constexpr):
-    """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, plus `less`, which each word has twice."""
-    return halves(
-        tl.inline_asm_elementwise(
-            "{ .reg .b32 t; lop3.b32 t, $1, 0x000F000F, 0x43004300, 0xEA; "
-            "sub.rn.bf16x2 t, t, $4; fma.rn.bf16x2 $0, t, $2, $3; }", "=r,r,r,r,r",
-            [words >> 4 * FIRST, factors, less, 0x43004300],
-            dtype=tl.int32, is_pure=True, pack=1,
+    elif SCALED:
+        pairs = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factors], tl.int32, is_pure=True, pack=1
         )
-    )  # fmt: skip
+    return halves(pairs)
 
 
 @triton.jit
@@ -250,8 +273,10 @@ def fragments(words, scales, DTYPE: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.
     zeros = tl.broadcast_to(tl.reshape(scales & 255, [2, WARPS, 8, 1, 1]), four.shape)
     if PAIRS:
         bases = zeros * 0x10001 | _BASE
-        first, second = _centred(four, bases, 0), _centred(four, bases, 1)
-        third, fourth = _centred(four, bases, 2), _centred(four, bases, 3)
+        first = _number_pair(four, bases, 0, 0, 0, "int4", False, False)
+        second = _number_pair(four, bases, 0, 0, 1, "int4", False, False)
+        third = _number_pair(four, bases, 0, 0, 2, "int4", False, False)
+        fourth = _number_pair(four, bases, 0, 0, 3, "int4", False, False)
     else:
         bases = (zeros + 128).to(tl.float32)[:, :, :, :, :, None]
         first, second = (_pair(four, 0) - bases).to(DTYPE), (_pair(four, 1) - bases).to(DTYPE)
