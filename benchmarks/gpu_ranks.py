@@ -13,8 +13,9 @@ from nanoserve.adapters.pytorch.parallel.gloo import LOOPBACK, GlooRanks, open_l
 
 
 def run_ranks(module: str, ranks: int) -> int:
-    """Run a module with this program's arguments on each of the first GPUs, its own coming first, with `--rank` and `--port`; the worst exit code."""
-    gpus = [str(number) for number in range(torch.cuda.device_count())]
+    """Run a module with this program's arguments on each of the first GPUs it sees, its own coming first, with `--rank` and `--port`; the worst exit code."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = listed.split(",") if listed else [str(number) for number in range(torch.cuda.device_count())]
     listener, port = open_listener()
     listener.close()
     command = [sys.executable, "-m", module, *sys.argv[1:]]
