@@ -40,11 +40,13 @@ def check_trace_path(path: str, *, name: str = "trace") -> None:
         raise BadValueError(name, message) from None
 
 
-def _claim(file: BinaryIO) -> None:
-    """Keep others from claiming a file while it is open; if one has it, close it and raise `BlockingIOError`."""
+def _claim(file: BinaryIO, *, emptied: bool = False) -> None:
+    """Keep others from claiming a file, unless it is a terminal or the like, while it is open; if one has it, close it and raise `BlockingIOError`."""
     try:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if emptied:
+                file.truncate(0)
     except OSError:
         file.close()
         raise
@@ -63,8 +65,7 @@ class TraceWriter:
         self._format = trace_format
         opener = (lambda name, flags: os.open(name, flags, 0o600)) if header.has_words else None
         self._file: BinaryIO = open(path, "ab", opener=opener)  # noqa: SIM115 - closed by `close`
-        _claim(self._file)
-        self._file.truncate(0)
+        _claim(self._file, emptied=True)
         self._lines: BinaryIO | gzip.GzipFile = (
             gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
             if path.endswith(GZIP_SUFFIX)

@@ -194,7 +194,7 @@ def test_every_route_names_all_its_methods_and_takes_no_other() -> None:
             assert (options.status_code, options.content) == (204, b""), path
             assert options.headers["allow"] == ", ".join(sorted(taken)), path
             for method in METHODS:
-                if method in taken:
+                if method in taken or (method == "HEAD" and "GET" in taken):  # the protocol asks for GET
                     continue
                 refused = client.request(method, target)
                 assert (method, refused.status_code) == (method, 405), path
