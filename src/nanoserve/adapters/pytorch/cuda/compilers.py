@@ -55,8 +55,9 @@ def start_compilers(count: int) -> None:
     pairs = [socket.socketpair() for _ in range(count)]
     theirs = [their.fileno() for _, their in pairs]
     command = [sys.executable, "-P", "-m", __name__, *map(str, theirs)]
+    quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with contextlib.suppress(OSError):
-        started = Compilers(subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=theirs))  # noqa: S603 - our own
+        started = Compilers(subprocess.Popen(command, pass_fds=theirs, **quiet))  # noqa: S603 - our own program
         for ours, their in pairs:
             their.close()
             started.idle.put(ours)
