@@ -7,23 +7,17 @@ import socket
 import subprocess
 import sys
 
-import torch
-
 from nanoserve.adapters.pytorch.parallel.gloo import LOOPBACK, GlooRanks, open_listener
+from nanoserve.entrypoints.compose.group import own_gpu
 
 
 def run_ranks(module: str, ranks: int) -> int:
     """Run a module with this program's arguments on each of the first GPUs it sees, its own coming first, with `--rank` and `--port`; the worst exit code."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = listed.split(",") if listed else [str(number) for number in range(torch.cuda.device_count())]
     listener, port = open_listener()
     listener.close()
     command = [sys.executable, "-m", module, *sys.argv[1:]]
     processes = [
-        subprocess.Popen(
-            [*command, f"--rank={rank}", f"--port={port}"],
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ",".join([*gpus[rank:], *gpus[:rank]])},
-        )
+        subprocess.Popen([*command, f"--rank={rank}", f"--port={port}"], env=os.environ | own_gpu(rank))
         for rank in range(ranks)
     ]
     return max(each.wait() for each in processes)

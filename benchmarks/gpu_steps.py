@@ -44,11 +44,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.ranks > 1 and arguments.rank is None:
         sys.exit(run_ranks("benchmarks.gpu_steps", arguments.ranks))
-    ranks: Communicator = ALONE
-    if arguments.rank is not None:
-        ranks = meet(arguments.rank, arguments.ranks, arguments.port)
-        if arguments.rank > 0:
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the first rank tells
+    ranks = _meet_ranks(arguments)
     spec = find_shape(arguments.model)
     if arguments.kv_cache_dtype == "fp8":
         spec = spec.keeping("fp8")
@@ -107,6 +103,15 @@ def main() -> None:
         Path(arguments.json).write_text(json.dumps(results), encoding="utf-8")
     if ranks.size > 1:
         os._exit(0)  # the other ranks may be reading this one's memory
+
+
+def _meet_ranks(arguments: argparse.Namespace) -> Communicator:
+    """The other ranks, of which the first alone prints."""
+    if arguments.rank is None:
+        return ALONE
+    if arguments.rank > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - open until the end
+    return meet(arguments.rank, arguments.ranks, arguments.port)
 
 
 def _bytes(module: torch.nn.Module) -> int:

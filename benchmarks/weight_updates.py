@@ -325,7 +325,7 @@ def main() -> None:
                 texts[f"memory, {number}"] = answers(parts)
             note(f"files, {number}", update(bench, str(folder), rows))
             texts[f"files, {number}"] = answers(parts)
-        last = texts[f"files, {arguments.cycles}"]
+        last = [before, *texts.values()][-1]
         equal = {
             name: "equal" if each == last else "different"
             for name, each in [("before", before), *texts.items()]

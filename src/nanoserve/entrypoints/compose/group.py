@@ -54,13 +54,13 @@ def start_group(settings: EngineSettings, found: Survey) -> RankGroup | None:
     same = attrs.asdict(settings) | {"device": found.device, "dtype": found.dtype}
     if found.folder is not None:
         same |= {"model": found.folder, "revision": None}
-    see = _own_gpu if found.device == "cuda" else lambda _: {}
+    see = own_gpu if found.device == "cuda" else lambda _: {}
     found.others.join([Join(rank, size, same, see(rank)) for rank in range(1, size)])
     return RankGroup(found.others, GlooRanks(0, size))
 
 
-def _own_gpu(rank: int) -> dict[str, str]:
-    """Lets a rank see all GPUs, its own as the first, which is the one that a process computes on."""
+def own_gpu(rank: int) -> dict[str, str]:
+    """Let a rank see all GPUs of this process, its own as the first, which is the one that a process computes on."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = listed.split(",") if listed else [str(number) for number in range(count_gpus())]
     return {"CUDA_VISIBLE_DEVICES": ",".join([*names[rank:], *names[:rank]])}

@@ -18,4 +18,4 @@ def test_the_order_in_which_a_rank_sees_the_gpus(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert group._own_gpu(rank) == {"CUDA_VISIBLE_DEVICES": order}
+    assert group.own_gpu(rank) == {"CUDA_VISIBLE_DEVICES": order}

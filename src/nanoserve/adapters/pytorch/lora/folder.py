@@ -162,9 +162,8 @@ def _read_factors(
     found = sorted(halves.items())
     with ThreadPoolExecutor(count_lanes()) as pool:
         made = list(pool.map(lambda each: _factors(each[0], each[1], config), found))
-    for (module, _), each in zip(
-        found, made, strict=True
-    ):  # by torch's own threads, of which each lane would call all
+    # By torch's own threads, of which each lane would call all.
+    for (module, _), each in zip(found, made, strict=True):
         if not (is_finite(each.a) and is_finite(each.b)):
             raise _RefusedError(f"the factors of {module!r} hold a number that is not finite")
     return {module: each for (module, _), each in zip(found, made, strict=True)}
