@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from nanoserve.adapters.pytorch.devices import Take, empty_tensors
+from nanoserve.adapters.pytorch.devices import Take, default_dtype, empty_tensors
 from nanoserve.adapters.pytorch.linear import PackedLinear, pack_linears
 from nanoserve.adapters.pytorch.mixers import kind_of
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Observer
@@ -21,15 +20,11 @@ from nanoserve.adapters.pytorch.models.eagle import check_finite, load_head
 from nanoserve.adapters.pytorch.models.encoder import Encoder, ModernBert
 from nanoserve.adapters.pytorch.models.gemma import Gemma, GemmaBesideVision
 from nanoserve.adapters.pytorch.models.gpt_oss import GptOss
-from nanoserve.adapters.pytorch.models.granite import Granite, GraniteMoe
+from nanoserve.adapters.pytorch.models.granite import GraniteMoe
 from nanoserve.adapters.pytorch.models.llama import Llama
-from nanoserve.adapters.pytorch.models.minimax_m2 import MiniMaxM2
-from nanoserve.adapters.pytorch.models.mixtral import Mixtral
 from nanoserve.adapters.pytorch.models.mtp import MtpHead
 from nanoserve.adapters.pytorch.models.olmo2 import Olmo2
-from nanoserve.adapters.pytorch.models.olmoe import Olmoe
 from nanoserve.adapters.pytorch.models.phi3 import Phi3
-from nanoserve.adapters.pytorch.models.qwen3 import Qwen3
 from nanoserve.adapters.pytorch.models.qwen3_moe import Qwen3Moe
 from nanoserve.adapters.pytorch.models.qwen3_next import Qwen3Next
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
@@ -62,24 +57,24 @@ PAGES: Final[Mapping[str, type[DecoderModel]]] = {
     "gemma3_text": Gemma,
     "glm4_moe": Glm4Moe,
     "gpt_oss": GptOss,
-    "granite": Granite,
+    "granite": Llama,  # with scales of the spec (Granite Team, IBM 2024)
     "granitemoe": GraniteMoe,
     "llama": Llama,
-    "minimax_m2": MiniMaxM2,
+    "minimax_m2": Qwen3Moe,  # with norms of whole q and k, and corrected sigmoids (MiniMax 2025)
     "mistral": Llama,  # with a window (Jiang et al. 2023)
-    "mixtral": Mixtral,
-    "olmoe": Olmoe,
+    "mixtral": Qwen3Moe,  # with other names: `ExpertsSpec.names` (Jiang et al. 2024)
+    "olmoe": Qwen3Moe,  # with norms of whole q and k, and bounds of q, k and v (Muennighoff et al. 2024)
     "modernbert": ModernBert,
     "olmo2": Olmo2,
     "phi3": Phi3,
     "qwen2": Llama,  # with biases of q, k and v (Yang et al. 2024)
-    "qwen3": Qwen3,
+    "qwen3": Llama,  # with norms of each head of q and k (Yang et al. 2025)
     "qwen3_moe": Qwen3Moe,
     "qwen3_next": Qwen3Next,
     "roberta": Encoder,
     "xlm-roberta": Encoder,
 }
-"""The page of each `ModelSpec.architecture`."""
+"""The page of each `ModelSpec.architecture`. A family that differs from another one only in its `ModelSpec` shares its page."""
 
 MADE = ("fp8", "int4")
 """The forms that a GPU's weights are put into as they arrive."""
@@ -338,7 +333,7 @@ def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator, **how: boo
 
 
 def _empty(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
-    with torch.device("meta"), _default_dtype(dtype):
+    with torch.device("meta"), default_dtype(dtype):
         model = _page(spec)(spec, ranks)
         if isinstance(spec.draft, DraftSpec) and spec.draft.own:
             model.further = model.draft_head = MtpHead(model)
@@ -356,17 +351,6 @@ def _settle(model: DecoderModel, take: Take) -> None:
     """Give it memory on a device."""
     allocate(model, take)
     model.move_rotary(model.embedding.weight.device)
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Parameters made inside are of this dtype, except those that ask for another."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def allocate(model: nn.Module, take: Take) -> None:

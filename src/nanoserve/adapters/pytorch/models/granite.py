@@ -1,4 +1,4 @@
-"""Granite 3 (Granite Team, IBM 2024), dense and with experts."""
+"""Granite 3 with experts (Granite Team, IBM 2024); the dense models share Llama's page."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from nanoserve.adapters.pytorch.layers.checkpoint import prefixed
 from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.layers.part import Part
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
-from nanoserve.adapters.pytorch.models.llama import Llama
-
-
-class Granite(Llama):
-    """Llama with scales of embeddings, of attention, of layers' additions, and of logits.
-
-    They are numbers of the spec. The third one costs nothing, because the residual stream is kept divided by it
-    (`ModelSpec.stream_unit`), and a norm gives the same of a stream and of the stream divided.
-    """
+from nanoserve.adapters.pytorch.models.decoder import DecoderModel
 
 
 class StackedExperts(Experts):
@@ -44,8 +36,12 @@ class StackedExperts(Experts):
         return self.halves("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj")
 
 
-class GraniteMoe(Granite):
-    """Granite with a mixture of experts in every layer."""
+class GraniteMoe(DecoderModel):
+    """Attention, then a mixture of experts, in every layer.
+
+    The scales of embeddings, attention, layers' additions and logits are numbers of the spec. That of additions costs nothing: the
+    residual stream is kept divided by it (`ModelSpec.stream_unit`), and a norm gives the same of a stream and of the stream divided.
+    """
 
     def make_layer(self, layer: int) -> tuple[Part, ...]:
         """Attention over the tokens so far, then experts."""
