@@ -25,6 +25,7 @@ from torch import Tensor
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.draft_head import GpuDraftHead
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
+from nanoserve.adapters.pytorch.devices import default_dtype
 from nanoserve.adapters.pytorch.models import DecoderModel, build_random_model
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
 from nanoserve.adapters.system.process import SystemClock
@@ -83,11 +84,8 @@ def make_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Dec
             product.linear.weight.mul_(QUIET)
     model.embedding.weight.normal_()
     model.head.weight = torch.nn.Parameter(model.embedding.weight.roll(1, 0), requires_grad=False)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    with device:
+    with device, default_dtype(dtype):
         head = EagleHead(model)
-    torch.set_default_dtype(before)
     for name, weight in head.named_parameters():
         if not name.startswith("embedding"):
             weight.fill_(1) if "norm" in name else weight.normal_(std=0.02)

@@ -7,7 +7,7 @@ import itertools
 import math
 import mmap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -34,6 +34,17 @@ def set_threads(count: int | None) -> int:
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Parameters made inside are of this dtype, except those that ask for another."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def why_no_gpu() -> str | None:

@@ -30,12 +30,13 @@ from nanoserve.adapters.pytorch.weights.checkpoint import (
     is_packed,
     load_checkpoint,
     overlay,
+    tensors_in,
 )
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
 from nanoserve.adapters.pytorch.weights.identity import weights_digest
 from nanoserve.adapters.pytorch.weights.keeping import forms_of, scale_targets
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales, read_kv_scales
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite, stored_tensors
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, is_finite
 from nanoserve.adapters.pytorch.weights.staging import (
     PIECE_BYTES,
     Piece,
@@ -178,9 +179,7 @@ class ModelWeights:
         if not own or names - blank.read != own:
             return
         self._check_source(*self._first)
-        found = (
-            each for file in checkpoint_files(Path(str(self._first[0]))) for each in stored_tensors(file)
-        )
+        found = tensors_in(str(self._first[0]))
         self._overlay(blank, [each for each in found if each.name.startswith(further.prefixes)])
         blank.sources.insert(0, self._first)
 
@@ -316,8 +315,7 @@ class ModelWeights:
             raise ModelLoadError(
                 f"{folder}: has its own lm_head, and the running model's is tied: restart the server with it"
             )
-        files = checkpoint_files(Path(folder))
-        self._overlay(blank, [each for file in files for each in stored_tensors(file)])
+        self._overlay(blank, list(tensors_in(folder)))
 
     def _read_stored(self, blank: _Blank, folder: str) -> None:
         """All of a checkpoint that is quantized, for its matrices and their scales come in several tensors."""

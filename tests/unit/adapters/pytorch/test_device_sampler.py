@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.sampling import Sampler, score_tensors
-from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.adapters.pytorch.sampling.row_settings import device_settings
 from nanoserve.kernels.sampling.cases import SamplingSetting
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.step import AdmittedRow

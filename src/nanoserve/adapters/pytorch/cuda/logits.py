@@ -26,7 +26,7 @@ class Logits:
     def apart(self, hidden: Tensor) -> Tensor:
         """Logits float32 [S, vocab] of normed hidden states [S, hidden]; in memory of their own."""
         out = hidden.new_empty(len(hidden), self._space.logits.shape[1])
-        return self._of(hidden, out).float()
+        return self.of(hidden, out).float()
 
     def choose(self, hidden: Tensor, count: int) -> Tensor:
         """The rows [count, hidden] of hidden states [T, hidden] that the arena's `logits_indices` choose."""
@@ -35,17 +35,15 @@ class Logits:
 
     def of(self, chosen: Tensor, out: Tensor | None = None) -> Tensor:
         """Logits [S, vocab] of normed hidden states [S, hidden], in `out` or the workspace."""
-        return self._of(chosen, self._space.logits[: len(chosen)] if out is None else out)
+        out = self._space.logits[: len(chosen)] if out is None else out
+        columns = self._sums.columns(out, self._head.out_features)
+        self._many.products.multiply(self._space, chosen, self._head, columns)
+        self._sums.gather(out)
+        return self.cap(out)
 
     def invariant_ways(self, most: int) -> tuple[int, ...]:
         """Numbers of hidden states up to `most`, one for each way in which an invariant step computes their logits."""
         return invariant_ways(self._head.matrix, self._space.stream, most)
-
-    def _of(self, hidden: Tensor, out: Tensor) -> Tensor:
-        columns = self._sums.columns(out, self._head.out_features)
-        self._many.products.multiply(self._space, hidden, self._head, columns)
-        self._sums.gather(out)
-        return self.cap(out)
 
     def cap(self, logits: Tensor) -> Tensor:
         """Divided and capped, in place; each step is rounded to the dtype of the logits, as in transformers."""

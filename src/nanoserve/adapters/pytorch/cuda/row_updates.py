@@ -11,7 +11,8 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.pooling import RowPooling
 from nanoserve.adapters.pytorch.prompt_scoring import PromptScoring
 from nanoserve.adapters.pytorch.routed_experts import ExpertRecords
-from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler, device_settings
+from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
+from nanoserve.adapters.pytorch.sampling.row_settings import device_settings
 from nanoserve.kernels.copies.launch import copy_pages_into
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, BlockCopy, StepPlan, TableUpdate
 

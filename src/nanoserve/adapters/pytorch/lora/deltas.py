@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
 import attrs
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.linear.fixed_rows import ROWS
+from nanoserve.adapters.pytorch.linear import Linear, in_fixed_rows
 from nanoserve.adapters.pytorch.lora.layout import LoraWeights, Site
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.ports.step import Chunk, LoraLoad
@@ -33,14 +32,9 @@ class Deltas:
     def add(self, x: Tensor, linear: Linear, product: Tensor, /) -> None:
         site = self.loras.layout.sites[linear]
         for tokens, weights in self.groups:
+            delta = functools.partial(_delta, site, weights)
             ours = x[tokens]
-            if self.invariant:
-                padded = F.pad(ours, (0, 0, 0, -len(ours) % ROWS))
-                pieces = [_delta(site, weights, piece) for piece in torch.split(padded, ROWS)]
-                delta = torch.cat(pieces)[: len(ours)]
-            else:
-                delta = _delta(site, weights, ours)
-            product.index_add_(0, tokens, delta)
+            product.index_add_(0, tokens, in_fixed_rows(delta, ours) if self.invariant else delta(ours))
 
 
 def _delta(site: Site, weights: LoraWeights, x: Tensor) -> Tensor:

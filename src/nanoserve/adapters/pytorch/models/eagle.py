@@ -6,13 +6,13 @@ At position i it reads hidden states of token i, joined, and the embedding of to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import attrs
 import torch
 from torch import Tensor, nn
 
+from nanoserve.adapters.pytorch.devices import default_dtype
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.checkpoint import Stored, prefixed
 from nanoserve.adapters.pytorch.layers.feeds import SwiGLU
@@ -22,8 +22,8 @@ from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, Embedding, TorchLinearOps
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
-from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.adapters.pytorch.weights.checkpoint import tensors_in
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import AttentionSpec
 from nanoserve.ports.model_spec import DraftSpec
@@ -114,18 +114,9 @@ class EagleHead(nn.Module):
 def load_head(folder: str, model: DecoderModel) -> EagleHead:
     """The head in a folder for a model whose spec has it. All is checked before any is read. Raises `ModelLoadError`."""
     weight = model.embedding.weight
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(weight.dtype)
-    try:
-        with weight.device:
-            head = EagleHead(model)
-    finally:
-        torch.set_default_dtype(before)
-    stored = {
-        _plain(each.name): each
-        for file in checkpoint_files(Path(folder))
-        for each in stored_tensors(file, _IGNORED)
-    }
+    with weight.device, default_dtype(weight.dtype):
+        head = EagleHead(model)
+    stored = {_plain(each.name): each for each in tensors_in(folder, _IGNORED)}
     wanted = head.checkpoint_tensors()
     size, vocab_size = head.spec.vocab_size, model.spec.vocab_size
     maps = {OFFSETS: (size,)} if OFFSETS in stored or size < vocab_size else {}

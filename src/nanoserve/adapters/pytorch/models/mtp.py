@@ -7,8 +7,6 @@ Vectors of tokens and the head are the model's. Reference: `MtpModel` of transfo
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import attrs
 import torch
 from torch import Tensor, nn
@@ -23,9 +21,7 @@ from nanoserve.adapters.pytorch.mixers.attention.part import Attention
 from nanoserve.adapters.pytorch.mixers.latent.part import LatentAttention
 from nanoserve.adapters.pytorch.models.decoder import DecoderModel, TorchLinearOps
 from nanoserve.adapters.pytorch.step_inputs import StepInputs
-from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
-from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
-from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
+from nanoserve.adapters.pytorch.weights.checkpoint import tensors_in
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import LatentSpec
 from nanoserve.ports.model_spec import DraftSpec
@@ -112,9 +108,7 @@ class MtpHead(nn.Module):
     def check_stored(self, folder: str) -> None:
         """Raise `ModelLoadError` if a checkpoint lacks the layer, though its config may count it."""
         join = self._names[3]
-        files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
-        names = (each.name for file in files for each in stored_tensors(file))
-        if not any(each.startswith(join) for each in names):
+        if not any(each.name.startswith(join) for each in tensors_in(folder)):
             raise ModelLoadError(
                 f"{folder}: has no layer that predicts further tokens ({join} is missing, which converted copies often lack): "
                 "take the original checkpoint, or speculate ngram"

@@ -52,24 +52,14 @@ def score_on_device(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Sc
     """
     num_rows, vocab_size = logits.shape
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    totals = torch.empty_like(
-        logprobs
-    )  # of its own: halves of one tensor would not always be aligned for the kernel
+    # Of its own: halves of one tensor would not always be aligned for the kernel.
+    totals = torch.empty_like(logprobs)
     ranks = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     token_logprobs(logits, token_ids, logprobs=logprobs, ranks=ranks, totals=totals)
     ids = likeliest(logits, min(max(top, default=0), vocab_size))
     top_logprobs = logits.gather(-1, ids).float() - totals[:, None]
     tokens = torch.where(token_ids < 0, -1 - token_ids, token_ids)
     return Scores(tokens, logprobs, ranks, ids, top_logprobs, tuple(top))
-
-
-def pack_scores(logits: Tensor, token_ids: Tensor, rows: tuple[int, ...], top: Sequence[int]) -> PackedScores:
-    """Score the token of each of n rows, ready to be copied to the host."""
-    scores = score_on_device(logits, token_ids, top)
-    return PackedScores(rows, pack(scores), scores.top)
-
-
-__all__ = ["DeviceSampler", "DeviceSettings", "PackedScores", "device_settings"]
 
 
 @attrs.frozen(eq=False)
@@ -172,7 +162,7 @@ class DeviceSampler:
             logits, tokens = logits.index_select(0, scored.places), tokens.index_select(0, scored.places)
         if self.processed_logprobs:
             logits = drawn_from(logits, torch.where(tokens < 0, -1 - tokens, tokens), scored.settings)
-        return pack_scores(logits, tokens, scored.rows, scored.top)
+        return PackedScores(scored.rows, pack(score_on_device(logits, tokens, scored.top)), scored.top)
 
     def _judge(self, row: int) -> None:
         """Decide again whether a row is special."""

@@ -120,8 +120,7 @@ def load_checkpoint(
     if of_file:
         _load_gguf(of_file, own, into.scale_targets, slices, read=read)
         return
-    files = checkpoint_files(Path(folder))
-    tensors = into.here((each for file in files for each in stored_tensors(file, ignored)), embedding)
+    tensors = into.here(tensors_in(folder, ignored), embedding)
     scales = Scales()
     packed_forms = (PackedStacks(tensors), PackedMatrices(tensors, packing), FloatMatrices(tensors))
     others = (stored for stored in tensors if not any(each.has(stored) for each in packed_forms))
@@ -290,17 +289,13 @@ PACKED_HEADS = ("lm_head.weight_packed", "lm_head.qweight")
 
 def check_embedding(folder: str, vocab_size: int, hidden_size: int) -> None:
     """Raise `ModelLoadError` if a config names another vocabulary than its checkpoint has, before anything is made for it."""
-    if is_gguf(Path(folder)):
-        return  # its config is made of the file
-    for file in checkpoint_files(Path(folder)):
-        for stored in stored_tensors(file, wanted=(EMBEDDING,)):
-            _check(stored, torch.empty(vocab_size, hidden_size, device="meta"))
+    for stored in tensors_in(folder, wanted=(EMBEDDING,)):
+        _check(stored, torch.empty(vocab_size, hidden_size, device="meta"))
 
 
 def is_packed(folder: str) -> bool:
     """True if a checkpoint of safetensors holds tensors that are no plain floats."""
-    files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
-    return any(each.dtype not in DTYPES for file in files for each in stored_tensors(file))
+    return any(each.dtype not in DTYPES for each in tensors_in(folder))
 
 
 def has_own_head(folder: str) -> bool:
@@ -319,9 +314,8 @@ def has_own_head(folder: str) -> bool:
 
 def _outer(folder: str) -> dict[str, Tensor]:
     """The embedding and head of a checkpoint by the ends of their names; nothing of a GGUF file, whose config says so."""
-    files = [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder))
     ends = (EMBEDDING, HEAD, *PACKED_HEADS)
-    found = [stored for file in files for stored in stored_tensors(file, wanted=ends)]
+    found = tensors_in(folder, wanted=ends)
     return {end: stored.data for stored in found for end in ends if stored.name.endswith(end)}
 
 
@@ -330,6 +324,14 @@ ROWS = 4096
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+
+def tensors_in(
+    folder: str, ignored: tuple[str, ...] = (), wanted: tuple[str, ...] = ("",)
+) -> Iterator[StoredTensor]:
+    """As `stored_tensors`, of all files of a checkpoint; nothing of a GGUF file, whose config follows from it."""
+    for file in [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder)):
+        yield from stored_tensors(file, ignored, wanted)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from nanoserve.adapters.pytorch.layers.checkpoint import Storable
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
+from nanoserve.adapters.pytorch.weights.checkpoint import tensors_in
 from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf, packed_tensors
 from nanoserve.adapters.pytorch.weights.integers import PackedMatrices
 from nanoserve.adapters.pytorch.weights.mxfp4 import BLOCKS
-from nanoserve.adapters.pytorch.weights.safetensors_file import stored_tensors
 from nanoserve.adapters.pytorch.weights.scales import EIGHT_BITS, in_blocks, scaled_name
 from nanoserve.kernels.forms import FORMS, FP8, Form
 from nanoserve.kernels.forms.fp8 import BLOCK
@@ -48,7 +47,7 @@ def stored_forms(folder: str, packing: Packing | None = None) -> dict[str, Form]
     """The form of each tensor of a checkpoint that has one, by the name of its weight; raises `ModelLoadError`."""
     if is_gguf(Path(folder)):
         return {each.name: each.form for each in packed_tensors(Path(folder)) if each.form is not None}
-    found = [each for file in checkpoint_files(Path(folder)) for each in stored_tensors(file, ())]
+    found = list(tensors_in(folder))
     forms = PackedMatrices(found, packing).forms
     scales = {scaled_name(each.name): each for each in found}
     for stored in found:

@@ -7,17 +7,15 @@ projection (earlier compressed-tensors, Quark), or `kv_scale` for both (AutoFP8)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.weights.checkpoint import checkpoint_files
-from nanoserve.adapters.pytorch.weights.gguf_file import is_gguf
+from nanoserve.adapters.pytorch.weights.checkpoint import tensors_in
 from nanoserve.adapters.pytorch.weights.keeping import Model
-from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor, stored_tensors
+from nanoserve.adapters.pytorch.weights.safetensors_file import StoredTensor
 from nanoserve.ports.errors import ModelLoadError
 
 _ENDS: Final = (".k_scale", ".v_scale", ".kv_scale", "k_proj.output_scale", "v_proj.output_scale")
@@ -45,7 +43,7 @@ def fill_kv_scales(model: Model, folder: str | None = None, *, rank: int = 0, ra
 def read_kv_scales(targets: Mapping[int, Tensor], folder: str, *, rank: int, ranks: int) -> None:
     """Fill the scales of some layers; see `fill_kv_scales`."""
     found: dict[tuple[int, str], StoredTensor] = {}
-    for stored in _stored(folder):
+    for stored in tensors_in(folder, wanted=_ENDS):
         match = _NAME.search(stored.name)
         layer, which = (int(match[1]), match[2] or match[3]) if match else (-1, "")
         if layer in targets:
@@ -57,11 +55,6 @@ def read_kv_scales(targets: Mapping[int, Tensor], folder: str, *, rank: int, ran
                 f"{stored.file}: {stored.name!r} is of {'keys' if which == 'k' else 'values'} alone: is a file missing?"
             )
         own["kv".index(which)] = _heads(stored, own.shape[1], rank, ranks)
-
-
-def _stored(folder: str) -> Iterator[StoredTensor]:
-    for file in [] if is_gguf(Path(folder)) else checkpoint_files(Path(folder)):
-        yield from stored_tensors(file, wanted=_ENDS)
 
 
 def _heads(stored: StoredTensor, heads: int, rank: int, ranks: int) -> Tensor:

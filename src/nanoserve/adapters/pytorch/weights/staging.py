@@ -138,7 +138,7 @@ class HostLane:
         """Nothing is on its way."""
 
 
-class FetchingLane:
+class FetchingLane(HostLane):
     """From a GPU to ordinary host memory, through a pinned buffer."""
 
     def __init__(self, device: torch.device) -> None:
@@ -152,13 +152,6 @@ class FetchingLane:
             size = max(num_bytes, PIECE_BYTES)
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         return self._buffer[:num_bytes]
-
-    def send(self, staged: Tensor, destination: Tensor) -> None:
-        """Copy at once."""
-        _copy(staged, destination)
-
-    def drain(self) -> None:
-        """Nothing is on its way."""
 
 
 MOST_LANES = 8
