@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -45,3 +46,16 @@ def test_a_step_with_chunks_replays_a_larger_one_where_its_launches_would_take_l
     steps._most_tokens = most_tokens
     asked = Shape(640, places=32, chosen=64, chunks=32, splits=4, width=0)
     assert [each.tokens for each in steps._larger(asked)] == larger
+
+
+def test_of_larger_ones_that_cost_as_much_all_ranks_take_the_same() -> None:
+    """A set has an order of its own in each process, and rows that ranks add up must lie at the same places."""
+    steps: Any = MixedSteps.__new__(MixedSteps)
+    steps._most_tokens = 800
+    how: dict[str, Any] = {"chosen": 64, "chunks": 32}
+    seen = [Shape(64, 128, **how, splits=2), Shape(128, 64, **how, splits=2), Shape(64, 128, **how, splits=1)]
+    found = []
+    for steps._seen in itertools.permutations(seen):
+        found.append([*steps._larger(Shape(64, 64, **how, splits=1))])
+    assert len(found[0]) == 3
+    assert all(each == found[0] for each in found)

@@ -286,9 +286,9 @@ class MixedSteps:
         return None if self._graphs is None or (is_new and len(self._seen) == MOST_GRAPHS) else shape
 
     def _larger(self, shape: Shape) -> Iterator[Shape]:
-        """Shapes that were seen and hold this one, the smallest first, a quarter larger at most or by what is computed while a fast host launches it."""
+        """Shapes that were seen and hold this one, the smallest first, in one order on all ranks; a quarter larger at most or by what is computed while a fast host launches it."""
         most = max(0.25 * (shape.tokens + shape.places), self._most_tokens / 3)
-        for each in sorted(self._seen, key=lambda each: each.tokens + each.places):
+        for each in sorted(self._seen, key=lambda each: (each.tokens + each.places, each[:5])):
             holds = each[5:] == shape[5:] and bool(each.chosen) is bool(shape.chosen)
             holds = holds and all(its >= least for its, least in zip(each[:4], shape[:4], strict=True))
             if holds and self._padding(shape, each) <= most:
