@@ -1,0 +1,262 @@
+"""Ranks that wait for one another, with the flags that the kernels themselves set and look for.
+
+Each rank is a thread, and one of them runs at a time: whose turn it is, a die says at every instruction that touches memory. What a part will
+lie in is NaN until it is written, so that who reads too early, or writes too early, is found out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange
+from nanoserve.adapters.pytorch.cuda.sums import Pending
+from nanoserve.adapters.pytorch.parallel.communicator import Communicator
+from nanoserve.kernels.rank_sums.triton import add_ranks_kernel
+from nanoserve.ports.errors import StepFailedError
+from tests.interpreter.matrix import cases
+from tests.triton_interpreter import REACHED
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="takes the place of instructions")
+HIDDEN, VOCABULARY, CPU = 8, 13, torch.device("cpu")
+ANY_KERNEL: Any = add_ranks_kernel
+PATIENCE: Final = 3000
+"""Looks of all ranks in a row that find nothing new, after which they wait for ever."""
+
+
+class Turns:
+    """Lets one of `size` threads run at a time, and another one after each instruction, as the dice fall."""
+
+    def __init__(self, size: int, dice: random.Random) -> None:
+        self.waits = 0
+        self._condition, self._current, self._dice = threading.Condition(), 0, dice
+        self._stays = dice.choice((0.0, 0.5, 0.9, 0.99))  # with which one rank comes far ahead of the others
+        self._running = set(range(size))
+        self._own = threading.local()
+
+    def run(self, rank: int, work: Callable[[int], Any]) -> Any:
+        self._own.rank = rank
+        with self._condition:
+            self._condition.wait_for(lambda: self._current == rank)
+        try:
+            return work(rank)
+        finally:
+            with self._condition:
+                self._running.discard(rank)
+                self._choose()
+
+    def pass_on(self, builder: Any, *, waits: bool = False) -> None:
+        """A place where another rank may run, unless it waits as well; the interpreter's program is this one's again afterwards."""
+        rank, program, grid = self._own.rank, builder.grid_idx, builder.grid_dim
+        if not waits and self._dice.random() < self._stays:
+            return
+        with self._condition:
+            self._choose()
+            self._condition.wait_for(lambda: self._current == rank)
+        builder.grid_idx, builder.grid_dim = program, grid
+
+    def _choose(self) -> None:
+        if self._running:
+            self._current = self._dice.choice(sorted(self._running))
+        self._condition.notify_all()
+
+
+Play = Callable[[int, random.Random, Callable[..., Any]], list[Any]]
+
+
+class Value(NamedTuple):
+    """The one result of an instruction."""
+
+    handle: Any
+
+    def get_result(self, _: int) -> Any:
+        return self.handle
+
+
+@attrs.define
+class Memory:
+    """A rank's block; the others' flags are looked for."""
+
+    own: Tensor
+    addresses: list[int] = attrs.field(factory=list)
+    waits: bool = True
+
+    def meet(self, ranks: Communicator) -> None:
+        """All blocks are there already."""
+
+
+@attrs.define
+class Seat:
+    """A rank that exchanges nothing over the host."""
+
+    rank: int
+    size: int
+
+    all_reduce: Any = None
+    all_gather: Any = None
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    """Runs `work` on so many ranks, given the exchange of each, and a pause in which others may run."""
+    from triton.runtime import interpreter  # noqa: PLC0415 - once it is known what interprets
+
+    builder, turns = interpreter.InterpreterBuilder, list[Turns]()
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def word(handle: Any) -> Any:
+        return ctypes.c_int64.from_address(int(handle.data.item()))
+
+    def instruct(self: Any, asm: str, _constraints: str, values: Sequence[Any], *_: Any) -> Value:
+        """`_SIGNAL` and `_WAIT` of `rank_sums/triton.py`."""
+        [now] = turns
+        now.pass_on(self)
+        if "st.release.sys" in asm:
+            flag, exchange = values
+            word(flag).value = int(exchange.data.item())
+            now.waits = 0
+        else:
+            assert "ld.acquire.sys" in asm
+            flag, exchange, words, missed = values
+            while word(flag).value < int(exchange.data.item()) and not word(words).value:
+                now.waits += 1
+                if now.waits > PATIENCE:
+                    word(words).value = int(missed.data.item())
+                now.pass_on(self, waits=True)
+            now.waits = 0
+        return Value(interpreter.TensorHandle(0 * values[0].data.astype("int32"), interpreter.tl.int32))
+
+    def passing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def access(self: Any, *arguments: Any) -> Any:
+            turns[0].pass_on(self)
+            return original(self, *arguments)
+
+        return access
+
+    def run(size: int, dice: random.Random, work: Callable[..., Any]) -> list[Any]:
+        turns[:] = [Turns(size, dice)]
+        exchanges = [make_exchange(Seat(rank, size)) for rank in range(size)]
+        for each in exchanges:
+            each._memory.addresses = [other._memory.own.data_ptr() for other in exchanges]
+            each.meet()
+        REACHED[:] = [each._memory.own for each in exchanges]
+        REACHED.extend(tensor for each in exchanges for tensor in each._peers if isinstance(tensor, Tensor))
+        with ThreadPoolExecutor(size) as pool:
+            pause = functools.partial(turns[0].pass_on, interpreter.interpreter_builder)
+            begin = functools.partial(turns[0].run, work=lambda rank: work(exchanges[rank], pause))
+            return list(pool.map(begin, range(size)))
+
+    monkeypatch.setattr(builder, "create_inline_asm", instruct)
+    monkeypatch.setattr(builder, "create_masked_load", passing(load))
+    monkeypatch.setattr(builder, "create_masked_store", passing(store))
+    interpreter.interpreter_builder.set_grid_dim(1, 1, 1)
+    interpreter.interpreter_builder.set_grid_idx(0, 0, 0)
+    language = interpreter._patch_lang(ANY_KERNEL.fn)  # and kept, whichever kernel ends first
+    try:
+        yield run
+    finally:
+        language.restore()
+        REACHED.clear()
+
+
+def make_exchange(seat: Seat) -> Exchange:
+    def make_memory(size: int) -> Memory:
+        return Memory(torch.zeros(size, dtype=torch.uint8))
+
+    sizes = {"max_tokens": 9, "hidden": HIDDEN, "max_logits": 3, "vocab_size": VOCABULARY}
+    return Exchange(seat, make_memory, **sizes, dtype=torch.float32, device=CPU)
+
+
+class Step(NamedTuple):
+    """Rows of a step, pairs of sums over them, and gatherings of so many rows of logits."""
+
+    rows: int
+    pairs: int
+    gathered: int
+
+
+def draw_steps(dice: random.Random) -> list[Step]:
+    return [Step(dice.randint(1, 3), 1, dice.randint(0, 3)) for _ in range(dice.randint(2, 3))]
+
+
+def numbers(rank: int, *what: int) -> Tensor:
+    """Small integers [3, VOCABULARY] that a rank adds or fills in."""
+    generator = torch.Generator().manual_seed(hash((rank, *what)))
+    return torch.randint(-50, 50, (3, VOCABULARY), generator=generator).float()
+
+
+def fill(place: Tensor, found: Tensor, pause: Callable[[], None]) -> Tensor:
+    """As a kernel does it that another one waits for."""
+    place.fill_(torch.nan)
+    pause()
+    return place.copy_(found)
+
+
+def reached(tensor: Tensor) -> Tensor:
+    REACHED.append(tensor)
+    return tensor
+
+
+def compute(steps: Sequence[Step], exchange: Exchange, pause: Callable[[], None]) -> list[list[Any]]:
+    """What a rank finds in all steps."""
+    found = []
+    for number, step in enumerate(steps):
+        exchange.begin()
+        stream = reached(torch.zeros(step.rows, HIDDEN))
+        for turn in range(2 * step.pairs):
+            own = numbers(exchange.ranks.rank, number, turn)[: step.rows, :HIDDEN]
+            part = fill(exchange.part(step.rows), own, pause)
+            exchange.complete(stream, Pending(part[None]), None, stream)
+        found.append(stream.tolist())
+        for turn in range(step.gathered):
+            share = exchange._share
+            begin, end = (
+                min(VOCABULARY, each * share) for each in (exchange.ranks.rank, exchange.ranks.rank + 1)
+            )
+            logits = reached(torch.zeros(1 + turn, VOCABULARY))
+            own = numbers(0, number, turn, 1)[: len(logits), begin:end]
+            fill(exchange.columns(logits, end - begin), own, pause)
+            exchange.gather(logits)
+            found.append(logits.tolist())
+    exchange.check()
+    return found
+
+
+def wanted(steps: Sequence[Step], size: int) -> list[list[Any]]:
+    """The same by formulas."""
+    found = []
+    for number, step in enumerate(steps):
+        parts = [numbers(rank, number, turn) for rank in range(size) for turn in range(2 * step.pairs)]
+        found.append(torch.stack(parts).sum(0)[: step.rows, :HIDDEN].tolist())
+        found += [numbers(0, number, turn, 1)[: 1 + turn].tolist() for turn in range(step.gathered)]
+    return found
+
+
+@cases("seed", range(6), also=range(6, 100))
+def test_whoever_is_ahead_all_ranks_read_what_the_others_have_written(play: Play, seed: int) -> None:
+    dice = random.Random(seed)
+    size, steps = dice.randint(2, 3), draw_steps(dice)
+    assert play(size, dice, functools.partial(compute, steps)) == [wanted(steps, size)] * size
+
+
+def test_a_rank_that_makes_one_sum_less_is_missed(play: Play) -> None:
+    """The others do not wait for ever, and who is missed is known."""
+
+    def work(exchange: Exchange, pause: Callable[[], None]) -> None:
+        compute([Step(1, 1, 1)], exchange, pause)
+        if exchange.ranks.rank == 1:
+            return
+        with pytest.raises(StepFailedError, match="rank 1 did not answer"):
+            compute([Step(1, 1, 0)], exchange, pause)
+
+    play(2, random.Random(0), work)
