@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -118,16 +119,35 @@ def test_a_mistake_is_one_clear_line(
     assert done.returncode == 2
 
 
-def test_a_full_disk_is_one_line() -> None:
+@pytest.mark.parametrize("command", ["env", "--help"])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_disk_is_one_line(command: str, buffered: str) -> None:
     with pathlib.Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*COMMAND, "env"],
+            [*COMMAND, command],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=environment(),
+            env=environment({"PYTHONUNBUFFERED": buffered}),
             timeout=PATIENCE,
             check=False,
         )
     assert done.returncode == 1
-    assert b"No space left on device" in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert done.stderr == b"nanoserve: output: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [("models",), ("simulate", "--duration", "20"), ("--version",)])
+def test_a_reader_that_leaves_ends_a_command_quietly(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=environment({"PYTHONUNBUFFERED": ""}),
+            timeout=PATIENCE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

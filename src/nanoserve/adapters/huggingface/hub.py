@@ -112,6 +112,11 @@ class _NoProgress(tqdm):
 
 
 def _download(name: str, revision: str | None, download: Callable[[], str]) -> str:
+    endpoint = huggingface_hub.constants.ENDPOINT
+    if not endpoint.startswith(("http://", "https://")):
+        raise ModelLoadError(
+            f"{name}: HF_ENDPOINT must be an address such as https://huggingface.co, got {endpoint!r}"
+        )
     try:
         return download()
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError, ValueError) as error:
@@ -152,21 +157,16 @@ def _other_weights(name: str, revision: str | None) -> str:
 
 def _explain(error: Exception, revision: str | None) -> str:
     local = "or name a local folder"
+    login = f"log in with `hf auth login` (or set HF_TOKEN), {local}"
     match error:
         case errors.HFValidationError():
             return f"is neither a folder nor a valid hub name (owner/model); check the spelling, {local}"
         case errors.GatedRepoError():
-            return (
-                "is gated; ask for access on its page on the hub, then log in with `hf auth login` "
-                f"(or set HF_TOKEN), {local}"
-            )
+            return f"is gated; ask for access on its page on the hub, then {login}"
         case errors.RevisionNotFoundError():
             return f"has no revision {revision!r} on the hub; check its branches and tags"
         case errors.RepositoryNotFoundError():
-            return (
-                "is not on the hub; check the spelling. If it is private, log in with `hf auth login` "
-                f"(or set HF_TOKEN), {local}"
-            )
+            return f"is not on the hub; check the spelling. If it is private, {login}"
         case errors.LocalEntryNotFoundError():
             return _explain_unreachable(error.__cause__, local)
         case _:

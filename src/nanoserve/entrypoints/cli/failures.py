@@ -29,8 +29,7 @@ class Reporting:
 def report(error: BaseException, reporting: Reporting) -> int:
     """Print an error in one line, and return the exit code; control characters are escaped."""
     if isinstance(error, BrokenPipeError):
-        # Drop what is still buffered, so that Python's exit does not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return CLOSED_PIPE
     if reporting.debug:
         traceback.print_exception(error)
@@ -44,6 +43,21 @@ def report(error: BaseException, reporting: Reporting) -> int:
         return _say(str(error), USAGE if isinstance(error, BadValueError) else FAILED)
     hint = "" if reporting.debug else " (--debug shows where)"
     return _say(f"internal error: {type(error).__name__}: {error}{hint}", FAILED)
+
+
+def flush_output(code: int) -> int:
+    """Write what standard output still holds; returns the exit code, which is that of this failure if nothing failed before."""
+    try:
+        print(end="", flush=True)  # noqa: T201 - does nothing where there is no standard output
+    except OSError as error:
+        code = code or report(error, Reporting())
+        _drop_output()
+    return code
+
+
+def _drop_output() -> None:
+    # Python's exit writes what is still buffered, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(message: str) -> None:

@@ -15,7 +15,7 @@ import rich_click as click
 from nanoserve.entrypoints.cli import commands
 from nanoserve.entrypoints.cli.batch import run_batch
 from nanoserve.entrypoints.cli.bench import bench
-from nanoserve.entrypoints.cli.failures import Reporting, report, warn
+from nanoserve.entrypoints.cli.failures import CLOSED_PIPE, Reporting, flush_output, report, warn
 from nanoserve.entrypoints.cli.options import Command, CommandGroup
 from nanoserve.entrypoints.compose.config.setting import LEFT_OUT, load_extensions
 from nanoserve.entrypoints.compose.process import installed_release, silence_warnings
@@ -25,7 +25,7 @@ def main() -> None:
     """Run the command line of this process and exit; while Python shuts down, Ctrl-C has nothing left to stop."""
     silence_warnings()
     try:
-        sys.exit(run_command(sys.argv[1:]))
+        sys.exit(flush_output(run_command(sys.argv[1:])))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -63,6 +63,10 @@ def _own_ending(reporting: Reporting) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, BrokenPipeError) as error:
         raise SystemExit(report(error, reporting)) from None
+    except SystemExit as ending:
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
+        raise SystemExit(CLOSED_PIPE) from None  # rich has closed standard output, and chosen 1
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -42,13 +42,8 @@ class Command(click.RichCommand):
         super().__init__(*args, **extra)
         self.pages = pages
         names, text = ["--help-all"], "Show every option and exit."
-        show: dict[str, Any] = {
-            "is_flag": True,
-            "is_eager": True,
-            "expose_value": False,
-            "callback": _show_all,
-        }
-        self.params.append(click.Option(names, help=text, **show))
+        show: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+        self.params.append(click.Option(names, help=text, callback=_show_all, **show))
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the help's text and its examples."""
@@ -149,14 +144,8 @@ def named(settings: Sequence[Setting], *names: str) -> tuple[Setting, ...]:
 MODEL, *_OTHERS = settings_of(EngineSettings)
 LOADING: Final = named(
     _OTHERS,
-    "revision",
-    "task",
-    "dtype",
-    "device",
-    "quantization",
-    "tensor_parallel_size",
-    "expert_parallel",
-    "max_model_len",
+    *("revision", "task", "dtype", "device", "quantization"),
+    *("tensor_parallel_size", "expert_parallel", "max_model_len"),
 )
 """The options of loading a model, which follow it in every help."""
 ENGINE: Final = tuple(each for each in _OTHERS if each not in LOADING)

@@ -50,7 +50,7 @@ def read_sources(argument: str | None, file: str | None) -> list[Source]:
         return [Source(place="standard input", prompt=_read_standard_input(argument))]
     if not argument:
         raise BadValueError("PROMPT", "is empty: there is nothing to continue")
-    return [Source(prompt=argument)]
+    return [Source(prompt=_decode(argument.encode(errors="surrogateescape"), "the argument"))]
 
 
 def _read_standard_input(argument: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
@@ -18,8 +19,9 @@ from nanoserve.ports.errors import StepFailedError
 
 def configure_log(settings: LogSettings) -> None:
     """Write records of the level and above, as text or as one JSON object per line."""
+    wants_colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     console = structlog.dev.ConsoleRenderer(  # its tracebacks show no values, which may be prompts or keys
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        colors=wants_colours and sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
     renderers: list[Any] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

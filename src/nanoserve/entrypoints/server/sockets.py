@@ -163,7 +163,8 @@ def _bind(
     except OSError as error:
         bound.close()
         code, advice = _CODES.get(error.errno or 0, ("ADDRESS_UNAVAILABLE", str(error.strerror or error)))
-        raise StartError(f"port {address[1]} on {address[0]} {advice}", code) from None
+        place = address[0] if error.errno == errno.EADDRNOTAVAIL else f"port {address[1]} on {address[0]}"
+        raise StartError(f"{place} {advice}", code) from None
     return bound
 
 

@@ -184,6 +184,8 @@ def test_each_refusal_says_what_to_do(resolve: Resolve) -> None:
     assert_refused(revision, "tiny/model", ["tiny/model: has no revision 'v9'"])
     [unreachable] = resolve(("tiny/model", {}), HF_ENDPOINT="http://127.0.0.1:9")
     assert_refused(unreachable, "tiny/model", [":9 cannot be reached"])
+    [nowhere] = resolve(("tiny/model", {}), HF_ENDPOINT="hub.example")
+    assert_refused(nowhere, "tiny/model", ["HF_ENDPOINT must be an address", "'hub.example'"])
 
 
 def assert_refused(answer: dict[str, Any], name: str, parts: list[str]) -> None:

@@ -47,6 +47,11 @@ def test_bad_standard_input_is_explained(
         read_sources(None, None)
 
 
+def test_an_argument_of_other_bytes_than_text_is_explained() -> None:
+    with pytest.raises(BadValueError, match="PROMPT: the argument is not UTF-8 text: byte 0xff at offset 1"):
+        read_sources("a\udcff", None)
+
+
 @pytest.mark.parametrize(
     ("argument", "file", "message"),
     [

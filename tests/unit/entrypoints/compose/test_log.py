@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import structlog
@@ -14,6 +15,28 @@ from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.request import Request
 from nanoserve.ports.sampling import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_terminal_that_wants_no_colours_gets_none(
+    environment: dict[str, str],
+    coloured: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in ({"NO_COLOR": "", "TERM": "xterm"} | environment).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    configure_log(LogSettings(log_json=False))
+    try:
+        structlog.get_logger().error("a word")
+    finally:
+        structlog.reset_defaults()
+    line = capsys.readouterr().err
+    assert "a word" in line
+    assert ("\x1b" in line) == coloured
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("nothing"), StepFailedError("row 0 is broken", (0,))])
