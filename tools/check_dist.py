@@ -20,7 +20,6 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     tracked = set(subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines())  # noqa: S607 - git, from the path
-    package = {each.removeprefix("src/") for each in tracked if each.startswith("src/nanoserve/")}
     included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
         "sdist"
     ]["include"]
@@ -29,8 +28,16 @@ def main() -> None:
         found = {each for each in opened.namelist() if ".dist-info/" not in each}
     with tarfile.open(sdist) as opened:
         files = {each.name.partition("/")[2] for each in opened.getmembers() if each.isfile()}
-    differences = [*compare(wheel.name, found, package), *compare(sdist.name, files - {"PKG-INFO"}, source)]
+    differences = [
+        *compare(wheel.name, found, packaged(tracked)),
+        *compare(sdist.name, files - {"PKG-INFO"}, source),
+    ]
     sys.exit("\n".join(differences) or None)
+
+
+def packaged(tracked: set[str]) -> set[str]:
+    """Those of the tracked files that a wheel must hold, by their place in it."""
+    return {each.removeprefix("src/") for each in tracked if each.startswith("src/")}
 
 
 def compare(name: str, found: set[str], wanted: set[str]) -> list[str]:

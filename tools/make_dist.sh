@@ -20,6 +20,7 @@ echo "[2/4] checking metadata"
 
 echo "[3/4] checking contents"
 "$python" tools/check_dist.py dist
+rm -rf "$venv"
 
 echo "[4/4] installing the wheel into an empty environment, and trying it"
 empty="$(mktemp -d)"
