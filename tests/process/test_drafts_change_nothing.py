@@ -197,8 +197,9 @@ END = frozenset({1})
 def test_a_model_that_drafts_for_itself_is_always_right_and_one_that_is_not_changes_nothing(  # noqa: PLR0917 - fixtures and cases
     tiny: TinyModel, prompts: list[list[int]], without: list[Answer], tmp_path: Path, depth: int, filled: int
 ) -> None:
-    """The other one's vocabulary is filled up to another size."""
-    other = make_tiny_model(tmp_path, "llama", seed=1, **CASES["llama"], vocab_size=filled)
+    """The other one's vocabulary is filled up to another size, and as many numbers of a token are those of fewer, larger heads."""
+    shape = {"vocab_size": filled, "num_key_value_heads": 1, "head_dim": 32}
+    other = make_tiny_model(tmp_path, "llama", seed=1, **CASES["llama"], **shape)
     for small in (tiny, other):
         (small.folder / "tokenizer.json").write_text("{}")
         draft = read_draft(str(small.folder), tiny.spec, str(tiny.folder))

@@ -138,11 +138,11 @@ def _sparse_feeds(config: Config, **features: Any) -> list[Feed]:
     """Each layer's feed: experts in every so many-th layer, except those that are named as dense."""
     router = RouterSpec(normalized=config["norm_topk_prob"])
     experts = _experts(config, config["moe_intermediate_size"], router, **features)
-    step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
+    step, dense = config["decoder_sparse_step"], config.get("mlp_only_layers")
+    if not isinstance(dense, list | None):
         raise ModelLoadError(f"mlp_only_layers must be a list of numbers of layers, got {dense!r}")
     return [
-        _dense(config) if layer in dense or (layer + 1) % step else experts
+        _dense(config) if layer in (dense or ()) or (layer + 1) % step else experts
         for layer in range(config["num_hidden_layers"])
     ]
 
@@ -279,7 +279,7 @@ def _gpt_oss(config: Config) -> tuple[LayerSpec, ...]:
         raise ModelLoadError(f"swiglu_alpha {alpha!r} is not supported; known is {STEEPNESS}")
     router, clamp = RouterSpec(score="softmax_of_chosen", bias=True), float(config["swiglu_limit"])
     experts = _experts(config, config["intermediate_size"], router, clamp=clamp, bias=True, names="stacked")
-    if not (config.get("rope_scaling") or config.get("rope_parameters")):
+    if not config.get("rope_scaling") and config.get("rope_parameters") is None:
         config = {**config, "rope_parameters": YARN}
     full = read_attention(config, biased=True, sinks=True)
     sliding = attrs.evolve(full, window=config["sliding_window"])

@@ -80,7 +80,7 @@ def _refuse(config: Config) -> None:
     activation = config["hidden_activation"]
     if activation != "gelu_pytorch_tanh":
         raise ModelLoadError(f"hidden_activation {activation!r} is not supported; known is gelu_pytorch_tanh")
-    if config.get("use_bidirectional_attention"):
+    if config.get("use_bidirectional_attention") not in (None, False):
         raise ModelLoadError(
             "use_bidirectional_attention is not supported: text is written from left to right"
         )

@@ -35,11 +35,11 @@ def read_json(path: pathlib.Path) -> Any:
         raise ModelLoadError(f"{path}: is not valid JSON ({error}); download the model again") from None
 
 
-def positive(config: Mapping[str, Any], name: str) -> float:
-    """A key's value, which must be a positive number that fits into 63 bits. Raises `ModelLoadError`."""
+def positive(config: Mapping[str, Any], name: str, *, above: int = 0) -> float:
+    """A key's value, which must be a number `above` that, and fit into 63 bits. Raises `ModelLoadError`."""
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**62:
-        raise ModelLoadError(f"{name} must be a positive number, got {value!r:.40}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < 2**62:
+        raise ModelLoadError(f"{name} must be a number above {above}, got {value!r:.40}")
     return float(value)
 
 

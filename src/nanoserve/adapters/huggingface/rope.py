@@ -85,7 +85,7 @@ def _yarn(parameters: Mapping[str, Any]) -> layer_spec.YarnRopeScaling:
         raise ModelLoadError(f"truncate must be true or false, got {truncate!r}")
     return layer_spec.YarnRopeScaling(
         factor=positive(parameters, "factor"),
-        original_max_position=int(positive(parameters, ORIGINAL)),
+        original_max_position=int(positive(parameters, ORIGINAL, above=1)),
         beta_fast=positive({"beta_fast": 32.0, **_given(parameters, "beta_fast")}, "beta_fast"),
         beta_slow=positive({"beta_slow": 1.0, **_given(parameters, "beta_slow")}, "beta_slow"),
         truncate=truncate,
@@ -124,7 +124,7 @@ def attention_sharpness(config: Mapping[str, Any]) -> float:
 
 
 def _long_rope(parameters: Mapping[str, Any], pairs: int) -> layer_spec.LongRopeScaling:
-    original = int(positive(parameters, ORIGINAL))
+    original = int(positive(parameters, ORIGINAL, above=1))
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     attention_factor = parameters.get("attention_factor")
     if attention_factor is None:
@@ -154,5 +154,5 @@ def _llama3(parameters: Mapping[str, Any]) -> layer_spec.Llama3RopeScaling:
         factor=positive(parameters, "factor"),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position=int(positive(parameters, ORIGINAL)),
+        original_max_position=int(positive(parameters, ORIGINAL, above=1)),
     )

@@ -150,8 +150,8 @@ def test_what_is_listed_as_harmless_changes_no_model(
 
 
 @FAMILIES
-@pytest.mark.parametrize("value", [None, ...], ids=["null", "missing"])
-def test_null_and_missing_keys_are_read_as_transformers_reads_them(
+@pytest.mark.parametrize("value", [None, ..., {}], ids=["null", "missing", "empty"])
+def test_null_missing_and_empty_keys_are_read_as_transformers_reads_them(
     tmp_path: pathlib.Path, architecture: Architecture, value: Any
 ) -> None:
     """Each key in turn: the model that transformers' completed config describes, or one error that names the key."""

@@ -262,6 +262,16 @@ def test_rotations_equal_transformers_at_every_scale(tmp_path: Path, kind: str) 
     assert (reference.attention_scaling != 1) == kind.startswith("yarn")
 
 
+@pytest.mark.parametrize("more", [{"rope_theta": 2.0}, {"beta_fast": 1.0, "beta_slow": 32.0}])
+def test_yarn_whose_blend_ends_before_it_begins_equals_transformers(
+    tmp_path: Path, more: dict[str, float]
+) -> None:
+    rope = {**ROPES["yarn"], "original_max_position_embeddings": 4096, **more}
+    tiny = make_tiny_model(tmp_path, rope_parameters=rope)
+    ((spec, size),) = tiny.spec.rotations
+    close(Rotary(spec, size, CPU)._frequencies, LlamaRotaryEmbedding(tiny.reference.config).inv_freq)
+
+
 def test_long_sequences_turn_by_factors_of_their_own(tmp_path: Path) -> None:
     tiny = make_tiny_model(tmp_path, "phi3", **LONG_ROPE)
     assert tiny.spec.usual_length == 64

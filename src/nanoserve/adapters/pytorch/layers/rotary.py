@@ -117,7 +117,7 @@ def yarn_scaled(frequencies: Tensor, scaling: YarnRopeScaling, theta: float) -> 
     """Stretch slow pairs by `factor`, keep fast ones, and blend between, linearly in the pair's number.
 
     The blend begins at the pair that turns `beta_fast` times within the original context and ends at the one that
-    turns `beta_slow` times. Peng et al. 2023 and the reference code of transformers.
+    turns `beta_slow` times. Where the first is above the last, the blend runs backwards, as in transformers. Peng et al. 2023.
     """
     size = 2 * len(frequencies)
 
@@ -128,7 +128,7 @@ def yarn_scaled(frequencies: Tensor, scaling: YarnRopeScaling, theta: float) -> 
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    stretched = ((torch.arange(size // 2, device="cpu").float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    stretched = ((torch.arange(size // 2, device="cpu").float() - low) / (high - low or 0.001)).clamp(0, 1)
     return stretched * frequencies / scaling.factor + (1 - stretched) * frequencies
 
 
