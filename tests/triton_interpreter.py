@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import bisect
+import operator
 import os
 import sys
 from typing import Any
+
+from tests.interpreter_costs import spare
 
 REACHED: list[Any] = []
 """Tensors that kernels reach by addresses that lie in memory."""
@@ -18,7 +20,7 @@ def interpret() -> None:
     from triton.runtime import interpreter  # noqa: PLC0415 - after the choice
 
     _take_elements_for_bounds(interpreter)
-    _find_builtins_once(interpreter)
+    spare(interpreter)
     _trace_no_kernel(interpreter)
     _refuse_what_no_tensor_holds(interpreter)
     _compute_with_anything(interpreter)
@@ -96,23 +98,6 @@ def _take_elements_for_bounds(interpreter: Any) -> None:
     interpreter._patch_lang_tensor = patch
 
 
-def _find_builtins_once(interpreter: Any) -> None:
-    """It looks at every member of Triton's language whenever one kernel function calls another."""
-    is_builtin = interpreter.tl.core.is_builtin
-
-    @functools.cache
-    def builtins(package: Any) -> list[str]:
-        return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
-
-    def patch(package: Any, builder: Any, scope: Any) -> None:
-        for name in builtins(package):
-            member = getattr(package, name)
-            if is_builtin(member):
-                interpreter._patch_attr(package, name, member, builder, scope)
-
-    interpreter._patch_builtin = patch
-
-
 def _trace_no_kernel(interpreter: Any) -> None:
     """Coverage makes the interpreter three times slower, and a kernel is not Python: only who launches it is traced."""
     original = interpreter.GridExecutor.__call__
@@ -134,21 +119,28 @@ def _refuse_what_no_tensor_holds(interpreter: Any) -> None:
 
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     copy_in, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
-    bounds: list[Any] = []
+    bounds: list[tuple[int, int]] = []
 
     def copy_and_note(self: Any, args: Any, kwargs: Any) -> Any:
         copied = copy_in(self, args, kwargs)
         arguments = (*copied[0], *copied[1].values(), *REACHED)
-        spans = sorted({span for each in arguments for span in _spans(each)})
-        bounds[:] = [np.array([span[end] for span in spans], dtype=np.uint64) for end in (0, 1)]
+        bounds[:] = sorted({span for each in arguments for span in _spans(each)})
         return copied
 
     def check(ptrs: Any, mask: Any) -> None:
-        touched = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)].astype(np.uint64)
-        starts, ends = bounds
-        size = np.uint64(max(1, ptrs.get_element_ty().primitive_bitwidth // 8))
-        at = np.searchsorted(starts, touched, side="right")
-        inside = (at > 0) & (touched + size <= ends[np.maximum(at, 1) - 1] if len(starts) else False)
+        touched = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)].astype(np.uint64, copy=False)
+        if not touched.size:
+            return
+        size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+        first, last = int(touched.min()), int(touched.max())
+        at = bisect.bisect_right(bounds, first, key=operator.itemgetter(0)) - 1
+        if at >= 0 and last + size <= bounds[at][1]:
+            return
+        starts, ends = (np.array([span[end] for span in bounds], dtype=np.uint64) for end in (0, 1))
+        places = np.searchsorted(starts, touched, side="right")
+        inside = (places > 0) & (
+            touched + np.uint64(size) <= ends[np.maximum(places, 1) - 1] if bounds else False
+        )
         if not np.all(inside):
             raise IndexError(
                 f"{np.size(inside) - np.count_nonzero(inside)} elements lie in no tensor of this launch"
