@@ -18,6 +18,7 @@ from tests.browser.engine_page import (
 from tests.browser.sending import Sender
 from tests.browser.stepped_server import SteppedServer
 from tests.browser.visits import Visits
+from tests.patience import PATIENCE
 
 PROMPT = list(range(100, 110))
 HASTE = """() => {
@@ -35,7 +36,7 @@ CONNECTION = ".engine-banner:not([data-state=connecting]) .engine-state"
 
 def viewers(server: SteppedServer) -> int:
     """How many watch, as the metrics tell."""
-    metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE, trust_env=False).text
     [count] = re.findall(r"^nanoserve[_:]viewers\S* (\d+)", metrics, re.MULTILINE)
     return int(count)
 

@@ -131,6 +131,6 @@ def expect_kept(answer: Locator, seen: str) -> None:
 
 def listens(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/livez", trust_env=False).status_code == 200
+        return httpx.get(f"{url}/livez", timeout=PATIENCE, trust_env=False).status_code == 200
     except httpx.ConnectError:
         return False

@@ -146,7 +146,7 @@ def test_they_listen_at_the_announced_addresses_alone_and_administrators_reach_t
         before = server.metrics()["nanoserve:kv_blocks_cached"]
         assert before
         transport = httpx.HTTPTransport(uds=admin, verify=False)
-        with httpx.Client(transport=transport, base_url="http://admin") as administrator:
+        with httpx.Client(transport=transport, base_url="http://admin", timeout=PATIENCE) as administrator:
             assert administrator.post("/reset_prefix_cache").status_code == 200
         wait_until(lambda: server.metrics()["nanoserve:kv_blocks_cached"] == 0)
 
@@ -270,7 +270,7 @@ def test_on_a_unix_socket_all_of_them_answer_and_none_that_ends_before_a_slow_en
         seen: set[str] = set()
         while len(seen) < 2:
             transport = httpx.HTTPTransport(uds=str(path), verify=False)
-            with httpx.Client(transport=transport, base_url="http://here") as client:
+            with httpx.Client(transport=transport, base_url="http://here", timeout=PATIENCE) as client:
                 answer = ask(client)
             assert answer.status_code == 200, answer.text
             seen.add(answer.headers[ENGINE_HEADER].partition(".")[0])

@@ -73,7 +73,7 @@ def test_only_the_announced_addresses_listen(locked_server: ServerProcess) -> No
 def test_administrators_have_a_socket_of_their_own(locked_server: ServerProcess) -> None:
     path = str(locked_server.out.parent / "admin.sock")
     with httpx.Client(
-        transport=httpx.HTTPTransport(uds=path, verify=False), base_url="http://admin"
+        transport=httpx.HTTPTransport(uds=path, verify=False), base_url="http://admin", timeout=PATIENCE
     ) as admin:
         assert admin.post("/reset_prefix_cache").status_code == 401
         answer = admin.post("/reset_prefix_cache", headers={"authorization": f"Bearer {KEY}"})

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.cluster.process.test_route import Routed, routing
+from tests.cluster.process.test_route import Routed, kept_server, routing
 from tests.patience import wait_until
-from tests.process.server_process import ServerProcess, server_process
+from tests.process.server_process import ServerProcess
 
 STORY = "The {} fox went down to the river, and what it saw there was " + "a boat, a bird, a stone, " * 12
 
@@ -45,8 +45,8 @@ def apart(tmp_path: pathlib.Path) -> tuple[pathlib.Path, list[pathlib.Path]]:
 def test_a_prefill_and_a_decode_server(apart: tuple[pathlib.Path, list[pathlib.Path]]) -> None:
     blocks, (first, second, third) = apart
     with (
-        server_process(first, *server(blocks, "prefill")) as prefill,
-        server_process(second, *server(blocks, "decode")) as decode,
+        kept_server(first, *server(blocks, "prefill")) as prefill,
+        kept_server(second, *server(blocks, "decode")) as decode,
     ):
         for each in (prefill, decode):
             each.wait_until_ready()

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
-import httpx
 import pytest
 
 from tests.patience import PATIENCE, wait_until
+from tests.ports import reserved_port
 from tests.process.command import COMMAND, environment
 from tests.process.scripted_engine import COMMAND as SCRIPTED
 from tests.process.scripted_engine import SLOW
@@ -73,6 +73,13 @@ def events_of(server: ServerProcess) -> str:
 
 
 @contextlib.contextmanager
+def kept_server(folder: pathlib.Path, *arguments: str) -> Iterator[ServerProcess]:
+    """One that may be killed: nobody else gets its port then, and answers there in its place."""
+    with reserved_port() as port, server_process(folder, "--port", str(port), *arguments) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def routing(folder: pathlib.Path, servers: list[ServerProcess], *arguments: str) -> Iterator[Routed]:
     """A router, which is to end well."""
     out, err = folder / "out", folder / "err"
@@ -97,7 +104,10 @@ def routing(folder: pathlib.Path, servers: list[ServerProcess], *arguments: str)
 @pytest.fixture
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     folders = [tmp_path_factory.mktemp(name) for name in ("one", "two", "router")]
-    with server_process(folders[0], *SERVER) as one, server_process(folders[1], *SERVER) as two:
+    with (
+        kept_server(folders[0], *SERVER) as one,
+        kept_server(folders[1], *SERVER) as two,
+    ):
         servers = [one, two]
         for each in servers:
             each.wait_until_ready()
@@ -143,11 +153,12 @@ def a_server_that_is_killed_loses_only_what_it_had_begun_to_stream(routed: Route
     routed.ask("And then?")
 
     def is_missed() -> bool:
-        health = httpx.get(f"{routed.router.url}/health", trust_env=False)
+        with routed.router.client() as client:
+            health = client.get("/health")
         assert health.status_code == 200
         return isinstance(health.json()["replicas"][killed.url], str)
 
-    wait_until(is_missed)
+    wait_until(is_missed, routed.router.err.read_text)
 
 
 def test_a_server_that_is_stopped_loses_its_requests_to_the_other_one(

@@ -33,7 +33,7 @@ def test_models(llama: ollama.Client, server: ServerProcess) -> None:
     assert shown.details is not None
     assert shown.details.quantization_level == "F32"
     assert llama.generate(MODEL).done_reason == llama.chat(MODEL).done_reason == "load"
-    with httpx.Client(base_url=server.url, headers=HEADERS) as plain:
+    with httpx.Client(base_url=server.url, headers=HEADERS, timeout=PATIENCE) as plain:
         assert plain.get("/api/version").json()["version"].count(".") == 2
         assert plain.head("/").status_code == 200
 

@@ -10,6 +10,7 @@ import pytest
 
 from nanoserve.entrypoints.compose.config.kinds import Secret
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings, BoundSettings
+from tests.patience import PATIENCE
 from tests.unit.entrypoints.server.http.app_world import AppWorld, app_world
 from tests.unit.entrypoints.server.protocols.protocol_world import serving
 from tests.unit.entrypoints.server.protocols.responses.conftest import openai_client
@@ -150,7 +151,7 @@ def test_a_bad_page_is_refused(
 ) -> None:
     made = client.responses.create(**asked)
     url = f"{world.url}/v1/responses/{made.id}/input_items?{query}"
-    answer = httpx.get(url, headers={"authorization": "Bearer alice"})
+    answer = httpx.get(url, headers={"authorization": "Bearer alice"}, timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
 
