@@ -106,7 +106,7 @@ def test_shared_blocks_show_their_reference_count(page: Page, held: SteppedServe
     assert set(shared.values()) == {4}
     for block in shared:
         assert "shared by 4 sequences" in block_facts(page, block)
-        assert "findable by its content" in block_facts(page, block)
+        assert "in the prefix cache" in block_facts(page, block)
     alone = next(block for block, each in held_blocks(held).items() if each == 1)
     assert "held by one sequence" in block_facts(page, alone)
     expect(page.locator("#engine-blocks-0")).to_contain_text(f"({len(shared)} shared)")

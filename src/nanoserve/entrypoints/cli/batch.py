@@ -28,7 +28,7 @@ from nanoserve.entrypoints.cli.options import DEBUG, Command
     "--priority",
     metavar="NUMBER",
     type=int,
-    help="Of requests that name none, for a server with --policy priority: the higher, the later.",
+    help="Priority of requests that name none, for a server with --policy priority; higher runs later.",
 )
 @DEBUG
 def run_batch(
@@ -36,7 +36,7 @@ def run_batch(
 ) -> None:
     """Send each line of REQUESTS.jsonl, in OpenAI's form of batches, to a server, and write its answer to --output.
 
-    What is answered there already is not sent again; a server that is away or full is waited for. Ctrl-C stops.
+    Requests that have an answer there are not sent again. Waits for a server that is away or full. Ctrl-C stops.
     """
     from nanoserve.entrypoints.client.batch import run_batch as run  # noqa: PLC0415 - not needed for --help
     from nanoserve.entrypoints.client.server import read_address  # noqa: PLC0415 - as above

@@ -74,7 +74,7 @@ _SERVED_MODEL: Final = attrs.evolve(
     default="",
 )
 _LENGTHS: Final = {
-    "num_prompts": "Requests at each rate or concurrency; 100 if not given. Of a trace the first ones, or all.",
+    "num_prompts": "Requests at each rate or concurrency; 100 if not given. With --trace, the first ones; all if not given.",
     "input_len": "Tokens (for chats: words) of each prompt; 256 if not given.",
     "output_len": "Tokens of each answer; 128 if not given.",
 }

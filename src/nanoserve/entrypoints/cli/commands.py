@@ -65,7 +65,7 @@ def _with_local_defaults(configuration: Configuration) -> Configuration:
             options.option(
                 "--json-schema",
                 type=click.File(encoding="utf-8"),
-                help="Every answer is JSON of the schema in this file.",
+                help="Every answer is JSON that fits the schema in this file.",
             ),
             options.option(
                 "--regex", metavar="PATTERN", help="Every answer matches this regular expression as a whole."

@@ -14,7 +14,7 @@ from nanoserve_cluster.entrypoints import HELP
 from nanoserve_cluster.entrypoints.simulate.settings import ClusterSettings, TrafficSettings
 
 _MODEL: Final = attrs.evolve(
-    MODEL, summary="A model folder or shape:NAME, whose numbers alone are read.", default="shape:llama-3.1-8b"
+    MODEL, summary="A model folder or shape:NAME; only its dimensions are read.", default="shape:llama-3.1-8b"
 )
 _SEED: Final = tuple(
     attrs.evolve(each, summary="Draws the trace, and what policies leave to chance.", default=0)
@@ -47,7 +47,7 @@ _LIMITS: Final = named(
     pages=HELP,
 )
 def simulate(configuration: Configuration, *, json_file: str | None, plot_file: str | None) -> None:
-    """Simulate a cluster: the scheduler that serves, over a clock that is not waited for.
+    """Simulate a cluster: the server's own scheduler, in simulated time.
 
     Says what times to first token, times between tokens and cache hits requests would see, with so many replicas and each
     router policy, and when replicas die, restart or are added. Needs no GPU.

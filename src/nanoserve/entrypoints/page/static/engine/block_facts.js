@@ -16,7 +16,7 @@ export function describeBlock({ books, block, blockSize, chosen, readWords }) {
   const owners = books.owners(block);
   const state = books.state(block);
   const count = state === "shared" ? ` by ${owners.length} sequences` : "";
-  const findable = books.findable.has(block) && owners.length ? ", findable by its content" : "";
+  const findable = books.findable.has(block) && owners.length ? ", in the prefix cache" : "";
   const shown = [make("p", { class: "engine-strong", text: `Block ${block}: ${STATES[state]}${count}${findable}` })];
   if (!owners.length) return shown;
   const isState = owners[0].states.some(([group]) => group === books.group);

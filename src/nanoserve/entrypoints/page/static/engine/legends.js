@@ -13,7 +13,7 @@ const TIMELINE_SIGNS = [
 const BLOCK_SIGNS = [
   ["owned", "a colour per sequence, filled as far as its tokens reach"],
   ["shared", "shared: how many hold it"],
-  ["findable", "findable by its content"],
+  ["findable", "in the prefix cache"],
   ["cached", "free, kept for a prefix hit"],
   ["free", "free"],
 ];
