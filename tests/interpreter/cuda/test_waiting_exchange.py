@@ -178,15 +178,15 @@ def make_exchange(seat: Seat) -> Exchange:
 
 
 class Step(NamedTuple):
-    """Rows of a step, pairs of sums over them, and gatherings of so many rows of logits."""
+    """The rows of each of an even number of sums, and gatherings of logits."""
 
-    rows: int
-    pairs: int
+    rows: tuple[int, ...]
     gathered: int
 
 
 def draw_steps(dice: random.Random) -> list[Step]:
-    return [Step(dice.randint(1, 3), 1, dice.randint(0, 3)) for _ in range(dice.randint(2, 3))]
+    rows = [tuple(sorted(dice.choices(range(1, 4), k=2), reverse=True)) for _ in range(3)]
+    return [Step(each, dice.randint(0, 3)) for each in rows]
 
 
 def numbers(rank: int, *what: int) -> Tensor:
@@ -212,12 +212,12 @@ def compute(steps: Sequence[Step], exchange: Exchange, pause: Callable[[], None]
     found = []
     for number, step in enumerate(steps):
         exchange.begin()
-        stream = reached(torch.zeros(step.rows, HIDDEN))
-        for turn in range(2 * step.pairs):
-            own = numbers(exchange.ranks.rank, number, turn)[: step.rows, :HIDDEN]
-            part = fill(exchange.part(step.rows), own, pause)
+        for turn, rows in enumerate(step.rows):
+            stream = reached(torch.zeros(rows, HIDDEN))
+            own = numbers(exchange.ranks.rank, number, turn)[:rows, :HIDDEN]
+            part = fill(exchange.part(rows), own, pause)
             exchange.complete(stream, Pending(part[None]), None, stream)
-        found.append(stream.tolist())
+            found.append(stream.tolist())
         for turn in range(step.gathered):
             share = exchange._share
             begin, end = (
@@ -236,8 +236,9 @@ def wanted(steps: Sequence[Step], size: int) -> list[list[Any]]:
     """The same by formulas."""
     found = []
     for number, step in enumerate(steps):
-        parts = [numbers(rank, number, turn) for rank in range(size) for turn in range(2 * step.pairs)]
-        found.append(torch.stack(parts).sum(0)[: step.rows, :HIDDEN].tolist())
+        for turn, rows in enumerate(step.rows):
+            parts = [numbers(rank, number, turn)[:rows, :HIDDEN] for rank in range(size)]
+            found.append(torch.stack(parts).sum(0).tolist())
         found += [numbers(0, number, turn, 1)[: 1 + turn].tolist() for turn in range(step.gathered)]
     return found
 
@@ -253,10 +254,10 @@ def test_a_rank_that_makes_one_sum_less_is_missed(play: Play) -> None:
     """The others do not wait for ever, and who is missed is known."""
 
     def work(exchange: Exchange, pause: Callable[[], None]) -> None:
-        compute([Step(1, 1, 1)], exchange, pause)
+        compute([Step((1, 1), 1)], exchange, pause)
         if exchange.ranks.rank == 1:
             return
         with pytest.raises(StepFailedError, match="rank 1 did not answer"):
-            compute([Step(1, 1, 0)], exchange, pause)
+            compute([Step((1, 1), 0)], exchange, pause)
 
     play(2, random.Random(0), work)
