@@ -21,7 +21,7 @@ ROOMS = {
     "adapters/pytorch": 16417,
     "adapters": 11081,
     "entrypoints/server": 10945,
-    "entrypoints": 11877,
+    "entrypoints": 11922,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 
