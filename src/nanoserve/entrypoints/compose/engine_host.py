@@ -1,9 +1,8 @@
-"""The program of an engine's process: `python -m nanoserve.entrypoints.compose.engine_host FILE_DESCRIPTOR`."""
+"""An engine's process: it waits for settings, builds an engine and serves it."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +78,3 @@ def _warm(settings: EngineSettings, build: Build, watch: Stopwatch) -> Assembly:
     warm_up(assembly.engine, None if assembly.pooler is None else assembly.pooler.pooling)
     watch.lap("warm-up")
     return assembly
-
-
-if __name__ == "__main__":
-    sys.exit(main())

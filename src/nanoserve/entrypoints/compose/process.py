@@ -24,7 +24,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_link import Prepare
 
 Launched = launching.Launched
-HOST_COMMAND: Final = launching.own_program("nanoserve.entrypoints.compose.engine_host")
+HOST_COMMAND: Final = launching.own_program("nanoserve.entrypoints.compose.engine_host_program")
 
 SPIN_COUNT: Final = "10000"
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
