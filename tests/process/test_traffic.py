@@ -6,12 +6,14 @@ import argparse
 import itertools
 import json
 import pathlib
+import runpy
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
+import benchmarks.traffic
 from benchmarks.traffic import TrafficRow, find_servers, measure
 from benchmarks.traffic_classes import CLASSES, CONVERSATIONS, SYSTEM_PROMPT, draw_sessions
 from benchmarks.traffic_servers import TrafficServer, TurnAnswer
@@ -133,16 +135,29 @@ def test_the_requests_of_a_trace_come_at_their_moments_and_share_what_they_share
     assert row["cached_tokens"] > 0
 
 
-def test_mistakes_end_in_one_line(open_server: ServerProcess) -> None:
+def test_a_mistake_ends_the_process_with_one_line() -> None:
+    done = traffic("--url", "http://127.0.0.1:9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("traffic: nothing answers at http://127.0.0.1:9")
+    assert done.stderr.count("\n") == 1
+
+
+def test_every_mistake_is_one_line(
+    open_server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for code, said, arguments in (
         (2, "invalid choice: 'chats'", ["--classes", "chats"]),
         (2, "--requests must be above 0", ["--requests", "0"]),
         (1, "try --scale 0.1", ["--url", open_server.url]),
         (1, "cannot be read: No such file", ["--url", open_server.url, "--trace", "/nowhere"]),
-        (1, "nothing answers at http://127.0.0.1:9", ["--url", "http://127.0.0.1:9"]),
     ):
-        done = traffic(*arguments)
-        assert (done.returncode, done.stdout) == (code, "")
-        assert said in done.stderr
-        assert done.stderr.startswith("traffic: ")
-        assert done.stderr.count("\n") == 1
+        monkeypatch.setattr(sys, "argv", ["traffic", "--requests", str(REQUESTS), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(benchmarks.traffic.__file__, run_name="__main__")
+        seen = capsys.readouterr()
+        status = ended.value.code  # a text is printed by Python as it ends, with status 1
+        message = seen.err if isinstance(status, int) else f"{status}\n"
+        assert (status if isinstance(status, int) else 1, seen.out) == (code, "")
+        assert said in message
+        assert message.startswith("traffic: ")
+        assert message.count("\n") == 1
