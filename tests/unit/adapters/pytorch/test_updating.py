@@ -142,13 +142,22 @@ def cut(folder: Path) -> None:
     file_of(folder).write_bytes(file_of(folder).read_bytes()[:-100])
 
 
+def headed(length: int) -> Callable[[Path], None]:
+    """The eight bytes before the header say that it is so long."""
+
+    def corrupt(folder: Path) -> None:
+        file_of(folder).write_bytes(length.to_bytes(8, "little") + file_of(folder).read_bytes()[8:])
+
+    return corrupt
+
+
 def shard_missing(folder: Path) -> None:
     file_of(folder).unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
 
 
 NAME = "model.layers.0.mlp.down_proj.weight"
-WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "not a number": (corrupted(lambda all_: all_[NAME][3].fill_(torch.nan)), f"{NAME}.*not finite"),
     "infinite": (corrupted(lambda all_: all_[NAME][3].fill_(torch.inf)), f"{NAME}.*not finite"),
     "shape": (corrupted(lambda all_: all_.update({NAME: all_[NAME][:-1].clone()})), f"{NAME}.*has shape"),
@@ -159,6 +168,13 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another name": (corrupted(lambda all_: all_.update({"odd": all_.pop(NAME)})), "'odd' has no place"),
     "cut": (cut, "not a readable safetensors file"),
+    "empty": (lambda folder: file_of(folder).write_bytes(b""), "model.safetensors: not a readable"),
+    "no length": (headed(2**64 - 1), "model.safetensors: not a readable safetensors file"),
+    "a short header": (headed(40), "model.safetensors: not a readable safetensors file"),
+    "another header": (
+        lambda folder: file_of(folder).write_bytes((5).to_bytes(8, "little") + b"[1,2]"),
+        "model.safetensors: not a readable safetensors file",
+    ),
     "a shard is missing": (shard_missing, "the shard is missing"),
     "nothing": (lambda folder: file_of(folder).unlink(), "holds neither"),
 }

@@ -96,16 +96,18 @@ def read_into(buffer: Tensor, file: Path, offset: int) -> None:
 
 
 def extents(file: Path) -> dict[str, tuple[str, int, int]]:
-    """Each tensor's dtype and shape as text, and where its bytes begin and end: behind the header, whose length the first eight bytes tell."""
+    """Each tensor's dtype and shape as text, and where its bytes begin and end; raises `OSError` and `ModelLoadError`."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-        header = json.loads(opened.read(length))
-    begin = _LENGTH_BYTES + length
-    return {
-        name: (f"{entry['dtype']} {entry['shape']}", *(begin + each for each in entry["data_offsets"]))
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+        header, begin = opened.read(min(length, file.stat().st_size)), _LENGTH_BYTES + length
+    try:
+        return {
+            name: (f"{entry['dtype']} {entry['shape']}", *(begin + each for each in entry["data_offsets"]))
+            for name, entry in json.loads(header).items()
+            if name != "__metadata__"
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _unreadable(file, error) from error
 
 
 def _unreadable(file: Path, error: object) -> ModelLoadError:
