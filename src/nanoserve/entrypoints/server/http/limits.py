@@ -178,6 +178,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__, self.cycle.chunked_encoding = _PlainCycle, False
+            self.cycle.waiting_for_100_continue = False
         if self.scope["method"] == "HEAD":
             self.cycle.__class__, self.scope["method"] = _HeadCycle, "GET"
 
@@ -276,7 +277,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _PlainCycle(RequestResponseCycle):
-    """Answers HTTP/1.0, which knows no chunks: a body without a length is sent as it is, and ends with the connection."""
+    """Answers HTTP/1.0, which knows neither interim answers nor chunks: a body without a length is sent as it is, and ends with the connection."""
 
     async def send(self, message: Any) -> None:
         self.expected_content_length = len(message.get("body", b""))

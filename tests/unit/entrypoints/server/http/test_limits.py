@@ -256,8 +256,10 @@ def test_a_client_that_closes_its_connection_is_gone(world: AppWorld, stream: bo
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_of_http_1_0_reads_a_plain_body_to_its_end(world: AppWorld, stream: bool) -> None:
+    """It knows no interim answers: what it says of one is not heard."""
+    request = whole_request(max_tokens=4, stream=stream)
     with world.connect() as connection:
-        connection.sendall(whole_request(max_tokens=4, stream=stream).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        connection.sendall(request.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nexpect: 100-continue\r\n"))
         head, _, body = rest_of(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert (b"chunked" in head, b"connection: close" in head) == (False, True)
