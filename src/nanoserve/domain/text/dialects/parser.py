@@ -22,7 +22,7 @@ from nanoserve.domain.text.dialects.dialect import (
 )
 from nanoserve.domain.text.dialects.output import Output
 from nanoserve.domain.text.dialects.reader import END, Reader, Reading, drop
-from nanoserve.ports.tool_calls import AnswerEvent, ReasoningDelta, Tool
+from nanoserve.ports.tool_calls import AnswerEvent, ArgumentsDelta, ReasoningDelta, Tool
 
 _BREAKS: Final = 2
 TokenText = Callable[[int], str]
@@ -72,6 +72,7 @@ class AnswerParser:
 
     Attributes:
         num_reasoning_tokens: so far, those of marks left out; a token that is partly a mark counts as what it begins with.
+        is_cut: whether the answer has ended within the arguments of a call.
     """
 
     def __init__(
@@ -85,11 +86,9 @@ class AnswerParser:
     ) -> None:
         self._parser = parser
         self._control_tokens = control_tokens
-        self._reasoning = reasoning
-        self._reasons = reasons
-        self.num_reasoning_tokens = 0
-        self._token_text = token_text
-        self._num_unsure, self._begun = 0, ""
+        self._reasoning, self._reasons = reasoning, reasons
+        self.num_reasoning_tokens, self.is_cut = 0, False
+        self._token_text, self._num_unsure, self._begun = token_text, 0, ""
 
     @property
     def num_calls(self) -> int:
@@ -152,8 +151,9 @@ class AnswerParser:
     def close(self) -> list[AnswerEvent]:
         """The last events, after the last piece."""
         self.num_reasoning_tokens += self._num_unsure
-        self._num_unsure = 0
-        return self._parser.close()
+        events = self._parser.close()
+        self.is_cut = any(isinstance(each, ArgumentsDelta) for each in events)
+        return events
 
 
 def split(

@@ -397,6 +397,7 @@ def test_stop_strings_cut_no_marks(talker: Talker) -> None:
         (["tool_call", ">L", "k>"], "tool_calls", "Let me see.", 2),
         (["see"], "stop", "Let me ", 0),
         (["</tool_call>"], "tool_calls", "Let me see.", 1),
+        (["Rome"], "stop", "Let me see.", 1),  # a call that is cut is none to be run
     ):
         told = both(talker, PROTOCOLS["chat"], "Rain?", tools=[NESTED], stop=stop)
         assert (told.reasoning, told.reason, told.text, len(told.calls)) == ("look up", reason, text, calls)

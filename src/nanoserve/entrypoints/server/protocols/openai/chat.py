@@ -312,7 +312,8 @@ class ChatWriter(ChunkWriter):
             tokens = chosen_tokens(piece.logprobs, self._num_logprobs, self._token)
             logprobs = wire.ChatLogprobs(tokens)
         told = {"logprobs": logprobs, **self._end_fields(piece)}
-        if choice.has_calls and piece.finish_reason is FinishReason.STOP:
+        is_cut = isinstance(piece.stop, str) and choice.parser is not None and choice.parser.is_cut
+        if choice.has_calls and piece.finish_reason is FinishReason.STOP and not is_cut:
             told["finish_reason"] = "tool_calls"
         return told
 
