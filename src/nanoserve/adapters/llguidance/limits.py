@@ -153,7 +153,7 @@ def check_rules(name: str, lark: str) -> None:
 def _check_recursion(name: str, lark: str) -> None:
     """Where rules that refer to each other may be empty, the library holds all references to one of them against each other."""
     heads = [*_RULE.finditer(lark)]
-    ends = [*(each.start() for each in heads[1:]), len(lark)]
+    ends = [*(each.start() for each in heads), len(lark)][1:]
     bodies = {
         _NAME.findall(head[0])[0]: Counter(_NAME.findall(lark, head.end(), end))
         for head, end in zip(heads, ends, strict=True)

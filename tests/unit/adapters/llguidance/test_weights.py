@@ -173,6 +173,12 @@ def test_a_rule_may_say_what_stops_it() -> None:
     assert compiled(GRAMMARS, "lark", text).inner.consume_tokens(ids_of("abc"))
 
 
+@pytest.mark.parametrize("text", ["%ignore /x/", "// none", " "])
+def test_a_grammar_without_rules_is_refused_in_a_clients_words(text: str) -> None:
+    with pytest.raises(BadValueError, match="no start rule"):
+        check(Constraint("lark", text))
+
+
 def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_small_ones() -> None:
     """Of those who owe something; who owes nothing is served by another thread meanwhile."""
     begun, gate, order, clock = threading.Event(), threading.Event(), list[str](), [0.0]
