@@ -40,7 +40,7 @@ class RMSNorm(Stored):
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
         self.eps, self._is_zero_centered = spec.eps, spec.form == "zero_centered"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[..., size] to the same shape."""
         return rms_norm(x, self.weight, self.eps)
 
@@ -67,7 +67,7 @@ class LayerNorm(Stored):
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if spec.bias else None
         self.eps = spec.eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[..., size] to the same shape."""
         return layer_norm(x, self.weight, self.bias, self.eps)
 

@@ -32,7 +32,7 @@ class PooledDense(Stored):
         self.bias = nn.Parameter(torch.empty(spec.size), requires_grad=False) if spec.bias else None
         self.norm = make_norm(spec.size, norm) if spec.norm else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[P, size before] to [P, size], in the dtype of the weights."""
         made = _FUNCTIONS[self.spec.activation](F.linear(x.to(self.weight.dtype), self.weight, self.bias))
         return made if self.norm is None else self.norm(made)

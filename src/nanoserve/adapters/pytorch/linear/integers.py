@@ -32,7 +32,7 @@ class Int8Linear(PackedLinear):
         for target, source, scale in zip(*pieces, strict=True):
             target.copy_((source.float() / scale.float()[:, None]).round_().clamp_(-127, 127))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features] in the dtype of `x`."""
         if x.shape[0] >= MANY_ROWS or self.in_features % COLUMNS:
             product = F.linear(x, self.quantized.to(x.dtype).mul_(self.scales[:, None]))
@@ -50,7 +50,7 @@ class Int4Linear(PackedLinear):
         self.packed = torch.cat([packed for packed, _ in pieces])
         self.scales_and_zeros = torch.cat([scales for _, scales in pieces], dim=1).contiguous()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features] in the dtype of `x`."""
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(  # noqa: SLF001
             x, self.packed, GROUP, self.scales_and_zeros

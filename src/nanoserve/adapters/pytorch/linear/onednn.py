@@ -30,7 +30,7 @@ class OneDNNLinear(PackedLinear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data)  # noqa: SLF001
         self.padded = linear.weight.dtype == torch.bfloat16 and linear.weight.numel() >= LARGE
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[T, in_features] to [T, out_features], in the weight's dtype."""
         rows = x.shape[0]
         is_padded = self.padded and rows < FULL_ROWS

@@ -12,7 +12,8 @@ from nanoserve.kernels.forms import Form, StoredWeight
 class Linear(nn.Module):
     """x -> x W^T + b, without gradients and with nothing initialised.
 
-    This form holds the weight as checkpoints do; each `PackedLinear` holds it otherwise.
+    This form holds the weight as checkpoints do; each `PackedLinear` holds it otherwise. All are called without `nn.Module`'s hooks, as norms
+    are: a look for hooks takes as long as a small operator.
     """
 
     weight: nn.Parameter
@@ -27,7 +28,7 @@ class Linear(nn.Module):
         self.weight_scales, self.weight_form = None, None
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         return F.linear(x, self.weight, self.bias)
 

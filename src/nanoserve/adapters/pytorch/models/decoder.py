@@ -46,7 +46,7 @@ class Embedding(Stored):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
         self.scale = scale
 
-    def forward(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor) -> Tensor:
         """int64 [T] to [T, hidden]."""
         vectors = F.embedding(token_ids, self.weight)
         return vectors if self.scale is None else vectors * self.scale
@@ -138,15 +138,14 @@ class DecoderModel(nn.Module):
             for part in parts:
                 part.run(ops, step)
             show(f"layers.{number}")
-        hidden: Tensor = ops.stream if self.norm is None else self.norm(ops.stream)
+        hidden = ops.stream if self.norm is None else self.norm(ops.stream)
         if observe is not None:
             observe("norm", hidden)
         return hidden
 
     def embed(self, inputs: StepInputs) -> Tensor:
         """The residual stream before the first layer, [T, hidden]."""
-        vectors: Tensor = self.embedding(inputs.token_ids)
-        return vectors
+        return self.embedding(inputs.token_ids)
 
     def prepare(self, inputs: StepInputs, kv: KVStore) -> CpuStep:
         """A step, with what the layers of each cache group share."""
@@ -360,5 +359,4 @@ class TorchLinearOps:
         return product
 
     def _multiply(self, x: Tensor, linear: Linear) -> Tensor:
-        product: Tensor = in_fixed_rows(linear, x) if self._invariant else linear(x)
-        return product
+        return in_fixed_rows(linear, x) if self._invariant else linear(x)
