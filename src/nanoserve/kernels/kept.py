@@ -13,13 +13,13 @@ LARGEST: Final = 448.0
 
 
 def narrowed(heads: Tensor, scales: Tensor | None) -> Tensor:
-    """Heads [..., num_kv_heads, head_dim] as a cache keeps them whose heads have these scales, [num_kv_heads]; None: as they are.
+    """Heads [..., num_kv_heads, head_dim] as a cache keeps them whose heads have these scales, [..., num_kv_heads]; None: as they are.
 
     What a scale makes larger than the largest number becomes that number.
     """
     if scales is None:
         return heads
-    return (heads.float() / scales[:, None]).clamp_(-LARGEST, LARGEST).to(FLOAT8)
+    return (heads.float() / scales[..., None]).clamp_(-LARGEST, LARGEST).to(FLOAT8)
 
 
 def widened(heads: Tensor, scales: Tensor | None, which: int) -> Tensor:

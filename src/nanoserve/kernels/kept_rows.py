@@ -27,6 +27,8 @@ SPARE = 4
 """Rows get room for an eighth of their tokens more, and for this many blocks; then they are gathered anew."""
 MAX_PADDING = 2
 """The most that rows may read as a multiple of their own tokens; more costs more than gathering them by length."""
+WIDTHS = 16
+"""Attention is a multiple of so many positions wide: views of what is kept then serve as many steps."""
 
 
 @attrs.define(eq=False)
@@ -40,8 +42,8 @@ class _Rows:
         bias: [B * num_kv_heads, 1, room] to add to scores.
         places: the place of each row, and the position of its newest token.
         blocks: what a layer gathers that has not kept the rows in the step before; made when it is needed.
-        width: the positions that are attended to, and `seen_bias`, their bias: those that some row has, and in bfloat16 all,
-            because there torch copies what does not lie together.
+        width: the positions that are attended to, if there is room for so many, and `seen_bias`, their bias: those that some row has, up to
+            a multiple of `WIDTHS`, and in bfloat16 all, because there torch copies what does not lie together.
     """
 
     contexts: tuple[int, ...]
@@ -54,7 +56,8 @@ class _Rows:
     seen_bias: Tensor = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.width = self.room if self.bias.dtype == torch.bfloat16 else max(self.contexts)
+        is_whole = self.bias.dtype == torch.bfloat16
+        self.width = self.room if is_whole else -(-max(self.contexts) // WIDTHS) * WIDTHS
         self.seen_bias = self.bias[..., : self.width]
 
     def are_followed_by(self, contexts: Sequence[int], tables: Tensor) -> bool:
@@ -78,7 +81,7 @@ class KeptRows:
 
     def forget(self) -> None:
         """Drop everything: blocks may have got other contents."""
-        self._layers: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[int, Tensor, Tensor, tuple[Tensor, ...]]] = {}
         self._step = 0
         self._rows: _Rows | None = None
 
@@ -93,9 +96,9 @@ class KeptRows:
         if max(queries) > 1 or longest * count > MAX_PADDING * sum(contexts) + count * SPARE:
             self.forget()
             return False
-        places = torch.arange(count), torch.tensor(contexts) - 1
         last = self._rows
         if last is not None and last.are_followed_by(contexts, tables):
+            places = last.places[0], last.places[1] + 1
             last.bias.view(count, -1, last.room).mT.index_put_(places, self._zero)
             self._rows = _Rows(tuple(contexts), tables, last.room, last.bias, places)
             self._step += 1
@@ -107,6 +110,7 @@ class KeptRows:
             return False
         read = read_blocks(tables, list(rows_of(queries, contexts, None)), self._layout, room)
         bias = decode_bias(read, self._layout.num_kv_heads, self._dtype)
+        places = torch.arange(count), torch.tensor(contexts) - 1
         self._rows = _Rows(tuple(contexts), tables, room, bias, places, read)
         self._step += 2
         return True
@@ -123,7 +127,7 @@ class KeptRows:
         """
         rows = self._rows
         assert rows is not None
-        step, kept, by_token = self._layers.get(layer, (-1, new, new))
+        step, kept, by_token, seen = self._layers.get(layer, (-1, new, new, ()))
         if step == self._step - 1:
             by_token.index_put_(rows.places, new if new.dtype == kept.dtype else new.to(kept.dtype))
         else:
@@ -132,6 +136,8 @@ class KeptRows:
                 rows.blocks = read_blocks(rows.tables, alone, self._layout, rows.room)
             kept = torch.stack([gather(each, rows.blocks, query.dtype) for each in cache.unbind(1)])
             by_token = kept.view(2, len(query), new.shape[2], rows.room, -1).permute(1, 3, 0, 2, 4)
-        self._layers[layer] = self._step, kept, by_token
-        key, value = kept[:, :, : rows.width].unbind()
-        return attend_rows(query, key, value, rows.seen_bias, scoring)
+            seen = kept.unbind()
+        if seen[0].shape[1] != rows.width:
+            seen = kept[:, :, : rows.width].unbind()
+        self._layers[layer] = self._step, kept, by_token, seen
+        return attend_rows(query, seen[0], seen[1], rows.seen_bias, scoring)

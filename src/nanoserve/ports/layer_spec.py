@@ -67,7 +67,7 @@ class LongRopeScaling:
 RopeScaling = Llama3RopeScaling | LinearRopeScaling | YarnRopeScaling | LongRopeScaling
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, cache_hash=True)
 class RopeSpec:
     """Rotary position embedding: base `theta`, optionally rescaled.
 

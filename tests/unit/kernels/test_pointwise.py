@@ -45,8 +45,10 @@ def test_rope(dtype: torch.dtype) -> None:
     frequencies = 1.0 / 10_000.0 ** (torch.arange(8) / 8)
     positions = torch.tensor([0, 1, 2, 17, 100])
     x = noise(5, 3, 16).to(dtype)
-    cos, sin = rotation(positions, frequencies)
-    close(apply_rotation(x, cos, sin), rope_reference.rope(x, positions, frequencies), dtype)
+    cos, sin = rotation(positions, torch.cat((-frequencies, frequencies)))
+    want = rope_reference.rope(x, positions, frequencies)
+    assert apply_rotation(x, cos, sin) is x
+    close(x, want, dtype)
 
 
 @DTYPES

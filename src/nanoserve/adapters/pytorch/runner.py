@@ -174,7 +174,8 @@ class TorchRunner:
         if head is not None:
             ticket.unlearnt = spans, head.take_tapped()
         if self._records is not None:
-            slots = inputs.groups[self._records.group].slot_mapping
+            blocks, offsets = inputs.groups[self._records.group].places
+            slots = blocks * self.kv.block_size + offsets
             ticket.routed = self._records.keep(slots).report(spans, Here)
         return hidden
 

@@ -34,15 +34,11 @@ class GroupInputs:
     Attributes:
         block_tables: int64 [B, max_blocks]: the block of each `block_size` tokens of each row. Entries that are
             unused, or whose tokens left the group's window, are `SINK_BLOCK`.
-        slot_mapping: int64 [T]: `block * block_size + offset` where each token's key and value are written.
+        places: block, and offset in it, where each token's key and value are written: int64 [T] each.
     """
 
     block_tables: Tensor
-    slot_mapping: Tensor
-
-    def places(self, block_size: int) -> tuple[Tensor, Tensor]:
-        """Block, and offset in it, where each token is written: int64 [T] each."""
-        return torch.div(self.slot_mapping, block_size, rounding_mode="floor"), self.slot_mapping % block_size
+    places: tuple[Tensor, Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -94,14 +90,14 @@ class StepInputs:
         length = len(token_ids)
         positions = torch.arange(length)
         blocks = torch.arange(1, -(-length // block_size) + 1)
+        places = positions // block_size + 1, positions % block_size
         return cls(
             token_ids=torch.tensor(token_ids),
             positions=positions,
             query_lengths=(length,),
             context_lengths=(length,),
             logits_indices=positions,
-            groups=(GroupInputs(block_tables=blocks[None], slot_mapping=positions + block_size),)
-            * num_groups,
+            groups=(GroupInputs(block_tables=blocks[None], places=places),) * num_groups,
         )
 
 
@@ -275,15 +271,14 @@ class Rows:
     def _groups(
         self, index: Tensor, owners: Tensor, positions: Tensor, longest: int
     ) -> tuple[GroupInputs, ...]:
-        """Tables of the rows `index` [B], and the slots of tokens at `positions` [T] of the rows `owners` [T]."""
+        """Tables of the rows `index` [B], and the places of tokens at `positions` [T] of the rows `owners` [T]."""
         size = self._block_size
-        columns = positions.div(size, rounding_mode="floor")
-        offsets = positions - columns * size
+        columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
         max_blocks = -(-longest // size)
         return tuple(
             GroupInputs(
                 block_tables=table[:, :max_blocks].index_select(0, index),
-                slot_mapping=table[owners, columns].mul_(size).add_(offsets),
+                places=(table[owners, columns], offsets),
             )
             for table in self._tables
         )

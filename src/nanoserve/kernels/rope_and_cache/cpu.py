@@ -6,34 +6,28 @@ import torch
 from torch import Tensor
 
 
-def rotation(positions: Tensor, inverse_frequencies: Tensor) -> tuple[Tensor, Tensor]:
+def rotation(positions: Tensor, signed_frequencies: Tensor) -> tuple[Tensor, Tensor]:
     """The rotation of each position, computed once per step and shared by all layers.
 
     Args:
         positions: int64 [T].
-        inverse_frequencies: float32 [head_dim / 2], radians per position of each pair of elements.
+        signed_frequencies: float32 [head_dim], radians per position of each pair of elements: first negated, then as they are.
 
     Returns:
-        Cosines and signed sines, float32 [T, 1, head_dim] each. Element i is paired with element
-        i + head_dim / 2; the sines of the first half are negated, so that
-        `x * cos + swap_halves(x) * sin` rotates.
+        Cosines and signed sines, float32 [T, 1, head_dim] each. Element i is paired with element i + head_dim / 2; the
+        sines of the first half are negated, so that `x * cos + swap_halves(x) * sin` rotates.
     """
-    angles = (positions[:, None] * inverse_frequencies)[:, None]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    angles = positions[:, None, None] * signed_frequencies
+    return angles.cos(), angles.sin()
 
 
 def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the heads of each token.
+    """Rotate the heads of each token, in place; returns `x`.
 
     Args:
         x: [T, heads, head_dim], float32 or bfloat16; rotated in float32.
         cos: from `rotation`.
         sin: from `rotation`.
-
-    Returns:
-        [T, heads, head_dim] in the dtype of `x`.
     """
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    turned = torch.addcmul(x * cos, swapped, sin)
-    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+    return torch.addcmul(x * cos, swapped, sin, out=x)

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.step_inputs import Rows
+from nanoserve.adapters.pytorch.step_inputs import GroupInputs, Rows
 from nanoserve.ports.step import SINK_BLOCK, Chunk, TableUpdate
 from tests.plans import SIZES, admitted
 
@@ -42,12 +42,18 @@ def test_chunks_come_first_and_decoding_rows_after_them(rows: Rows) -> None:
     assert step.logits_indices.tolist() == [0, 1]
 
 
-def test_each_group_has_its_own_tables_and_slots(rows: Rows) -> None:
+def places(group: GroupInputs) -> list[tuple[int, int]]:
+    """Block and offset of each token."""
+    blocks, offsets = group.places
+    return list(zip(blocks.tolist(), offsets.tolist(), strict=True))
+
+
+def test_each_group_has_its_own_tables_and_places(rows: Rows) -> None:
     first, second = rows.step((Chunk(2, 3, 2, True), Chunk(0, 0, 1, False)), {}).groups
     assert first.block_tables.tolist() == [[3, 7], [9, SINK_BLOCK]]
     assert second.block_tables.tolist() == [[5, 6], [1, SINK_BLOCK]]
-    assert first.slot_mapping.tolist() == [3 * 4 + 3, 7 * 4, 9 * 4]
-    assert second.slot_mapping.tolist() == [5 * 4 + 3, 6 * 4, 1 * 4]
+    assert places(first) == [(3, 3), (7, 0), (9, 0)]
+    assert places(second) == [(5, 3), (6, 0), (1, 0)]
 
 
 def test_updates_write_where_they_say(rows: Rows) -> None:
@@ -56,7 +62,7 @@ def test_updates_write_where_they_say(rows: Rows) -> None:
     first, second = rows.step((Chunk(2, 4, 1, True), Chunk(0, 2, 1, True)), {}).groups
     assert first.block_tables.tolist() == [[3, 2], [9, 4]]
     assert second.block_tables.tolist() == [[SINK_BLOCK, 8], [1, SINK_BLOCK]]
-    assert first.slot_mapping.tolist() == [2 * 4, 9 * 4 + 2]
+    assert places(first) == [(2, 0), (9, 2)]
 
 
 def test_nothing_of_the_last_tenant_stays_in_the_tables(rows: Rows) -> None:
@@ -71,5 +77,5 @@ def test_a_row_may_fill_the_whole_context(rows: Rows) -> None:
     rows.admit(admitted(3, tuple(range(20)), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5)))
     step = rows.step((Chunk(3, 19, 1, True),), {})
     rows.append((3,), torch.tensor([7]))
-    assert step.groups[0].slot_mapping.tolist() == [5 * 4 + 3]
+    assert places(step.groups[0]) == [(5, 3)]
     assert rows.tokens[3].tolist() == [*range(20), 7]

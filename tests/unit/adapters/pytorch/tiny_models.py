@@ -399,12 +399,13 @@ class PagedRun:
             first = 0 if window is None else max(0, start + 1 - window) // size
             last = -(-stop // size)
             block_tables[index, first:last] = torch.tensor(tables[row][first:last])
-        slots = [
-            tables[row][position // size] * size + position % size
+        places = [
+            (tables[row][position // size], position % size)
             for row, start, stop in spans
             for position in range(start, stop)
         ]
-        return GroupInputs(block_tables=block_tables, slot_mapping=torch.tensor(slots))
+        blocks, offsets = torch.tensor(places).unbind(1)
+        return GroupInputs(block_tables=block_tables, places=(blocks, offsets))
 
 
 def make_prompt(length: int, *, vocab_size: int = 128, seed: int = 0) -> list[int]:

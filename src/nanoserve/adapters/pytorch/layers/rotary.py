@@ -33,7 +33,7 @@ class Rotary:
         size = head_dim if spec.size is None else spec.size
         still = torch.zeros((head_dim - size) // 2, device="cpu")
         frequencies = scaled(inverse_frequencies(spec.theta, size), spec.scaling, spec.theta)
-        self._frequencies = torch.cat((frequencies, still)).to(device)
+        self._frequencies = torch.cat((-frequencies, still, frequencies, still)).to(device)
         self._amplitude: Tensor | None = None
         factor = (
             spec.scaling.attention_factor

@@ -54,7 +54,6 @@ class AttentionKind:
     def prepare(self, group: CacheGroup, where: GroupInputs, step: CpuStep, /) -> Callable[..., Tensor]:
         attend = self._attend(group, where, step)
         gate = invariant_sigmoid_mul if step.invariant else sigmoid_mul
-        places = where.places(step.pages[group.layers[0]][0].shape[3])
 
         def mix(part: Attention, projected: Tensor) -> Tensor:
             (page,) = step.pages[part.layer]
@@ -62,18 +61,18 @@ class AttentionKind:
             if (vectors := part.vectors) is not None:
                 qkv = norm_qkv(qkv, **vectors)
             heads = qkv.view(qkv.shape[0], -1, part.head_dim)
-            qk, value = heads[:, : -part.num_kv_heads], heads[:, -part.num_kv_heads :]
-            qk = apply_rotation(_normed(part, qk), *step.rotations[part.rotation])
-            query, key = qk[:, : part.num_heads], qk[:, part.num_heads :]
+            query = heads[:, : part.num_heads]
+            new = heads[:, part.num_heads :].view(-1, 2, part.num_kv_heads, part.head_dim)
+            if part.q_norm is not None and part.k_norm is not None and not part.norms_vectors:
+                query.copy_(part.q_norm(query))
+                new[:, 0].copy_(part.k_norm(new[:, 0]))
+            apply_rotation(heads[:, : -part.num_kv_heads], *step.rotations[part.rotation])
             if part.kv_scales is not None:
-                key_scales, value_scales = part.kv_scales
-                query, key = _scaled(query, key_scales), narrowed(key, key_scales)
-                value = narrowed(value, value_scales)
-            new = torch.stack((key, value), dim=1)
-            page.permute(0, 3, 1, 2, 4).index_put_(places, new)
+                query, new = _scaled(query, part.kv_scales[0]), narrowed(new, part.kv_scales)
+            page.permute(0, 3, 1, 2, 4).index_put_(where.places, new)
             attended = attend(part, query, page, new)
             if part.kv_scales is not None:
-                attended = _scaled(attended, value_scales)
+                attended = _scaled(attended, part.kv_scales[1])
             attended = attended.flatten(1)
             return gate(attended, gates) if part.is_gated else attended
 
@@ -110,10 +109,3 @@ class AttentionKind:
 def _scaled(heads: Tensor, scales: Tensor) -> Tensor:
     """Query heads, or their attended values, [T, num_heads, head_dim], times the scale of the KV head that they read."""
     return heads * scales.repeat_interleave(heads.shape[1] // len(scales))[:, None].to(heads.dtype)
-
-
-def _normed(part: Attention, qk: Tensor) -> Tensor:
-    """Queries and keys [T, heads, head_dim], each normed where the model norms heads."""
-    if part.q_norm is None or part.k_norm is None or part.norms_vectors:
-        return qk
-    return torch.cat((part.q_norm(qk[:, : part.num_heads]), part.k_norm(qk[:, part.num_heads :])), dim=1)

@@ -56,7 +56,7 @@ class LatentKind:
             if holders > 1:
                 attend = functools.partial(_attend_together, plan=plan, ranks=step.ranks)
         own: Any = slice(None)
-        places = where.places(block_size)
+        places = where.places
         if holders > 1:
             own = places[1] % holders == step.ranks.rank
             places = places[0][own], places[1][own] // holders
