@@ -161,7 +161,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     monkeypatch.setattr(builder, "create_masked_store", passing(store))
     interpreter.interpreter_builder.set_grid_dim(1, 1, 1)
     interpreter.interpreter_builder.set_grid_idx(0, 0, 0)
-    language = interpreter._patch_lang(ANY_KERNEL.fn)  # and kept, whichever kernel ends first
+    language = interpreter._patch_lang(ANY_KERNEL.fn)  # kept, whichever of several launches ends first
+    monkeypatch.setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())
     try:
         yield run
     finally:
