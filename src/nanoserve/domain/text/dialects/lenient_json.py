@@ -23,9 +23,13 @@ _CONSTANTS: Final = {
 _PLAIN: Final = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]+") for quote in "\"'"}
 _WORD: Final = re.compile(r"[^,:{}\[\]\"'\n]+")
 _BLANK: Final = re.compile(r"[ \t\r\n]+")
-_ESCAPE: Final = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_PYTHON_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U(00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}))")
-_OPEN_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|x[0-9a-fA-F]?|U[0-9a-fA-F]{0,7})?\Z")
+_ESCAPE: Final = re.compile(
+    r'\\(?:["\\/bfnrt]|u(?i:(?!d[89a-f])[0-9a-f]{4}|d[89ab][0-9a-f]{2}\\(?-i:u)d[c-f][0-9a-f]{2}))'
+)
+_PYTHON_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U(00(?:0[1-9a-fA-F]|10)[0-9a-fA-F]{4}))")
+_OPEN_ESCAPE: Final = re.compile(
+    r"\\(?:u(?i:[0-9a-f]{0,3}|d[89ab][0-9a-f]{2}(?:\\((?-i:u)[0-9a-f]{0,3})?)?)|x[0-9a-fA-F]?|U[0-9a-fA-F]{0,7})?\Z"
+)
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LOOSE_NUMBER: Final = re.compile(r"([+-]?)0*([0-9_]*)(?:\.([0-9_]*))?((?:[eE][+-]?[0-9]+)?)")
 _CUT_NUMBER: Final = re.compile(r"[-+]?[0-9]*[.eE+-]+")
@@ -74,13 +78,9 @@ class LenientJson:
     """
 
     def __init__(self) -> None:
-        self._unread = ""
-        self._quote = ""
+        self._unread = self._quote = ""
         self._name: list[str] | None = None
-        self._word: list[str] = []
-        self._pending: list[str] = []
-        self._out: list[str] = []
-        self._open: list[str] = []
+        self._word, self._pending, self._out, self._open = list[str](), list[str](), list[str](), list[str]()
         self._num_open = {"}": 0, "]": 0}
         self._expects = _Next.START
 

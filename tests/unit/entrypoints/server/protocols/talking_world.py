@@ -52,6 +52,7 @@ SCRIPT: Final = {
     "Rain?": f"<think>look up</think>Let me see.\n{CALL}\n{CALL.replace('Rome', 'Bonn')}",
     "no rain": "It stays dry.",
     "Broken?": '<tool_call>\n{"name": "weather", "arguments": "Rome, today"}\n</tool_call>',
+    "Half?": r'<tool_call>{"name": "weather", "arguments": {"city": "\ud83d!\ud83d\ude00\ud83d"}}</tool_call>',
     "Query?": f'<tool_call>\n{{"name": "query", "arguments": {json.dumps({"input": QUERIED})}}}\n</tool_call>',
 }
 FACTS: Final = DialectFacts(added_tokens=dict(enumerate(MARKS)), special=frozenset(range(len(MARKS))))

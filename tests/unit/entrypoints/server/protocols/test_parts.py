@@ -235,6 +235,12 @@ def test_a_call_that_is_cut_has_what_there_was(talker: Talker, protocol: Protoco
     assert (name, list(arguments), told.reason) == ("weather", ["city"], protocol.ends[2]), "it is closed"
 
 
+def test_half_a_pair_of_surrogates_in_a_call_is_no_character(talker: Talker, protocol: Protocol) -> None:
+    """No protocol can send it, and none takes it back."""
+    told = both(talker, protocol, "Half?", tools=[protocol.tool])
+    assert told.calls == [("weather", {"city": r"\ud83d!" + "\U0001f600" + r"\ud83d"})]
+
+
 def test_reasoning_is_switched_by_the_template(talker: Talker, protocol: Protocol) -> None:
     for fields, options in ({}, {}), *protocol.switches:
         protocol.ask(talker[0].url, {**protocol.body("hello"), **fields}, stream=False)
