@@ -165,6 +165,7 @@ def test_inspect_refuses_bad_usage_in_one_line(
         (("/dev/null",), "is empty"),
         ((str(trace), "--report", str(trace)), "is the trace itself"),
         ((str(trace), "--report", "/nowhere/x.html"), "report: cannot write /nowhere/x.html"),
+        ((str(trace), "--report", "/dev/full"), "report: cannot write /dev/full: No space left"),
         ((str(trace), "--port", "99999"), "--port"),
         ((), "STEP_LOG"),
     ):

@@ -76,11 +76,8 @@ def head(benchmark: str) -> dict[str, Any]:
     """The head of every file: the command as it was typed, without a server's key, and the machine."""
     typed = ["", *(re.sub(r"^(--api-key=).*", r"\1***", each) for each in sys.argv[1:])]
     hidden = ["***" if before == "--api-key" else each for before, each in pairwise(typed)]
-    return {
-        "benchmark": benchmark,
-        "command": shlex.join(["nanoserve", *hidden]),
-        "machine": environment(),
-    }
+    command = shlex.join(["nanoserve", *hidden])
+    return {"benchmark": benchmark, "command": command, "machine": environment()}
 
 
 def check_writable(path: str | None) -> None:
@@ -96,10 +93,7 @@ def check_plot(path: str | None) -> None:
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - an extra
     except ImportError:
-        message = (
-            "needs matplotlib: pip install 'nanoserve[plot]' (or pip install matplotlib), or leave --plot out"
-        )
-        raise BadValueError("plot", message) from None
+        raise BadValueError("plot", "needs matplotlib: pip install matplotlib, or no --plot") from None
     check_writable(path)
 
 
@@ -107,7 +101,10 @@ def write_report(path: str | None, report: Mapping[str, Any]) -> None:
     """Write the file, if one is wanted."""
     if path is not None:
         text = json.dumps(report, indent=1, default=attrs.asdict)
-        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+        try:
+            pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:  # of a full disk, which does not say where
+            raise OSError(error.errno, error.strerror, path) from None
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:

@@ -135,6 +135,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     assert capsys.readouterr().err == "nanoserve: /no/such/folder/x.json: No such file or directory\n"
 
 
+def test_a_disk_that_is_full_at_the_end_is_named_by_its_file(
+    bench: BenchRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(scripted_parts(), "throughput", *SMALL, "--seeds", "1", "--json", "/dev/full") == 1
+    assert "nanoserve: /dev/full: No space left on device\n" in capsys.readouterr().err
+
+
 def test_ctrl_c_and_failures_are_one_line(
     bench: BenchRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

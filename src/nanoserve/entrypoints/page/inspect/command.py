@@ -60,7 +60,10 @@ def run_inspect(
         message = f"nanoserve: {path}: the end is cut off; what is left of the last line is left out"
         click.echo(message, err=True)
     if report is not None:
-        Path(report).write_bytes(document)
+        try:
+            Path(report).write_bytes(document)
+        except OSError as error:
+            raise BadValueError("report", f"cannot write {report}: {error.strerror}") from None
         click.echo(f"wrote {report} ({len(document) / 1e6:.1f} MB)")
     if png is not None:
         draw(document, png)
