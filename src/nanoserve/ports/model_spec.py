@@ -311,15 +311,15 @@ class ModelSpec:
 
     @functools.cached_property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers by what they keep of a sequence, in order of first appearance."""
-        groups: dict[tuple[CacheKind, int, int | None], list[int]] = {}
-        for number, layer in enumerate(self.keeping_layers):
-            mixer = layer.mixer
+        """The layers by what they keep of a sequence, and as how many heads, in order of first appearance."""
+        groups: dict[tuple[CacheKind, int, int | None, int | None], list[int]] = {}
+        for number, mixer in enumerate(each.mixer for each in self.keeping_layers):
+            heads = mixer.num_kv_heads if isinstance(mixer, AttentionSpec) else None
             narrow = 1 if isinstance(mixer, AttentionSpec) and mixer.kept == "fp8" else None
-            groups.setdefault((_kind(mixer), mixer.cache_elements, narrow), []).append(number)
+            groups.setdefault((_kind(mixer), mixer.cache_elements, narrow, heads), []).append(number)
         return tuple(
             CacheGroup(layers=tuple(layers), kind=kind, elements=elements, narrow_bytes=narrow)
-            for (kind, elements, narrow), layers in groups.items()
+            for (kind, elements, narrow, _), layers in groups.items()
         )
 
     @property
