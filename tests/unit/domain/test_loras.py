@@ -14,7 +14,7 @@ from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan
 from tests.fakes.memory_runner import BrokenPlanError
 from tests.unit.domain.faults import Fault
-from tests.unit.domain.world import RecordingRunner, World
+from tests.unit.domain.world import RecordingRunner, World, oracle
 
 
 class CountingStore:
@@ -104,6 +104,19 @@ def test_loads_go_along_with_steps_of_others_and_steady_steps_say_nothing() -> N
     world.run()
     (filling,) = [plan for plan in runner.plans if plan.lora_loads]
     assert filling.decoding
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_rows_have_their_blocks_after_steps_that_only_load_adapters_of_deterministic_ones(width: int) -> None:
+    world, _, runner = make_world(1, max_width=width, max_num_seqs=1)
+    for name in "ab":
+        load(world, name)
+    for number in range(9):
+        world.add(f"r{number}", [1, 2, 3], lora="ab"[number % 2], max_tokens=1, deterministic=True)
+    world.add("base", [5, 6], max_tokens=40)
+    world.run()
+    assert sum(not plan.num_tokens and bool(plan.lora_loads) for plan in runner.plans) == 9
+    assert world.answer("base").token_ids == oracle([5, 6], 40)
 
 
 def test_the_least_recently_used_makes_room_and_a_used_one_never() -> None:

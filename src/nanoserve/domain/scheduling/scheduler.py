@@ -236,7 +236,7 @@ class Scheduler:
         self.flights.append(flight)
         if draft.invariant or self.verification.always:
             self.verification.note_planned(draft)
-        if draft.decodes:
+        if draft.decodes or not draft.chunks:  # one of adapters or blocks alone lands as one that decodes
             for sequence in members.follow(flight):
                 if sequence.is_tentative:
                     self.verification.verify(sequence)
