@@ -269,3 +269,20 @@ def test_a_group_alone_loses_nothing() -> None:
         world.add(name, [*range(9), ord(name[0])], max_tokens=1)
         world.run()
     assert lost(world) == {}
+
+
+def test_the_first_chunk_is_no_longer_than_the_blocks_that_were_given_for_it_whoever_comes_next() -> None:
+    states = CacheGroup(layers=(3,), kind=Recurrent(prompt_interval=96, decode_interval=96))
+    world = World(groups=(FULL, states), max_num_seqs=1)
+    beginning = list(range(12))
+    prompts = {"old": [*beginning[:8], 50] * 2, "own": [*beginning, 60, 61], "next": [*beginning, 70, 71]}
+    world.add("old", prompts["old"])
+    world.run()
+    steps = len(world.runner.plans)
+    for name in ("own", "next"):
+        world.add(name, prompts[name])
+    world.run()
+    first = [chunk for plan in world.runner.plans[steps:] for chunk in plan.chunks]
+    assert [(each.start, each.length) for each in first[:2]] == [(0, 8), (8, 4)]
+    for name, prompt in prompts.items():
+        assert world.answer(name).token_ids == oracle(prompt, 8)

@@ -217,7 +217,7 @@ class Scheduler:
             draft.copy(cache.admit(sequence, shared, chunk_end))
             sequence.num_scheduled_tokens = start
             draft.admit(sequence, table.seat(sequence, now))
-            left -= self._compute_chunk(sequence, draft, left)
+            left -= self._compute_chunk(sequence, draft, chunk_end - start)  # has blocks for no more
         return left
 
     def _dispatch(self, draft: Draft, now: float) -> StepPlan:
