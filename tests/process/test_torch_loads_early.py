@@ -37,3 +37,24 @@ def test_libraries_are_loaded_unless_others_are_named(elsewhere: str | None) -> 
     assert total == 3
     assert set(early) < set(all_of_torch)
     assert ("libtorch_cpu.so" in early) == (elsewhere is None)
+
+
+LATER = """
+import importlib, json, sys
+from nanoserve.entrypoints.compose.engine_host_program import FIRST
+
+def libraries():
+    return {name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).endswith(".so")}
+
+for name in FIRST:
+    importlib.import_module(name)
+before = libraries()
+import nanoserve.entrypoints.compose.engine_host
+print(json.dumps(["msgspec._core" in before, sorted(libraries() - before)]))
+"""
+
+
+def test_no_library_is_imported_while_those_of_torch_load() -> None:
+    """It would wait for them, with Python's lock."""
+    done = subprocess.run([sys.executable, "-c", LATER], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == [True, []]

@@ -9,15 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
-from nanoserve.entrypoints.compose.process import prepare_process
+# Their own libraries would wait until those of torch are loaded.
+FIRST = ("jinja2", "llguidance", "msgspec", "psutil", "queue", "structlog", "tokenizers")
 
 
 def load_torch() -> None:
-    """Load torch's libraries; whoever imports torch finds them loaded.
-
-    Other threads run meanwhile: Python holds its lock where it loads a library, but not where it calls a function of C. Where
-    LD_LIBRARY_PATH names other libraries, torch chooses between them when it is imported.
-    """
+    """Load torch's libraries; whoever imports torch finds them loaded. Where LD_LIBRARY_PATH names others, torch chooses when it is imported. Python holds its lock where it loads a library, but not where it calls a function of C."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None or "LD_LIBRARY_PATH" in os.environ:
         return
@@ -27,8 +24,8 @@ def load_torch() -> None:
         load(bytes(folder / "libtorch.so"), os.RTLD_NOW)
 
 
-if __name__ == "__main__":
-    prepare_process()  # before libgomp is loaded
+if __name__ == "__main__":  # whoever starts it has prepared its environment: libgomp is loaded, too
+    list(map(importlib.import_module, FIRST))
     threading.Thread(target=load_torch, daemon=True).start()
     from nanoserve.entrypoints.compose.engine_host import main
 

@@ -50,6 +50,7 @@ def prepared_engine(settings: EngineSettings) -> Iterator[Launched | None]:
 
     None where several ranks compute the model, which start while the first one imports, and where it could not be started.
     """
+    prepare_process()  # it inherits that
     if settings.tensor_parallel_size > 1:
         yield None
         return
