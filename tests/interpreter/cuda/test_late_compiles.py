@@ -69,5 +69,5 @@ def test_few_short_rows_are_rehearsed_with_no_more_chunks_than_there_are_rows() 
         block_size=16,
         num_blocks=8,
     )
-    site = _Site(model, sizes, deterministic=False, enforce_eager=True, partners=None)
+    site = _Site(model, sizes, None, deterministic=False, enforce_eager=True)
     assert 1 < max(site.token_counts(invariant=False)) <= 2 * 64

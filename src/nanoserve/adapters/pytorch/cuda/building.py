@@ -138,12 +138,10 @@ def build_runner(
         ModelLoadError: a kernel computes something else than its reference on this GPU.
         StepFailedError: another rank was missed.
     """
-    watch, device = _Watch(), next(model.parameters()).device
-    on_gpu = device.type == "cuda"
+    watch, on_gpu = _Watch(), next(model.parameters()).device.type == "cuda"
     ranks = ALONE if partners is None else partners.ranks
     with compiling_ahead(os.cpu_count() or 1, ranks) if on_gpu else contextlib.nullcontext():
-        how: dict[str, Any] = {"deterministic": deterministic, "enforce_eager": enforce_eager}
-        site = _Site(model, sizes, **how, partners=partners)
+        site = _Site(model, sizes, partners, deterministic=deterministic, enforce_eager=enforce_eager)
         budget = site.plan_pools(pools, beside=beside, spare=spare)
         watch.lap("memory profile")
         if site.exchange is not None and partners is not None:
@@ -156,24 +154,28 @@ def build_runner(
         runner = site.assemble(budget, graphs, drafter, take)
         watch.lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
-            bench = site.bench()
             runner.rehearsal.run()
-            rehearse_checks(bench)
+            rehearse_checks(site.bench)
     if on_gpu:
         watch.lap("compiling")
-        check_kernels(bench)
-        torch.cuda.empty_cache()
-        if site.exchange is not None:
-            site.exchange.try_out()
-        watch.lap("kernel self-test")
-        runner.rehearsal.prepare()
-        torch.cuda.synchronize(device)
-        if site.exchange is not None:
-            site.exchange.check()
-        watch.lap("warm-up and graphs")
+        _get_ready(site, runner.rehearsal, watch)
     runner.rehearsal.start_phases = watch.phases
     runner.start_serving()
     return runner, budget
+
+
+def _get_ready(site: _Site, rehearsal: Rehearsal, watch: _Watch) -> None:
+    """Check the compiled kernels and the exchange between ranks, run every step once, and capture the first graphs."""
+    check_kernels(site.bench)
+    torch.cuda.empty_cache()
+    if site.exchange is not None:
+        site.exchange.try_out()
+    watch.lap("kernel self-test")
+    rehearsal.prepare()
+    torch.cuda.synchronize(site.device)
+    if site.exchange is not None:
+        site.exchange.check()
+    watch.lap("warm-up and graphs")
 
 
 class _Site:
@@ -183,55 +185,55 @@ class _Site:
         self,
         model: DecoderModel,
         sizes: EngineSizes,
+        partners: Partners | None,
         *,
         deterministic: bool,
         enforce_eager: bool,
-        partners: Partners | None,
     ) -> None:
-        weight, spec = next(model.parameters()), model.spec
-        self._model, self._spec, self._sizes = model, spec, sizes
-        self._device, self._dtype = weight.device, weight.dtype
-        self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
         if partners is not None and sizes.max_width > 1:
             raise ModelLoadError("ranks that compute a model together make no drafts: turn speculation off")
-        self._before = torch.cuda.memory_allocated(self._device) if self._on_gpu else 0
-        gpu = torch.cuda.get_device_properties(self._device) if self._on_gpu else None
-        count = SMALL_GPU if gpu is None else gpu.multi_processor_count
-        how: dict[str, Any] = {"invariant": deterministic, "decoded": most_tokens(sizes)}
-        facts = GpuFacts(sizes, self._dtype, self._device, count, **how)
+        weight, spec = next(model.parameters()), model.spec
+        self._model, self._spec, self._sizes, self._partners = model, spec, sizes, partners
+        self.device, self._dtype = weight.device, weight.dtype
+        self._on_gpu, self._deterministic = weight.device.type == "cuda", deterministic
+        self._before = torch.cuda.memory_allocated(self.device) if self._on_gpu else 0
+        gpu = torch.cuda.get_device_properties(self.device) if self._on_gpu else None
+        facts = GpuFacts(
+            *(sizes, self._dtype, self.device, SMALL_GPU if gpu is None else gpu.multi_processor_count),
+            invariant=deterministic,
+            decoded=most_tokens(sizes),
+        )
         self._space = make_workspace(
             model,
             max_tokens=facts.max_tokens,
             max_num_seqs=most_tokens(sizes),
             dtype=self._dtype,
-            device=self._device,
+            device=self.device,
             adds_whole=partners is not None,
         )
         self._mixers, self._many = GpuMixers(spec, facts), ManyRows(invariant=deterministic)
-        self._partners = partners
         self.exchange = None if partners is None else self._make_exchange(partners)
-        self.pdl = supports_pdl(self._device) and not enforce_eager
-        groups = [group.layers for group in spec.cache_groups]
+        self._pdl = supports_pdl(self.device) and not enforce_eager
+        self._arena = self._make_arena()
+        host = HostLoras.for_sizes(model, sizes)
+        self._loras = None if host is None else DeviceLoras(host, self._arena, self._many, dtype=self._dtype)
+        self._head = self._make_head()
+
+    def _make_arena(self) -> Arena:
+        spec, sizes = self._spec, self._sizes
         sections = {**self._mixers.sections, **lora_sections(sizes)}
         if spec.draft is not None:
             sections["ends"] = (sizes.max_num_seqs + 1,)
         if spec.encoder is not None:
             sections["added_rows"] = (sizes.max_num_batched_tokens,)
-        self._arena = Arena(sizes, groups, sections, Uploads(self._device))
-        host = HostLoras.for_sizes(model, sizes)
-        self.loras: DeviceLoras | None = None
-        if host is not None:
-            self.loras = DeviceLoras(host, self._arena, self._many, dtype=self._dtype)
-        self._head: GpuDraftHead | None = None
-        if isinstance(model.draft_head, EagleHead | MtpHead):
-            self._head = GpuDraftHead(
-                model.draft_head,
-                self._arena,
-                self._space,
-                self._mixers.by_layer,
-                model=spec,
-                many=ManyRows(invariant=deterministic),
-            )
+        return Arena(sizes, [group.layers for group in spec.cache_groups], sections, Uploads(self.device))
+
+    def _make_head(self) -> GpuDraftHead | None:
+        head, many = self._model.draft_head, ManyRows(invariant=self._deterministic)
+        if not isinstance(head, EagleHead | MtpHead):
+            return None
+        where = self._arena, self._space, self._mixers.by_layer
+        return GpuDraftHead(head, *where, model=self._spec, many=many)
 
     def _make_exchange(self, partners: Partners) -> Exchange:
         from nanoserve.adapters.pytorch.cuda.ranks.exchange import Exchange  # noqa: PLC0415 - for several ranks alone
@@ -244,18 +246,19 @@ class _Site:
             max_logits=max(self._sizes.max_num_seqs, TOKENS_AT_ONCE),
             vocab_size=self._spec.vocab_size,
             dtype=self._dtype,
-            device=self._device,
+            device=self.device,
         )
 
+    @functools.cached_property
     def bench(self) -> Bench:
         """The model as its kernels are checked."""
         return Bench(
             model=self._model,
             block_size=self._sizes.block_size,
             deterministic=self._deterministic,
-            pdl=self.pdl,
+            pdl=self._pdl,
             ranks=1 if self._partners is None else self._partners.ranks.size,
-            lora_rank=0 if self.loras is None else self.loras.rank,
+            lora_rank=0 if self._loras is None else self._loras.rank,
             max_width=self._sizes.max_width,
         )
 
@@ -263,9 +266,9 @@ class _Site:
         """Numbers of tokens of mixed steps, one for each way in which these launch experts, and products that have several; none has more tokens than all rows together."""
         sizes, mixtures = self._sizes, self._model.mixtures()
         most = min(sizes.max_num_batched_tokens, sizes.max_num_seqs * sizes.max_model_len)
-        what: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "invariant": invariant}
+        what: dict[str, Any] = {"dtype": self._dtype, "device": self.device, "invariant": invariant}
         ways = (list_ways(each.experts, each.routing.slots, most, **what) for each in mixtures)
-        some, products = torch.empty(0, dtype=self._dtype, device=self._device), self._model.products()
+        some, products = torch.empty(0, dtype=self._dtype, device=self.device), self._model.products()
         tiles = chain.from_iterable(stored_ways(each.linear.matrix, some) for each in products)
         fixed: list[Any] = [each.router.weight for each in mixtures]
         fixed += [each.linear.matrix for each in products] if invariant else []
@@ -278,14 +281,14 @@ class _Site:
         weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
         workspace, reserve, available = 0, 0, None
         if self._on_gpu:
-            workspace = torch.cuda.memory_allocated(self._device) - self._before
+            workspace = torch.cuda.memory_allocated(self.device) - self._before
             worst = worst_step_bytes(self._spec, self._space, self._sizes)
             reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
             if spare:
                 reserve += workspace + worst + GRAPH_BYTES + CONTEXT_BYTES
             if self._partners is not None and self.exchange is not None:
                 workspace += self.exchange.size
-                available = available_memory(self._device)
+                available = available_memory(self.device)
                 if self._partners.free is not None:
                     available = min(available, self._partners.free - workspace)
         return plan_memory(
@@ -297,7 +300,7 @@ class _Site:
             weights=weights,
             workspace=workspace,
             reserve=reserve,
-            device=self._device,
+            device=self.device,
             available=available,
             beside=beside,
         )
@@ -310,33 +313,32 @@ class _Site:
         take: Take | None,
     ) -> CudaRunner:
         """The runner, with KV pools as planned."""
-        spec, sizes, device = self._spec, self._sizes, self._device
-        kv = self._pools(budget.num_blocks, take)
-        records = ExpertRecords.for_sizes(self._model, kv, sizes, len(self._space.stream))
-        space, arena, mixers = self._space, self._arena, self._mixers
-        mixers.attach(arena, kv, make_rotaries(spec, device))
-        how: dict[str, Any] = {"many": self._many, "sums": self.exchange}
-        how |= {"loras": self.loras, "records": records, "head": self._head}
-        make_launcher = functools.partial(ForwardLauncher, self._model, arena, space, mixers, **how)
-        launcher, rehearsal = make_launcher(), make_launcher(brief=True)
-        sampler = make_sampler(spec, sizes, device)
+        kv, arena, space = self._pools(budget.num_blocks, take), self._arena, self._space
+        launcher, brief = self._make_launchers(kv)
+        sampler = make_sampler(self._spec, self._sizes, self.device)
         batches, drawing = Batches(arena), Drawing(arena, space.sampling)
         special = SpecialDraws(arena, space.logits, sampler, drawing)
-        how = {"graphs": graphs, "pdl": self.pdl}
-        how["propose"] = drafter(arena) if self._head is None else self._head.propose
-        decoding = Decoding(launcher, rehearsal, arena, drawing, special, **how)
-        scoring, pooling = PromptScoring(), RowPooling(launcher.logits.apart, launcher.model.pooled_layers)
-        reads: dict[str, Any] = {"scoring": scoring, "pooling": pooling}
-        updates = RowUpdates(arena, batches, sampler, **reads, kv=kv, loras=self.loras, records=records)
-        offload = Offload(kv, sizes.host_slots) if sizes.host_slots else None
-        how = {"row_updates": updates, "token_counts": self.token_counts(invariant=self._deterministic)}
-        how["invariant_counts"] = self.token_counts(invariant=True)
-        how["mixed_steps"] = mixed = MixedSteps(
-            launcher, arena, space.logits, decoding, graphs, **reads, drawing=drawing
-        )
+        propose = drafter(arena) if self._head is None else self._head.propose
+        how: dict[str, Any] = {"graphs": graphs, "pdl": self._pdl, "propose": propose}
+        decoding = Decoding(launcher, brief, arena, drawing, special, **how)
+        pooling = RowPooling(launcher.logits.apart, self._model.pooled_layers)
+        reads: dict[str, Any] = {"scoring": PromptScoring(), "pooling": pooling}
+        kept: dict[str, Any] = {"kv": kv, "loras": self._loras, "records": launcher.records}
+        updates = RowUpdates(arena, batches, sampler, **reads, **kept)
+        mixed = MixedSteps(launcher, arena, space.logits, decoding, graphs, **reads, drawing=drawing)
         tries = {"frees": self.exchange is None, "retries": not kv.has_states}
-        how["recovery"] = recovery = Recovery(arena, batches, drawing, graphs, **tries)
-        rehearse = Rehearsal(rehearsal, arena, decoding, drawing, **how)
+        recovery = Recovery(arena, batches, drawing, graphs, **tries)
+        rehearsal = Rehearsal(
+            *(brief, arena, decoding, drawing),
+            row_updates=updates,
+            mixed_steps=mixed,
+            recovery=recovery,
+            token_counts=self.token_counts(invariant=self._deterministic),
+            invariant_counts=self.token_counts(invariant=True),
+        )
+        drawn: dict[str, Any] = {"sampler": sampler, "drawing": drawing, "special": special}
+        windows = Windows(launcher, arena, space, **drawn, batches=batches, rehearsal=rehearsal)
+        offload = Offload(kv, self._sizes.host_slots) if self._sizes.host_slots else None
         return self._runner_type()(
             launcher=launcher,
             arena=arena,
@@ -347,24 +349,25 @@ class _Site:
             decoding=decoding,
             drawing=drawing,
             special=special,
-            windows=Windows(
-                launcher,
-                arena,
-                space,
-                sampler=sampler,
-                drawing=drawing,
-                special=special,
-                batches=batches,
-                rehearsal=rehearse,
-            ),
+            windows=windows,
             row_updates=updates,
             mixed_steps=mixed,
-            rehearsal=rehearse,
+            rehearsal=rehearsal,
             recovery=recovery,
             offload=offload,
             host=None if offload is None else offload.slots,
-            loras=None if self.loras is None else self.loras.host,
+            loras=None if self._loras is None else self._loras.host,
         )
+
+    def _make_launchers(self, kv: KVStore) -> tuple[ForwardLauncher, ForwardLauncher]:
+        """One of whole steps, and one of rehearsals."""
+        self._mixers.attach(self._arena, kv, make_rotaries(self._spec, self.device))
+        records = ExpertRecords.for_sizes(self._model, kv, self._sizes, len(self._space.stream))
+        how: dict[str, Any] = {"many": self._many, "sums": self.exchange, "loras": self._loras}
+        how |= {"records": records, "head": self._head}
+        where = self._arena, self._space, self._mixers
+        whole, brief = (ForwardLauncher(self._model, *where, **how, brief=each) for each in (False, True))
+        return whole, brief
 
     def _pools(self, num_blocks: Sequence[int], take: Take | None) -> KVStore:
         return KVStore(
@@ -372,7 +375,7 @@ class _Site:
             num_blocks=num_blocks,
             block_size=self._sizes.block_size,
             dtype=self._dtype,
-            device=self._device,
+            device=self.device,
             whole_blocks=bool(self._sizes.host_slots),
             take=take,
             routed_experts=self._sizes.routed_experts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+import attrs
 import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
@@ -23,6 +24,7 @@ Compute = Callable[[StepPlan], CudaTicket]
 """Queues a plan's step."""
 
 
+@attrs.define(eq=False)
 class Recovery:
     """The state of one runner's book-keeping: certain, or in doubt after a failure.
 
@@ -30,19 +32,13 @@ class Recovery:
     A model with states leaves its rows to be computed again instead: states may have been advanced already.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        batches: Batches,
-        drawing: Drawing,
-        graphs: Graphs | None,
-        *,
-        frees: bool,
-        retries: bool,
-    ) -> None:
-        self._arena, self._batches, self._drawing, self._graphs = arena, batches, drawing, graphs
-        self._frees, self._retries = frees, retries
-        self._in_doubt = False
+    _arena: Arena
+    _batches: Batches
+    _drawing: Drawing
+    _graphs: Graphs | None
+    _frees: bool = attrs.field(kw_only=True)
+    _retries: bool = attrs.field(kw_only=True)
+    _in_doubt: bool = attrs.field(default=False, init=False)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ TIMED = 10
 """Steps of each size that are timed."""
 
 
+@attrs.define(eq=False)
 class Rehearsal:
     """Runs of all steps over padded places; `launcher` launches every kernel through few layers. No row changes.
 
@@ -35,26 +37,22 @@ class Rehearsal:
         start_phases: seconds that each part of getting ready took, by name.
     """
 
-    def __init__(
-        self,
-        launcher: ForwardLauncher,
-        arena: Arena,
-        decoding: Decoding,
-        drawing: Drawing,
-        *,
-        row_updates: RowUpdates,
-        mixed_steps: MixedSteps,
-        recovery: Recovery,
-        token_counts: Sequence[int],
-        invariant_counts: Sequence[int],
-    ) -> None:
-        self._launcher, self._arena = launcher, arena
-        self._decoding, self._drawing = decoding, drawing
-        self._token_counts, self._invariant_counts = token_counts, invariant_counts
-        self._most, self._row_updates = arena.sizes.max_num_seqs, row_updates
-        self._mixed_steps, self._recovery = mixed_steps, recovery
-        self.step_seconds: tuple[tuple[int, float], ...] = ()
-        self.start_phases: Mapping[str, float] = {}
+    _launcher: ForwardLauncher
+    _arena: Arena
+    _decoding: Decoding
+    _drawing: Drawing
+    _row_updates: RowUpdates = attrs.field(kw_only=True)
+    _mixed_steps: MixedSteps = attrs.field(kw_only=True)
+    _recovery: Recovery = attrs.field(kw_only=True)
+    _token_counts: Sequence[int] = attrs.field(kw_only=True)
+    _invariant_counts: Sequence[int] = attrs.field(kw_only=True)
+    step_seconds: tuple[tuple[int, float], ...] = attrs.field(default=(), init=False)
+    start_phases: Mapping[str, float] = attrs.field(factory=dict, init=False)
+
+    @property
+    def _first_sizes(self) -> list[int]:
+        """Sizes of batch whose graphs are captured first, ascending."""
+        return sorted({bucket_of(size, self._arena.sizes.max_num_seqs) for size in FIRST_GRAPHS})
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -83,15 +81,15 @@ class Rehearsal:
     @torch.inference_mode()
     def run_invariant(self) -> None:
         """Launch the kernels of invariant steps through few layers, but for draws; their chunks are computed in one way only."""
-        tokens = self._chunk_tokens()
+        tokens, sizes = self._chunk_tokens(), buckets(self._arena.sizes.max_num_seqs)
         most_beside = self._arena.sizes.max_num_batched_tokens - tokens
         places, before = self._arena.places, self._arena.places.clone()
         with self._launcher.many.made_invariant():
-            for size in buckets(self._most):
+            for size in sizes:
                 for adapted in {False, self._launcher.loras is not None}:
                     self._decoding.rehearse(Key(size, 1, samples=False, adapted=adapted, invariant=True))
             places.fill_(self._arena.sink_row)  # rows of requests may stand there
-            for size in buckets(self._most):
+            for size in sizes:
                 self._launcher.mixed(self._describe_chunks([tokens]), min(size, most_beside), splits=1)
             places.copy_(before)
             for count in {tokens, *self._invariant_counts}:
@@ -104,7 +102,7 @@ class Rehearsal:
         if self._launcher.model.spec.encoder is not None:
             return ()
         ways = (False,) if self._launcher.loras is None else (False, True)
-        for bucket in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}, reverse=True):
+        for bucket in reversed(self._first_sizes):
             for adapted, width in itertools.product(ways, {1, self._arena.sizes.max_width}):
                 how: dict[str, Any] = {"special": False, "adapted": adapted, "width": width}
                 self._decoding.capture(self._decoding.keys.of(bucket, TYPICAL_LENGTH, **how))
@@ -118,7 +116,7 @@ class Rehearsal:
         if not self._arena.lengths.is_cuda:
             return ()
         found = []
-        for size in sorted({bucket_of(size, self._most) for size in FIRST_GRAPHS}):
+        for size in self._first_sizes:
             key, ends = self._decoding.keys.of(size, TYPICAL_LENGTH, special=False), []
             for _ in range(TIMED + 1):
                 self._decoding.run(key)
@@ -131,8 +129,8 @@ class Rehearsal:
 
     def _batches(self) -> Iterator[tuple[int, set[int]]]:
         """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""
-        common = {bucket_of(size, self._most) for size in FIRST_GRAPHS}
-        found = {size: self._every_splits(size) for size in buckets(self._most)}
+        common, every_size = self._first_sizes, buckets(self._arena.sizes.max_num_seqs)
+        found = {size: self._every_splits(size) for size in every_size}
         seen = set[int]().union(*(found[size] for size in common))
         for size in sorted(found, reverse=True):
             if size not in common:
@@ -180,7 +178,9 @@ class Rehearsal:
 
     def _learn(self, step: ChunkStep, count: int, splits: int) -> None:
         if (head := self._launcher.head) is not None:
-            head.learn_chunks(step, count, splits=splits, num_chosen=min(count + 1, self._most))
+            head.learn_chunks(
+                step, count, splits=splits, num_chosen=min(count + 1, self._arena.sizes.max_num_seqs)
+            )
 
     def _draw(self, logits: Tensor, size: int, width: int = 0) -> None:
         self._drawing.draw(logits, self._decoding.sink_places[:size], width=width, pdl=False)

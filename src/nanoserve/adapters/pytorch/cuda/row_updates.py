@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from nanoserve.adapters.pytorch.cuda.arena import GIVEN, NO_DRAFT, Arena
 from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.cuda.low_rank import DeviceLoras
@@ -17,27 +19,21 @@ from nanoserve.kernels.copies.launch import copy_pages_into
 from nanoserve.ports.step import SINK_BLOCK, AdmittedRow, BlockCopy, StepPlan, TableUpdate
 
 
+@attrs.frozen(eq=False)
 class RowUpdates:
     """Writes to the arena, the batches, the sampler and the readers of prompts.
 
     Applying a plan twice has the effect of applying it once.
     """
 
-    def __init__(
-        self,
-        arena: Arena,
-        batches: Batches,
-        sampler: DeviceSampler,
-        *,
-        scoring: PromptScoring,
-        pooling: RowPooling,
-        kv: KVStore,
-        loras: DeviceLoras | None,
-        records: ExpertRecords | None,
-    ) -> None:
-        self._arena, self._batches, self._sampler = arena, batches, sampler
-        self._scoring, self._pooling = scoring, pooling
-        self._kv, self._loras, self._records = kv, loras, records
+    _arena: Arena
+    _batches: Batches
+    _sampler: DeviceSampler
+    _scoring: PromptScoring = attrs.field(kw_only=True)
+    _pooling: RowPooling = attrs.field(kw_only=True)
+    _kv: KVStore = attrs.field(kw_only=True)
+    _loras: DeviceLoras | None = attrs.field(kw_only=True)
+    _records: ExpertRecords | None = attrs.field(kw_only=True)
 
     def apply(self, plan: StepPlan) -> None:
         """Release, admit, update tables, copy pages; the arena's next flush sends the writes."""
