@@ -113,18 +113,15 @@ def plan_memory(
     if available is None:
         available = available_memory(device or torch.device("cpu"))
     sampler = sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
-    pages = [group.page_bytes(sizes.block_size, dtype.itemsize) for group in spec.cache_groups]
-    if sizes.routed_experts and spec.complete_group is not None:
-        pages[spec.complete_group] += sizes.block_size * math.prod(sizes.routed_experts)
+    pages = _page_bytes(spec, sizes, dtype)
     if request is None:
         counts = per_group(sizes.num_blocks, len(pages))
     else:
-        least = _bytes_of([need.least for need in request.needs], pages)
         fraction = request.memory if isinstance(request.memory, float) else usual_fraction
         room = int(available * fraction) - sampler - reserve
-        if keeps_rows and (full := sum(isinstance(each.kind, Full) for each in spec.cache_groups)):
-            beside_kept = min(room * KEPT_SHARE // (KEPT_SHARE + 1), room - full * KEPT_BYTES)
-            room = max(beside_kept, min(room, least))
+        least = _bytes_of([need.least for need in request.needs], pages)
+        if keeps_rows:
+            room = _room_beside_rows(spec, room, least)
         if usual_bytes is not None and request.memory is None:
             room = min(room, max(usual_bytes, least))
         counts = _counts(request, pages, sizes.max_num_seqs, room)
@@ -146,6 +143,22 @@ def plan_memory(
     if request is not None:
         _check_fit(budget, sizes, request.needs, pages)
     return budget
+
+
+def _page_bytes(spec: ModelSpec, sizes: EngineSizes, dtype: torch.dtype) -> list[int]:
+    """Of each cache group, with the experts that are recorded beside its blocks."""
+    pages = [group.page_bytes(sizes.block_size, dtype.itemsize) for group in spec.cache_groups]
+    if sizes.routed_experts and spec.complete_group is not None:
+        pages[spec.complete_group] += sizes.block_size * math.prod(sizes.routed_experts)
+    return pages
+
+
+def _room_beside_rows(spec: ModelSpec, room: int, least: int) -> int:
+    """The part of the room that is not for the rows that decoding keeps; no less than one sequence needs, if there is as much."""
+    full = sum(isinstance(each.kind, Full) for each in spec.cache_groups)
+    if not full:
+        return room
+    return max(min(room * KEPT_SHARE // (KEPT_SHARE + 1), room - full * KEPT_BYTES), min(room, least))
 
 
 def _counts(request: PoolRequest, pages: Sequence[int], rows: int, room: int) -> tuple[int, ...]:

@@ -79,30 +79,24 @@ class Mixing:
         cls, mixtures: Sequence[Mixture], tokens: int, *, dtype: torch.dtype, device: torch.device
     ) -> Self:
         """For the largest of each, or nothing if there are none."""
-        slots = max((each.routing.slots for each in mixtures), default=0)
-        downs = [each.experts.down.shape for each in mixtures]
-        eight_bits = [
-            each.experts.down.shape for each in mixtures if isinstance(form_of(each.experts.gate_up), FP8)
-        ]
-        eight_bits = eight_bits if dtype.itemsize < 4 else []
+
+        def empty(size: int, of: torch.dtype) -> Tensor:
+            return torch.empty(size, dtype=of, device=device)
+
+        chosen = tokens * max((each.routing.slots for each in mixtures), default=0)
         logits = max((each.router.out_features for each in mixtures), default=0)
+        downs = [each.experts.down.shape for each in mixtures]
+        experts, hidden, inner = map(max, zip((1, 0, 0), *downs, strict=True))
+        rounded = [
+            each.experts.down.shape[1] for each in mixtures if isinstance(form_of(each.experts.gate_up), FP8)
+        ]
+        entering = tokens * max(rounded, default=0) if dtype.itemsize < 4 else 0
         return cls(
-            torch.empty(
-                max(tokens, MOST_SLICES * MOST_SKINNY_ROWS) * logits, dtype=torch.float32, device=device
-            ),
-            torch.empty(tokens * slots, dtype=torch.int32, device=device),
-            torch.empty(tokens * slots, dtype=torch.float32, device=device),
-            torch.empty(
-                tokens * slots * max((down[1] for down in downs), default=0), dtype=dtype, device=device
-            ),
-            ExpertsWorkspace.create(
-                tokens * slots,
-                max((down[0] for down in downs), default=1),
-                max((down[2] for down in downs), default=0),
-                dtype=dtype,
-                device=device,
-                entering=tokens * max((each[1] for each in eight_bits), default=0),
-            ),
+            empty(max(tokens, MOST_SLICES * MOST_SKINNY_ROWS) * logits, torch.float32),
+            empty(chosen, torch.int32),
+            empty(chosen, torch.float32),
+            empty(chosen * hidden, dtype),
+            ExpertsWorkspace.create(chosen, experts, inner, dtype=dtype, device=device, entering=entering),
         )
 
     def views(self, tokens: int, mixture: Mixture, slices: int = 1) -> tuple[Tensor, Chosen]:
@@ -170,15 +164,15 @@ def make_workspace(
     kept = [each.linear for each in products if each.linear.weight_form is not None]
     cut = [each.linear for each in (*products, head) if adds_whole or not each.added or each.linear in kept]
     eight_bits = [each for each in kept if takes_fp8(each.matrix, torch.empty(0, dtype=dtype))]
-    stored = [each.matrix for each in kept if each not in eight_bits]
+    widened = [each.matrix.shape.numel() for each in kept if each not in eight_bits]
     quantized = max_tokens * max((each.in_features for each in eight_bits), default=0)
     hidden, vocab_size = head.linear.in_features, model.spec.vocab_size
     entering = [each.linear for each in products if not each.added]
     added = [each.linear for each in products if each.added]
-    inner = max(each.in_features for each in added)
-    if model.draft_head is not None:
-        inner = max(inner, model.draft_head.entering)
+    drafting = 0 if model.draft_head is None else model.draft_head.entering
+    inner = max([drafting, *(each.in_features for each in added)])
     widest = max([hidden, *(each.out_features for each in added)])
+    slices = max([MOST_SLICES, *(each.routing.slots for each in mixtures)])
 
     def empty(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=of, device=device)
@@ -191,14 +185,11 @@ def make_workspace(
         chosen=empty(max_num_seqs, hidden),
         chosen_inner=empty(max_num_seqs * inner),
         logits=empty(max_num_seqs, vocab_size),
-        partial_sums=empty(
-            max([MOST_SLICES, *(each.routing.slots for each in mixtures)]) * MOST_SKINNY_ROWS * widest,
-            of=torch.float32,
-        ),
+        partial_sums=empty(slices * MOST_SKINNY_ROWS * widest, of=torch.float32),
         linear=LinearWorkspace.create(
             [each.matrix for each in cut], max_m=MOST_SKINNY_ROWS, dtype=dtype, device=device
         ),
-        widened=empty(max((each.shape.numel() for each in stored), default=0)),
+        widened=empty(max(widened, default=0)),
         quantized=(
             empty(quantized, of=torch.float8_e4m3fn),
             empty(max_tokens if eight_bits else 0, of=torch.float32),

@@ -110,19 +110,18 @@ def build_model(
     _page(spec)  # known before a file is opened
     if draft is not None and isinstance(spec.draft, ModelSpec):
         small = build_model(spec.draft, draft, dtype=dtype, device=device, drafts=True)
-    made = _made_form(spec, quantization, keeps=_keeps(keep, device))
-    _check_quantization(spec, quantization)
+    keeps = device.type == "cuda" if keep is None else keep
+    made = _made_form(spec, quantization, keeps=keeps)
     if made is not None and is_gguf(Path(folder)):
         raise BadValueError("quantization", f"{quantization} cannot be made of a GGUF file; leave it out")
     if spec.tied_embeddings and has_own_head(folder):
         spec = attrs.evolve(spec, tied_embeddings=False)
     model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel, deals_latents=deals_latents)
-    model.slices = _slices(spec, model, ranks)
     if model.further is not None:
         model.further.check_stored(folder)
     if made is not None:
         _keep(model, _fitting(model, made))
-    elif (spec.stored is not None or is_gguf(Path(folder))) and _keeps(keep, device):
+    elif keeps and (spec.stored is not None or is_gguf(Path(folder))):
         _keep(model, stored_forms(folder, spec.packing))
     _load(spec, folder, model, made, read=False)
     _settle(model, take or functools.partial(empty_tensors, device=device))
@@ -131,11 +130,7 @@ def build_model(
         _load(spec, folder, model, made, read=True)
         if drafts:
             check_finite(model.checkpoint_tensors(), folder)
-    with torch.inference_mode():
-        model.arrange()
-        note_blocks(model)
-    if not _keeps(keep, device):
-        pack_linears(model, quantization)
+    _finish(model, quantization, packs=not keeps)
     if draft is not None:
         model.draft_head = small if isinstance(spec.draft, ModelSpec) else load_head(draft, model)
     return model
@@ -154,12 +149,17 @@ def blank_like(model: DecoderModel, quantization: str | None, take: Take) -> tup
 
 def finish_like(blank: DecoderModel, model: DecoderModel, quantization: str | None) -> None:
     """Bring a blank that is filled into the form in which the model computes."""
-    with torch.inference_mode():
-        blank.arrange()
-        note_blocks(blank)
-    if any(isinstance(each, PackedLinear) for each in model.modules()):
-        pack_linears(blank, quantization)
+    packs = any(isinstance(each, PackedLinear) for each in model.modules())
+    _finish(blank, quantization, packs=packs)
     blank.is_invariant = model.is_invariant
+
+
+def _finish(model: DecoderModel, quantization: str | None, *, packs: bool) -> None:
+    with torch.inference_mode():
+        model.arrange()
+        note_blocks(model)
+    if packs:
+        pack_linears(model, quantization)
 
 
 def _load(spec: ModelSpec, folder: str, model: DecoderModel, made: Form | None, *, read: bool) -> None:
@@ -195,13 +195,12 @@ def build_random_model(
     take: Take | None = None,
 ) -> DecoderModel:
     """Build a model of a shape with random weights, which take no file and compute as fast as real ones; see `build_model`."""
-    made = _made_form(spec, quantization, keeps=_keeps(keep, device))
-    _check_quantization(spec, quantization)
+    keeps = device.type == "cuda" if keep is None else keep
+    made = _made_form(spec, quantization, keeps=keeps)
     model = _shaped(spec, dtype, ranks, expert_parallel=expert_parallel, deals_latents=deals_latents)
-    model.slices = _slices(spec, model, ranks)
     if made is not None:
         _keep(model, _fitting(model, made))
-    elif spec.stored is not None and _keeps(keep, device):
+    elif keeps and spec.stored is not None:
         _keep(model, all_forms(model, spec.stored))
     _settle(model, take or functools.partial(empty_tensors, device=device))
     fill_kv_scales(model)
@@ -211,7 +210,7 @@ def build_random_model(
     with torch.inference_mode():
         model.fill_plainly()
         model.arrange()
-    if not _keeps(keep, device):
+    if not keeps:
         pack_linears(model, quantization)
     return model
 
@@ -274,7 +273,10 @@ def _divided(count: int, what: str, spec: ModelSpec, size: int) -> int:
 
 
 def _made_form(spec: ModelSpec, quantization: str | None, *, keeps: bool) -> Form | None:
-    """The form that plain weights are put into as they arrive; raises `BadValueError` if that cannot be."""
+    """The form that plain weights are put into as they arrive; raises `BadValueError` for a quantization that cannot be."""
+    if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
+        message = f"{quantization} has no kernels for a mixture of experts; leave it out"
+        raise BadValueError("quantization", message)
     if quantization not in MADE or (quantization == "int4" and not keeps):
         return None
     if not keeps:
@@ -289,18 +291,6 @@ def _fitting(model: DecoderModel, made: Form) -> dict[str, Form]:
     """The form for each tensor whose rows are of whole words."""
     tensors = model.checkpoint_tensors().items()
     return {name: made for name, each in tensors if each.dim() == 2 and each.shape[1] % made.multiple == 0}
-
-
-def _check_quantization(spec: ModelSpec, quantization: str | None) -> None:
-    if quantization is not None and any(isinstance(layer.feed, ExpertsSpec) for layer in spec.layers):
-        raise BadValueError(
-            "quantization", f"{quantization} has no kernels for a mixture of experts; leave it out"
-        )
-
-
-def _keeps(keep: bool | None, device: torch.device) -> bool:
-    """True if kernels compute with the weights as stored."""
-    return device.type == "cuda" if keep is None else keep
 
 
 def _keep(model: DecoderModel, forms: Mapping[str, Form]) -> None:
@@ -327,9 +317,10 @@ def _slices(spec: ModelSpec, model: DecoderModel, ranks: Communicator) -> Slices
 
 
 def _shaped(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator, **how: bool) -> DecoderModel:
-    """A model without memory."""
-    own = split_spec(spec, ranks.size, rank=ranks.rank, **how)
-    return _empty(own, dtype, ranks)
+    """A model, or a rank's part of one, without memory."""
+    model = _empty(split_spec(spec, ranks.size, rank=ranks.rank, **how), dtype, ranks)
+    model.slices = _slices(spec, model, ranks)
+    return model
 
 
 def _empty(spec: ModelSpec, dtype: torch.dtype, ranks: Communicator) -> DecoderModel:
