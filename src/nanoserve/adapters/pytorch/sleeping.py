@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,31 +13,8 @@ from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.ports.steering import KV_CACHE, WEIGHTS
 
 
-class Memory(Protocol):
-    """Memory under the tensors of a part of an engine, which keep their places while it is away."""
-
-    @property
-    def is_bare(self) -> bool:
-        """True if nothing that counts was put into it before it was released first."""
-
-    def release(self, *, keep: bool) -> None:
-        """Free it; with `keep`, `restore` brings its content back. Raises `OutOfMemoryError`, and it stays."""
-
-    def restore(self) -> None:
-        """Have it again. Raises `OutOfMemoryError`, and may be tried again."""
-
-    def forget(self) -> None:
-        """Drop the kept content: other values will be written."""
-
-    def pin(self, tensors: Iterable[Tensor]) -> None:
-        """Make ready to copy from these tensors of the host, until `unpin`."""
-
-    def unpin(self, tensors: Iterable[Tensor]) -> None:
-        """See `pin`."""
-
-
 class HostMemory:
-    """Fulfils `Memory` on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
+    """As `VirtualMemory`, on a CPU, by emptying the storages that all views share. What is to be kept stays where it is."""
 
     is_bare = False
 

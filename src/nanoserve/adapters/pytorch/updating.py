@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from nanoserve.adapters.pytorch.cuda.shared_tensors import opened
-from nanoserve.adapters.pytorch.cuda.virtual_memory import spare_memory
+from nanoserve.adapters.pytorch.cuda.virtual_memory import VirtualMemory, spare_memory
 from nanoserve.adapters.pytorch.devices import CPU, empty_tensors, host_pages
 from nanoserve.adapters.pytorch.models import DecoderModel, blank_like, destinations, finish_like
-from nanoserve.adapters.pytorch.sleeping import Memory, held_tensors, tensors_of
+from nanoserve.adapters.pytorch.sleeping import HostMemory, held_tensors, tensors_of
 from nanoserve.adapters.pytorch.weights.checkpoint import (
     checkpoint_files,
     has_own_head,
@@ -100,7 +100,7 @@ class ModelWeights:
         folder: str | None,
         quantization: str | None,
         *,
-        memories: Mapping[str, Memory] | None = None,
+        memories: Mapping[str, HostMemory | VirtualMemory] | None = None,
         others: OtherRanks | None = None,
     ) -> None:
         self._model, self._quantization, self._others = model, quantization, others

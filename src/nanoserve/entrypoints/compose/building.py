@@ -38,7 +38,7 @@ from nanoserve.adapters.pytorch.observation import ObservedModel
 from nanoserve.adapters.pytorch.parallel.communicator import ALONE, Communicator
 from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks
 from nanoserve.adapters.pytorch.runner import TorchRunner
-from nanoserve.adapters.pytorch.sleeping import Memory, host_memories
+from nanoserve.adapters.pytorch.sleeping import HostMemory, host_memories
 from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, guess_costs, step_costs
 from nanoserve.adapters.pytorch.updating import ModelWeights
 from nanoserve.adapters.pytorch.weights.checkpoint import check_embedding
@@ -373,7 +373,7 @@ def _build_engine(
     grammars: Grammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Engine[Any]:
-    memories: Mapping[str, Memory] | None = loaded.memories
+    memories: Mapping[str, HostMemory | VirtualMemory] | None = loaded.memories
     own = runner.own if isinstance(runner, LeadingRunner) else runner
     if isinstance(own, TorchRunner):
         memories = host_memories(loaded.model, own.kv)

@@ -23,7 +23,6 @@ from nanoserve.adapters.pytorch.cuda.policies import policy_for
 from nanoserve.adapters.pytorch.cuda.sums import Sums
 from nanoserve.adapters.pytorch.cuda.workspace import Views, Workspace
 from nanoserve.adapters.pytorch.layers.part import Part
-from nanoserve.adapters.pytorch.layers.product import Product
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuMixer
 from nanoserve.adapters.pytorch.mixers.gpu_step import GpuStep
 from nanoserve.adapters.pytorch.models.eagle import EagleHead
@@ -43,10 +42,6 @@ class Tap:
         """See `Part`."""
         stream = ops.complete(None)
         torch.mul(stream, self._unit, out=self._out[: len(stream)])
-
-    def products(self) -> tuple[Product, ...]:
-        """See `Part`."""
-        return ()
 
 
 class GpuDraftHead:

@@ -34,16 +34,12 @@ class SpecialDraws:
     def __init__(self, arena: Arena, logits: Tensor, sampler: DeviceSampler, drawing: Drawing) -> None:
         self._arena, self._logits, self._sampler, self._drawing = arena, logits, sampler, drawing
         self._held: tuple[tuple[int, ...], Callable[..., CudaTicket]] | None = None
-        self._masked: CudaTicket | None = (
-            None  # of the newest draw with masks, until a block for others is lent
-        )
+        # Of the newest draw with masks, until a block for others is lent.
+        self._masked: CudaTicket | None = None
         self.then: Callable[[], object] | None = None
         sizes = arena.sizes
-        self.blocks = PinnedBlocks(
-            vocab_size=sampler.vocab_size,
-            most=most_masks(sizes),
-            device=arena.lengths.device,
-        )
+        most, device = most_masks(sizes), arena.lengths.device
+        self.blocks = PinnedBlocks(vocab_size=sampler.vocab_size, most=most, device=device)
 
     def hold(self, plan: StepPlan, draw: Callable[..., CudaTicket]) -> CudaTicket:
         """Keep a plan's draw, a function of `masks` and of rows that are `missing` one; returns the ticket of its forward pass."""

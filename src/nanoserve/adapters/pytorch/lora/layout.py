@@ -112,10 +112,8 @@ class Layout:
         is_whole = len(factors) == len(self.places) and all(each.rank == rank for each in factors.values())
         make = torch.empty if is_whole else torch.zeros
         weights = LoraWeights(rank, make(rank * self.size, dtype=dtype, pin_memory=pinned))
-        for (
-            name,
-            factor,
-        ) in factors.items():  # by torch's own threads: several at once would each call all of them
+        # By torch's own threads: several at once would each call all of them.
+        for name, factor in factors.items():
             self._put(weights, name, self._cut(name, factor, part))
         return weights
 
@@ -147,13 +145,9 @@ class LoraWeights:
 
     def at(self, site: Site) -> tuple[Tensor, Tensor]:
         """A [parts, rank, in_features] and B [out_features, rank] of a site."""
-        shape_a, shape_b = (
-            (site.num_parts, self.rank, site.in_features),
-            (site.out_features, self.rank),
-        )
         a = self.numbers.narrow(0, self.rank * site.start_a, self.rank * site.num_parts * site.in_features)
         b = self.numbers.narrow(0, self.rank * site.start_b, self.rank * site.out_features)
-        return a.view(shape_a), b.view(shape_b)
+        return a.view(site.num_parts, self.rank, -1), b.view(-1, self.rank)
 
 
 def _named_rows(model: DecoderModel) -> Iterator[tuple[Linear, dict[str, Tensor]]]:
