@@ -88,30 +88,26 @@ def plan_memory(
     request: PoolRequest | None = None,
     *,
     dtype: torch.dtype,
+    available: int,
     usual_fraction: float = DEFAULT_FRACTION,
     usual_bytes: int | None = None,
     weights: int = 0,
     workspace: int = 0,
     reserve: int = 0,
-    device: torch.device | None = None,
-    available: int | None = None,
     beside: bool = False,
     keeps_rows: bool = False,
 ) -> MemoryBudget:
-    """Size the KV pools as requested; without a request they are those of `sizes`.
+    """Size the KV pools as requested, on a device with so many bytes `available`; without a request they are those of `sizes`.
 
     A pool sized by fraction stops at what `max_num_seqs` sequences of `max_model_len` tokens could fill; one of the usual
     fraction also at `usual_bytes`, if one such sequence fits into them.
     Call it after the weights are loaded: the bytes of `weights` and `workspace` are only reported, those of `reserve` are
-    left free beside the sampler's. `available` is what the device has free, where that is known or shared with others. With `beside`, another
-    engine has that memory as long as this one sleeps, and its sizes are taken as they are. With `keeps_rows` a pool sized by fraction leaves
-    room for what decoding rows keep beside it, if one such sequence fits then.
+    left free beside the sampler's. With `beside`, another engine has that memory as long as this one sleeps, and its sizes are taken as
+    they are. With `keeps_rows` a pool sized by fraction leaves room for what decoding rows keep beside it, if one such sequence fits then.
 
     Raises:
         OutOfMemoryError: not one sequence of `max_model_len` tokens fits, or a size that was given exceeds what is free.
     """
-    if available is None:
-        available = available_memory(device or torch.device("cpu"))
     sampler = sizes.max_num_seqs * Penalties.bytes_per_row(spec.vocab_size)
     pages = _page_bytes(spec, sizes, dtype)
     if request is None:

@@ -317,7 +317,8 @@ def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> Poo
 
 def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     dtype, pools = devices.DTYPES[loaded.found.dtype], _pools(settings, loaded, sizes)
-    what: Any = {"dtype": dtype, "available": loaded.available, "beside": bool(loaded.found.parked)}
+    available = available_memory(devices.CPU) if loaded.available is None else loaded.available
+    what: Any = {"dtype": dtype, "available": available, "beside": bool(loaded.found.parked)}
     memory = plan_memory(loaded.model.spec, sizes, pools, usual_bytes=CPU_KV_BYTES, keeps_rows=True, **what)
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
     runner = TorchRunner(loaded.model, sizes, NGramDrafter())

@@ -38,12 +38,7 @@ def planned(
         needs=pool_needs(spec.cache_groups, **lengths), num_blocks=num_blocks, memory=memory
     )
     sizes = EngineSizes(vocab_size=spec.vocab_size, **numbers)
-    return plan_memory(spec, sizes, request, dtype=torch.bfloat16, **options)
-
-
-@pytest.fixture(autouse=True)
-def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda _device: MIB)
+    return plan_memory(spec, sizes, request, dtype=torch.bfloat16, **{"available": MIB, **options})
 
 
 def test_a_fraction_of_what_is_free_less_the_samplers_share() -> None:
@@ -76,12 +71,9 @@ def test_unasked_a_pool_stops_at_the_usual_bytes_or_at_one_sequence() -> None:
 
 @pytest.mark.parametrize("fraction", [None, 0.5])
 @pytest.mark.parametrize("gib", [0.3, 1])
-def test_what_decoding_rows_keep_beside_a_pool_is_left_free(
-    monkeypatch: pytest.MonkeyPatch, gib: float, fraction: float | None
-) -> None:
+def test_what_decoding_rows_keep_beside_a_pool_is_left_free(gib: float, fraction: float | None) -> None:
     available = int(gib * 1024) * MIB
-    monkeypatch.setattr(memory, "available_memory", lambda _device: available)
-    how: dict[str, Any] = {"max_num_seqs": 4096, "memory": fraction}
+    how: dict[str, Any] = {"available": available, "max_num_seqs": 4096, "memory": fraction}
     room = int(available * (fraction or 0.8))
     assert room - 16 * PER_TOKEN < planned(**how).kv + 4096 * 5_000 <= room
     kept = planned(**how, keeps_rows=True)
@@ -126,15 +118,12 @@ def gemma(windows: tuple[int | None, ...]) -> ModelSpec:
 GEMMA = gemma(((1_024,) * 5 + (None,)) * 10 + (1_024,) * 2)
 
 
-@pytest.fixture
-def large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda _device: 100 * GIB)
+LARGE: dict[str, Any] = {"available": 100 * GIB, "max_model_len": 8_192}
 
 
-@pytest.mark.usefixtures("large_machine")
 def test_a_windows_pool_holds_windows_and_not_whole_texts() -> None:
     """As Gemma 3 27B: 52 layers of 62 see 1,024 tokens. Equal pools would take 3.8 times what is read at 8k tokens."""
-    options: dict[str, Any] = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 64}
+    options = {**LARGE, "spec": GEMMA, "max_num_seqs": 64}
     full, windowed = 10 * 8_192, 52 * 8_192  # bytes of a token
     equal = 64 * 8_192 * (full + windowed)
     read = 64 * (8_192 * full + 1_024 * windowed)
@@ -148,10 +137,9 @@ def test_a_windows_pool_holds_windows_and_not_whole_texts() -> None:
     assert planned(**options, memory=0.99).num_blocks == (narrow, 64 * 512)
 
 
-@pytest.mark.usefixtures("large_machine")
 @pytest.mark.parametrize("gib", [2, 4, 20, 60])
 def test_what_windows_leave_goes_to_full_attention(gib: int) -> None:
-    options: dict[str, Any] = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 256}
+    options = {**LARGE, "spec": GEMMA, "max_num_seqs": 256}
     budget = planned(**options, memory=gib * GIB)
     narrow, wide = budget.num_blocks
     equal = gib * GIB // (62 * 8_192 * 16)
@@ -160,9 +148,8 @@ def test_what_windows_leave_goes_to_full_attention(gib: int) -> None:
     assert budget.kv <= gib * GIB < budget.kv + 2 * 62 * 8_192 * 16
 
 
-@pytest.mark.usefixtures("large_machine")
 def test_a_number_of_blocks_is_that_of_every_group_that_can_use_it() -> None:
-    options: dict[str, Any] = {"spec": GEMMA, "max_model_len": 8_192, "max_num_seqs": 4}
+    options = {**LARGE, "spec": GEMMA, "max_num_seqs": 4}
     assert planned(**options, num_blocks=2_000).num_blocks == (4 * 97 + 129, 2_000)
     with pytest.raises(OutOfMemoryError, match="only 100 fit"):
         planned(**options, num_blocks=100)
@@ -175,11 +162,10 @@ def test_alike_windows_share_all_there_is_as_full_attention_does() -> None:
     assert planned(spec=two, memory=0.9).num_blocks == planned(memory=0.9).num_blocks * 2
 
 
-@pytest.mark.usefixtures("large_machine")
 @pytest.mark.parametrize("window", [3_000, 4_096, 100_000])
 def test_windows_as_long_as_texts_get_as_much_as_full_attention(window: int) -> None:
     spec = gemma((window, None) * 31)
-    narrow, wide = planned(spec=spec, max_model_len=8_192, max_num_seqs=256, memory=20 * GIB).num_blocks
+    narrow, wide = planned(**LARGE, spec=spec, max_num_seqs=256, memory=20 * GIB).num_blocks
     assert narrow == wide == 20 * GIB // (62 * 8_192 * 16) - 1
 
 
@@ -255,8 +241,7 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     assert memory._granted_by_control_group(tmp_path) == 700
 
 
-def test_available_memory_of_this_machine_is_positive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+def test_available_memory_of_this_machine_is_positive() -> None:
     assert memory.available_memory(torch.device("cpu")) > 0
 
 

@@ -279,18 +279,18 @@ class _Site:
         """Size the KV pools from the memory that weights, workspace and the worst step leave."""
         seqs, vocab_size = self._sizes.max_num_seqs, self._spec.vocab_size
         weights = sum(each.numel() * each.element_size() for each in self._model.parameters())
-        workspace, reserve, available = 0, 0, None
+        workspace = reserve = 0
         if self._on_gpu:
             workspace = torch.cuda.memory_allocated(self.device) - self._before
             worst = worst_step_bytes(self._spec, self._space, self._sizes)
             reserve = max(worst - seqs * Penalties.bytes_per_row(vocab_size), 0) + GRAPH_BYTES
             if spare:
                 reserve += workspace + worst + GRAPH_BYTES + CONTEXT_BYTES
-            if self._partners is not None and self.exchange is not None:
+            if self.exchange is not None:
                 workspace += self.exchange.size
-                available = available_memory(self.device)
-                if self._partners.free is not None:
-                    available = min(available, self._partners.free - workspace)
+        available = available_memory(self.device)
+        if self._on_gpu and self._partners is not None and self._partners.free is not None:
+            available = min(available, self._partners.free - workspace)
         return plan_memory(
             self._spec,
             self._sizes,
@@ -300,7 +300,6 @@ class _Site:
             weights=weights,
             workspace=workspace,
             reserve=reserve,
-            device=self.device,
             available=available,
             beside=beside,
         )
