@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,45 +65,65 @@ def main() -> None:
     print(
         f"{torch.cuda.get_device_name()}: reads {bandwidth / 1e12:.2f} TB/s; weights {weights / 1e9:.2f} GB"
     )
-    longest, batch = max(arguments.context), max(arguments.batch)
-    sizes = EngineSizes(
-        max_num_seqs=batch,
-        max_num_batched_tokens=max(batch, 2048),
-        max_model_len=longest + 256,
-        vocab_size=spec.vocab_size,
-        block_size=BLOCK_SIZE,
-        num_blocks=(max(arguments.context) // BLOCK_SIZE + 17) * batch,
-        max_width=max(arguments.width),
-        max_loras=max(arguments.adapters),
-        max_lora_rank=arguments.adapter_rank if any(arguments.adapters) else 0,
-    )
+    sizes = make_sizes(arguments, spec)
     partners = None if ranks.size == 1 else Partners(ranks, PeerMemory, lambda _: None)
     how: dict[str, Any] = {"deterministic": arguments.deterministic, "enforce_eager": arguments.eager}
     runner, _ = build_runner(model, sizes, **how, partners=partners)
     load_adapters(runner, sizes.max_loras, arguments.adapter_rank)
     results: list[dict[str, Any]] = []
     for context, size in itertools.product(arguments.context, arguments.batch):
-        narrow = 0.0
-        for asked, adapters in itertools.product(arguments.width, arguments.adapters):
-            microseconds, width = time_steps(runner, spec, size, context, asked, adapters=adapters)
-            if width < asked or adapters > size:
-                continue  # not worth it in so large a batch, or too many for it
-            narrow = narrow or microseconds
-            kv = size * context * spec.kv_bytes_per_token(2)
-            floor = (weights + kv) / bandwidth * 1e6
-            sizes_of_step = {"batch": size, "context": context, "width": width, "adapters": adapters}
-            results.append({**sizes_of_step, "us": microseconds, "floor_us": floor})
-            print(
-                f"batch {size:4d} context {context:6d} width {width} adapters {adapters}: {microseconds:8.1f} us/step ({microseconds / narrow:.3f}), {size / microseconds * 1e6:9.0f} tok/s, "
-                f"floor {floor:7.1f} us ({floor / microseconds:.0%})",
-                flush=True,
-            )
+        floor = (weights + size * context * spec.kv_bytes_per_token(2)) / bandwidth * 1e6
+        for found in measure(runner, spec, arguments, context, size):
+            results.append({**found, "floor_us": floor})
+            print_step(found, floor)
             if arguments.kernels:
-                print_kernels(runner, size, width, ranks.size)
+                print_kernels(runner, size, found["width"], ranks.size)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results), encoding="utf-8")
     if ranks.size > 1:
         os._exit(0)  # the other ranks may be reading this one's memory
+
+
+def make_sizes(arguments: argparse.Namespace, spec: ModelSpec) -> EngineSizes:
+    """Those of an engine that holds the largest batch of the longest rows."""
+    longest, batch = max(arguments.context), max(arguments.batch)
+    return EngineSizes(
+        max_num_seqs=batch,
+        max_num_batched_tokens=max(batch, 2048),
+        max_model_len=longest + 256,
+        vocab_size=spec.vocab_size,
+        block_size=BLOCK_SIZE,
+        num_blocks=(longest // BLOCK_SIZE + 17) * batch,
+        max_width=max(arguments.width),
+        max_loras=max(arguments.adapters),
+        max_lora_rank=arguments.adapter_rank if any(arguments.adapters) else 0,
+    )
+
+
+def measure(
+    runner: CudaRunner, spec: ModelSpec, arguments: argparse.Namespace, context: int, size: int
+) -> Iterator[dict[str, Any]]:
+    """Steps of a batch in each width and with each number of adapters; `ratio` is to the first one."""
+    first = 0.0
+    for asked, adapters in itertools.product(arguments.width, arguments.adapters):
+        microseconds, width = time_steps(runner, spec, size, context, asked, adapters=adapters)
+        if width < asked or adapters > size:
+            continue  # not worth it in so large a batch, or too many for it
+        first = first or microseconds
+        sizes = {"batch": size, "context": context, "width": width, "adapters": adapters}
+        yield {**sizes, "us": microseconds, "ratio": microseconds / first}
+
+
+def print_step(found: dict[str, Any], floor: float) -> None:
+    """One line."""
+    microseconds = found["us"]
+    print(
+        "batch {batch:4d} context {context:6d} width {width} adapters {adapters}: {us:8.1f} us/step ({ratio:.3f}),".format(
+            **found
+        ),
+        f"{found['batch'] / microseconds * 1e6:9.0f} tok/s, floor {floor:7.1f} us ({floor / microseconds:.0%})",
+        flush=True,
+    )
 
 
 def _meet_ranks(arguments: argparse.Namespace) -> Communicator:

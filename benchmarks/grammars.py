@@ -150,6 +150,17 @@ class Timed:
         return timed
 
 
+def make_request(number: int, eos_token_ids: frozenset[int], *, bound: bool) -> Request:
+    """A row, bound by one of the schemas in turn or free."""
+    return Request(
+        request_id=str(number),
+        prompt_token_ids=tuple((number * 7919 + place * 31) % 90_000 for place in range(32)),
+        sampling=SamplingParams(max_tokens=1000, temperature=1.0),
+        eos_token_ids=eos_token_ids,
+        constraint=Constraint("json_schema", SCHEMAS[number % len(SCHEMAS)]) if bound else None,
+    )
+
+
 def measure(
     tokenizer: Tokenizer, vocabulary: Any, rows: int, steps: int, threads: int, *, phases: bool = False
 ) -> list[float]:
@@ -175,18 +186,8 @@ def measure(
         depth=2,
         constraints=Constraints(grammars, runner),
     )
-    sampling = SamplingParams(max_tokens=1000, temperature=1.0)
     for number in range(rows):
-        bound = Constraint("json_schema", SCHEMAS[number % len(SCHEMAS)]) if threads else None
-        prompt = tuple((number * 7919 + place * 31) % 90_000 for place in range(32))
-        request = Request(
-            request_id=str(number),
-            prompt_token_ids=prompt,
-            sampling=sampling,
-            eos_token_ids=frozenset(vocabulary.eos_tokens),
-            constraint=bound,
-        )
-        engine.add(request)
+        engine.add(make_request(number, frozenset(vocabulary.eos_tokens), bound=threads > 0))
     while min(each.num_generated_tokens for each in engine.living()) < WARM_UP:
         errors = [each for each in engine.turn() if isinstance(each, TokensGenerated) and each.error]
         assert not errors, errors

@@ -23,11 +23,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.ceilings import Ceilings, choose_ceilings
-from benchmarks.floors import FloorModel, expected_experts
+from benchmarks.floors import FloorModel, LoadFloor, expected_experts
 from benchmarks.peers.running import PEERS, check_peer, run_peer
 from benchmarks.traffic_classes import CHAT, SYSTEM_PROMPT, TrafficClass, draw_sessions
 from nanoserve.entrypoints.bench.command import BenchSubject, choose_subject, load_model, measure
-from nanoserve.entrypoints.bench.measurement import WORKLOADS, BenchLoad, BenchWorkload, run_load, summarize
+from nanoserve.entrypoints.bench.measurement import (
+    WORKLOADS,
+    BenchLoad,
+    BenchRun,
+    BenchWorkload,
+    run_load,
+    summarize,
+)
 from nanoserve.entrypoints.bench.report import check_writable, doing, number, show, table, write_report
 from nanoserve.entrypoints.compose.assembly import BenchParts
 from nanoserve.entrypoints.compose.config.configuration import Configuration, read_configuration
@@ -122,16 +129,10 @@ def run_model(
     report: dict[str, Any] = {"ceilings": ceilings, "peer": theirs, "loads": {}}
     for workload in workloads:
         runs = measure(parts, subject, workload)
-        figures = [run.figures() for run in runs]
-        floors = (
-            [model.floor_of(run.load, parts.facts.max_num_seqs, ceilings) for run in runs] if ceilings else []
-        )
-        for run, found, floor in zip(runs, figures, floors, strict=False):
-            found["floor_fraction"] = floor.seconds / run.seconds
+        most = parts.facts.max_num_seqs
+        floors = [model.floor_of(run.load, most, ceilings) for run in runs] if ceilings else []
         seconds = list(islice(peer_seconds, len(seeds)))[bench.warmup :]
-        for run, found, taken in zip(runs, figures, seconds, strict=False):
-            found["peer_tok_s"] = run.load.num_output_tokens / taken
-            found["peer_ratio"] = taken / run.seconds
+        figures = figures_of(runs, floors, seconds)
         rows[workload.description] = summarize(figures)
         records = [run.record() | {"figures": found} for run, found in zip(runs, figures, strict=True)]
         report["loads"][workload.name] = {
@@ -154,6 +155,19 @@ def run_model(
         load = workload.draw(vocab_size=vocab_size, seed=len(seeds) + 1)
         report["loads"][workload.name]["idle"] = measure_idle(parts, subject, load)
     return subject.describe("offline", parts.facts) | report
+
+
+def figures_of(
+    runs: Sequence[BenchRun], floors: Sequence[LoadFloor], peer_seconds: Sequence[float]
+) -> list[dict[str, float]]:
+    """The figures of each run, beside its floor and what the other engine took, where these are known."""
+    figures = [run.figures() for run in runs]
+    for run, found, floor in zip(runs, figures, floors, strict=False):
+        found["floor_fraction"] = floor.seconds / run.seconds
+    for run, found, taken in zip(runs, figures, peer_seconds, strict=False):
+        found["peer_tok_s"] = run.load.num_output_tokens / taken
+        found["peer_ratio"] = taken / run.seconds
+    return figures
 
 
 def _rows_table(rows: Mapping[str, Mapping[str, Mapping[str, float]]], vs: str | None) -> Any:

@@ -72,31 +72,7 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
     norm = RMSNorm(hidden, NormSpec(eps=1e-5)).to(device, dtype)
     norm.weight.fill_(1)
     for rows in ROWS:
-        stream, out = (torch.zeros(rows, hidden, dtype=dtype, device=device) for _ in range(2))
-        part = torch.zeros_like(stream)
-
-        def alone(pdl: bool = True, stream: Tensor = stream, out: Tensor = out, part: Tensor = part) -> None:
-            add_rms_norm_into(stream, norm.weight, out, partials=part[None], eps=norm.eps, pdl=pdl)
-
-        def fused(*, pdl: bool, stream: Tensor = stream, out: Tensor = out) -> None:
-            exchange.complete(stream, Pending(stream[None]), norm, out, pdl=pdl)
-
-        def reduce(part: Tensor = part) -> None:
-            c10d.all_reduce(part)
-
-        def reduce_and_norm() -> None:
-            reduce()
-            alone(pdl=False)
-
-        exchange.part(rows).zero_()
-        works: list[Callable[[], None]] = [
-            alone,
-            functools.partial(fused, pdl=False),
-            functools.partial(fused, pdl=True),
-            reduce_and_norm,
-            reduce,
-        ]
-        times = [timed(each) for each in works]
+        times = timed_sums(exchange, norm, rows)
         exchange.check()
         if rank == 0:
             size_of = f"{rows * hidden * 2 / 1024:.0f} KB"
@@ -106,6 +82,35 @@ def measure(rank: int, size: int, hidden: int, port: int) -> None:
         if rank == 0:
             print(f"logits of {rows} rows gathered: {time:.1f}", flush=True)
     os._exit(0)
+
+
+def timed_sums(exchange: Exchange, norm: RMSNorm, rows: int) -> list[float]:
+    """Microseconds of the norm alone, of the exchange with it, without and with PDL, of NCCL's with it, and of NCCL's alone."""
+    stream, out, part = (norm.weight.new_zeros(rows, len(norm.weight)) for _ in range(3))
+    c10d: Any = torch.distributed
+
+    def alone(*, pdl: bool = True) -> None:
+        add_rms_norm_into(stream, norm.weight, out, partials=part[None], eps=norm.eps, pdl=pdl)
+
+    def fused(*, pdl: bool) -> None:
+        exchange.complete(stream, Pending(stream[None]), norm, out, pdl=pdl)
+
+    def reduce() -> None:
+        c10d.all_reduce(part)
+
+    def reduce_and_norm() -> None:
+        reduce()
+        alone(pdl=False)
+
+    exchange.part(rows).zero_()
+    works: list[Callable[[], None]] = [
+        alone,
+        functools.partial(fused, pdl=False),
+        functools.partial(fused, pdl=True),
+        reduce_and_norm,
+        reduce,
+    ]
+    return [timed(each) for each in works]
 
 
 def timed_gathering(exchange: Exchange, logits: Tensor) -> float:

@@ -208,6 +208,15 @@ def update(bench: Bench, source: Any, rows: int) -> dict[str, Any]:
     }
 
 
+def update_from_trainer(bench: Bench, folder: pathlib.Path, rows: int) -> dict[str, Any]:
+    """As `update`, from the GPU memory of a process that trains the shapes in the folder."""
+    command = [sys.executable, "-m", "benchmarks.weight_updates", "--train", "--folder", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        found = update(bench, shared_by(trainer, bench.parts.facts.dtype), rows)
+        trainer.communicate()
+    return found
+
+
 def _turns(usual: list[float], beside: list[float]) -> str:
     medians = [
         1e3 * each
@@ -311,17 +320,7 @@ def main() -> None:
         for number in range(1, arguments.cycles + 1):
             if parts.facts.device == "cuda":
                 (folder / "shapes.json").write_text(json.dumps([parts.facts.dtype, shapes]))
-                command = [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.weight_updates",
-                    "--train",
-                    "--folder",
-                    str(folder),
-                ]
-                with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
-                    note(f"memory, {number}", update(bench, shared_by(trainer, parts.facts.dtype), rows))
-                    trainer.communicate()
+                note(f"memory, {number}", update_from_trainer(bench, folder, rows))
                 texts[f"memory, {number}"] = answers(parts)
             note(f"files, {number}", update(bench, str(folder), rows))
             texts[f"files, {number}"] = answers(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cohere
@@ -72,16 +72,19 @@ def main() -> None:
         "LangChain's scores": langchain_ranks,
         "LlamaIndex's scores": llama_index_ranks,
     }
-    failed = 0
-    for name, talk in talks.items():
-        try:
-            talk()
-        except Exception:  # noqa: BLE001 a client may fail in any way
-            traceback.print_exc()
-            failed += 1
-            name += ": failed"  # noqa: PLW2901
-        print(name, flush=True)
-    sys.exit(failed)
+    sys.exit(sum(not is_fine(name, talk) for name, talk in talks.items()))
+
+
+def is_fine(name: str, talk: Callable[[], None]) -> bool:
+    """Run a talk, and say how it went."""
+    try:
+        talk()
+    except Exception:  # noqa: BLE001 a client may fail in any way
+        traceback.print_exc()
+        print(f"{name}: failed", flush=True)
+        return False
+    print(name, flush=True)
+    return True
 
 
 if __name__ == "__main__":

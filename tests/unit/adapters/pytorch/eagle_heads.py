@@ -106,6 +106,34 @@ def make_head(
 ) -> TinyHead:
     """Write one, as its authors do or as speculators does."""
     folder.mkdir(exist_ok=True)
+    read = taps or (2, spec.num_layers // 2, spec.num_layers - 3)
+    tensors = _make_tensors(spec, len(read), kv_heads)
+    layer = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": kv_heads,
+        "head_dim": HEAD_DIM,
+        "vocab_size": spec.vocab_size,
+        "rope_theta": THETA,
+        "rms_norm_eps": EPS,
+        "max_position_embeddings": 256,
+    }
+    whole: dict[str, Any] = {"draft_vocab_size": SIZE, "target_hidden_size": spec.hidden_size}
+    whole |= {"norm_before_residual": adds_normed}
+    whole |= {"eagle_aux_hidden_state_layer_ids": list(taps)} if taps else {}
+    written, named = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **whole}, tensors
+    if speculators:
+        written = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", **whole}
+        written["transformer_layer_config"] = layer
+        named = {name.replace("midlayer", "layers.0"): each for name, each in tensors.items()}
+    (folder / "config.json").write_text(json.dumps(written | config))
+    save_file({name: each.contiguous() for name, each in named.items()}, folder / "model.safetensors")
+    return TinyHead(folder, tensors, tuple(sorted(read)), adds_normed, kv_heads)
+
+
+def _make_tensors(spec: ModelSpec, taps: int, kv_heads: int) -> dict[str, Tensor]:
     noise = torch.Generator().manual_seed(5)
 
     def drawn(*shape: int) -> Tensor:
@@ -116,9 +144,8 @@ def make_head(
         return 1 + 0.2 * torch.randn(size, generator=noise)
 
     chosen = torch.randperm(spec.vocab_size, generator=noise)[:SIZE].sort().values
-    read = taps or (2, spec.num_layers // 2, spec.num_layers - 3)
-    tensors = {
-        "fc.weight": drawn(HIDDEN, len(read) * spec.hidden_size),
+    return {
+        "fc.weight": drawn(HIDDEN, taps * spec.hidden_size),
         "midlayer.input_layernorm.weight": near_one(HIDDEN),
         "midlayer.hidden_norm.weight": near_one(HIDDEN),
         "midlayer.post_attention_layernorm.weight": near_one(HIDDEN),
@@ -135,35 +162,3 @@ def make_head(
         "d2t": chosen - torch.arange(SIZE),
         "t2d": torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill_(0, chosen, True),
     }
-    layer = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": kv_heads,
-        "head_dim": HEAD_DIM,
-        "vocab_size": spec.vocab_size,
-        "rope_theta": THETA,
-        "rms_norm_eps": EPS,
-        "max_position_embeddings": 256,
-    }
-    whole: dict[str, Any] = {
-        "draft_vocab_size": SIZE,
-        "target_hidden_size": spec.hidden_size,
-        "norm_before_residual": adds_normed,
-    }
-    if taps:
-        whole["eagle_aux_hidden_state_layer_ids"] = list(taps)
-    if speculators:
-        written = {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
-            "transformer_layer_config": layer,
-            **whole,
-        }
-        named = {name.replace("midlayer", "layers.0"): each for name, each in tensors.items()}
-    else:
-        written, named = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **whole}, tensors
-    (folder / "config.json").write_text(json.dumps(written | config))
-    save_file({name: each.contiguous() for name, each in named.items()}, folder / "model.safetensors")
-    return TinyHead(folder, tensors, tuple(sorted(read)), adds_normed, kv_heads)

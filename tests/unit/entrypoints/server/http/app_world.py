@@ -135,18 +135,7 @@ def app_world(
         engine = ScriptedEngine(built)
         engine.last_report = clock.now()
         engine.state = EngineState(at=clock.now(), last_step=clock.now(), free_blocks=750)
-        keys = read_keys(settings.access)
-        server = Server(
-            engine=engine,
-            clock=clock,
-            settings=settings,
-            keys=keys,
-            model_name="scripted",
-            feed=LiveFeed(engine, clock, JsonTraceFormat(), model="scripted"),
-            host_names=host_names,
-            tracing=tracing,
-            batches=open_batches(settings, keys),
-        )
+        server = _server(engine, clock, settings, host_names=host_names, tracing=tracing)
         if is_open:
             server.open(_service(built, engine, clock, service, server.measurements, dialect=dialect))
             server.start_batches(built.facts.max_num_seqs)
@@ -166,6 +155,20 @@ def app_world(
 
     with in_thread(serve):
         yield started[0]
+
+
+def _server(engine: ScriptedEngine, clock: SkippingClock, settings: ServeSettings, **more: Any) -> Server:
+    keys = read_keys(settings.access)
+    return Server(
+        engine=engine,
+        clock=clock,
+        settings=settings,
+        keys=keys,
+        model_name="scripted",
+        feed=LiveFeed(engine, clock, JsonTraceFormat(), model="scripted"),
+        batches=open_batches(settings, keys),
+        **more,
+    )
 
 
 def _service(
