@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 from nanoserve.adapters.pytorch.cuda.compiles import _CompileWhole
-from tests.interpreter.cuda.test_compiles import REAL_COMPILES
+from tests.interpreter.cuda.test_compiles import REAL_COMPILES, run_compiling
 
 PROGRAM = (
     REAL_COMPILES.partition("for activation")[0]
@@ -58,13 +55,7 @@ broken_kernel.warmup(pointer, grid=(1,))
 def test_each_kernel_is_compiled_once_by_a_thread_and_a_broken_one_is_left_to_its_user(
     tmp_path: pathlib.Path,
 ) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    done = subprocess.run(
-        [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_compiling(tmp_path, PROGRAM)
     assert "CompilationError" in done.stderr
     assert "no_such_name" in done.stderr
     assert json.loads(done.stdout) == [3, 3, True, False, 4]

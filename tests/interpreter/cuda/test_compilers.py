@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from tests.interpreter.cuda.test_compiles import REAL_COMPILES
+from tests.interpreter.cuda.test_compiles import REAL_COMPILES, run_compiling
 
 PROGRAM = (
     REAL_COMPILES.partition("counter = ")[0]
@@ -50,16 +47,6 @@ print(json.dumps([found, others.process.wait(), compilers._started]))
 def test_kernels_are_found_in_the_cache_and_compiled_here_where_the_others_are_lost(
     tmp_path: pathlib.Path, given: tuple[str, ...], found: list[bool], ended: int
 ) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    done = subprocess.run(
-        [sys.executable, str(program), *given],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_compiling(tmp_path, PROGRAM, *given)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [found, ended, []]

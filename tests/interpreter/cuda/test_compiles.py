@@ -90,16 +90,19 @@ def test_what_comes_after_the_start_is_late_and_an_earlier_listener_hears_everyt
     assert set(heard[-1]) == {"src", "metadata", "metadata_group", "times", "cache_hit"}
 
 
-def test_compiled_and_loaded_kernels_are_both_counted(tmp_path: pathlib.Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(REAL_COMPILES)
+def run_compiling(folder: pathlib.Path, program: str, *given: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with Triton's compiler, whose cache is in the folder, instead of its interpreter."""
+    (folder / "program.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    command = [sys.executable, str(folder / "program.py"), *given]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_compiled_and_loaded_kernels_are_both_counted(tmp_path: pathlib.Path) -> None:
     counts = []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False
-        )
+        done = run_compiling(tmp_path, REAL_COMPILES)
         assert done.returncode == 0, done.stderr
         counts.append(json.loads(done.stdout))
     assert counts == [[0, 2], [0, 2]]
