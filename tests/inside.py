@@ -1,4 +1,4 @@
-"""The engine behind its port, for tests that audit its books."""
+"""The engine behind its port, for tests that check its counts."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ class Run:
 
     def __attrs_post_init__(self) -> None:
         step, held = 0, dict[int, int]()
-        for record, books in walk(self.records):
+        for record, replay in walk(self.records):
             if isinstance(record, trace.Turn):
                 self._take(record, step, held)
-                held = {key: len(each.tables[0]) for key, each in books.sequences.items() if each.tables}
-                self.holders.append(Counter(count for count in books.references[0].values() if count))
-            step = books.step
+                held = {key: len(each.tables[0]) for key, each in replay.sequences.items() if each.tables}
+                self.holders.append(Counter(count for count in replay.references[0].values() if count))
+            step = replay.step
 
     def lines(self) -> Iterator[str]:
         """A table of the sequences, and what is to be said of the run as a whole."""

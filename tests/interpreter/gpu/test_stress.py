@@ -1,4 +1,4 @@
-"""Random arrivals, aborts and preemptions for as many steps as half an hour of serving: books balance, nothing leaks.
+"""Random arrivals, aborts and preemptions for as many steps as half an hour of serving: counts add up, nothing leaks.
 
 A step of a 1B model takes about a millisecond and a half at 64 rows, so half an hour is a million steps; the tiny model takes them
 in a fraction of the time, because what is stressed here is the bookkeeping around the arithmetic. `STRESS_STEPS`

@@ -86,7 +86,7 @@ def test_everyone_gets_what_is_his_and_one_ledger_counts_it_all() -> None:
             answers = await asyncio.gather(*map(read, replies))
             assert [each.ids for each in answers] == [expected(prompt) for prompt in prompts]
             for client in (engine, one, two):
-                books = client.ledger.books()
+                books = client.ledger.read()
                 assert (books.accepted, books.running, books.waiting) == (5, 0, 0)
             await until(lambda: engine.state is not None and engine.state.generated_tokens == 100)
             assert balanced(engine)

@@ -204,7 +204,7 @@ def test_blocks_are_shared_only_under_the_same_numbers() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_thousand_loads_and_unloads_under_load_leave_nothing_behind(depth: int) -> None:
-    """Few slots, few blocks, aborts and failing steps; the books are audited after every turn."""
+    """Few slots, few blocks, aborts and failing steps; all counts are checked after every turn."""
     dice = random.Random(depth)
     world, store, runner = make_world(3, depth=depth, num_blocks=26, max_num_seqs=6)
     names: list[str] = []

@@ -131,7 +131,7 @@ class HFTokenizer:
         at_most: int | None = None,
         check: Check = None,
     ) -> tuple[list[int], int]:
-        """See `ports.Tokenizer`. Of a pair, the longer text is cut first."""
+        """See `ports.Tokenizer`. The longer text of a pair is cut first."""
         check_unicode(text + (other or ""))
         texts = [text] if other is None else [text, other]
         with self._turns:

@@ -1,7 +1,7 @@
 """A directory of KV blocks behind the slots of host memory: its index, and the threads that read and write.
 
 An engine's turn looks at the index alone, unless the folder is shared with engines that run. One thread writes, a few read; what they have done waits until it is asked for. Nothing
-is synced to the disk: a block that is lost is computed again. So is one that a disk does not deliver in time: a read of a network's
+is synced to the disk: a block that is lost is computed again. This also holds for one that a disk does not deliver in time: a read of a network's
 folder may hang for ever. It reads into memory of its own, so that its slot can be given away.
 """
 

@@ -102,7 +102,7 @@ class Job:
             self.forget()
 
     def forget(self) -> None:
-        """Nobody asks for its members any more, and it must not keep them: a lexer has its newest job, and they have the lexer."""
+        """Its members are asked for no more, and it must not keep them: a lexer has its newest job, and they have the lexer."""
         self.members = []
 
     def _fill(self, catch_up: Callable[[GrammarMatcher], None]) -> None:

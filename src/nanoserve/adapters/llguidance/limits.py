@@ -47,7 +47,7 @@ MAX_GBNF: Final = 8_000_000
 _REPETITION: Final = re.compile(r"\{\s*+(\d++)\s*+(?:,\s*+(\d*+)\s*+)?\}")
 _ATTRIBUTES: Final = r'(?>(?:\[(?>(?:[^"\]\n]++|"[^"\n]*+")*)\])?)'
 _RULE: Final = re.compile(rf'^[^\S\n]*+[?!]?[A-Za-z_][\w.]*+{_ATTRIBUTES}[^:\n"/]*+:', re.MULTILINE)
-"""Neither gives back what it has taken, nor looks past its line: texts that fit badly cost no more than their length."""
+"""Both patterns never give back what they have taken, nor look past their line: texts that fit badly cost no more than their length."""
 _TERMINAL: Final = re.compile(r'"(?>(?:[^"\\\n]++|\\.)*)"|/(?>(?:[^/\\\n]++|\\.)*)/')
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 """Name of a rule; also found within texts and expressions, which makes references seem more than they are."""

@@ -1,6 +1,6 @@
-"""Threads that make grammars, fair to clients: whoever has cost least is served next, and nobody takes more than a share of the machine for long.
+"""Threads that make grammars, fair to clients: the client that has cost least is served next, and none takes more than a share of the machine for long.
 
-A client that owes nothing is served at once. Who has something running, or owes, is served by other threads. In an engine's process those have a low
+A client that owes nothing is served at once. A client that has something running, or owes, is served by other threads. In an engine's process those have a low
 priority: they have what steps leave of the processors, which wait for each other within a step, so that an interruption of one costs as much as of all.
 """
 

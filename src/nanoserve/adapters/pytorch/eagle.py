@@ -1,6 +1,6 @@
 """Drafts of a head (`models/eagle.py`, `models/mtp.py`): its states of each row's tokens, and its guesses after them.
 
-Behind the newest token there are no states of the model; the head's own take their place. Its keys and values are in the same
+The model has no states behind the newest token; the head's own take their place. Its keys and values are in the same
 blocks as the model's. So nothing is rewound: what was computed of guesses is written again once the model has computed the
 tokens.
 

@@ -1,6 +1,6 @@
 """The gated delta rule (Yang et al. 2024) after a short convolution, over states in slots.
 
-Of each token the channels are convolved with those of the tokens before it, each channel alone, and pass a SiLU; query and
+The channels of each token are convolved with those of the tokens before it, each channel alone, and pass a SiLU; query and
 key heads are then brought to length one, and queries scaled by key_dim ** -0.5. With b and a of a token's projections, and in the
 paper's letters, a value head's state S [key_dim, value_dim] and result o become
 

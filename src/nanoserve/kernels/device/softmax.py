@@ -1,6 +1,6 @@
 """The online softmax (Milakov and Gimelshein 2018) as FlashAttention-2 visits keys with it (Dao 2023).
 
-Of each row of scores there are three numbers, in the names of these papers:
+Each row of scores has three numbers, in the names of these papers:
 
     m      the largest score so far, in units of log2
     l      the sum of 2^(score - m)

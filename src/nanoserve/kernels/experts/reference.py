@@ -17,7 +17,7 @@ class Routing(NamedTuple):
     """The rule by which a token chooses its experts from its logits.
 
     Attributes:
-        top: how many it chooses. Of equal scores the lower index wins.
+        top: how many it chooses. The lower index wins among equal scores.
         score: of the logits: softmax or sigmoid over all experts, or the logits themselves, whose softmax over the
             chosen ones are the weights.
         groups, top_groups: experts lie in so many groups, of which only the best are open.

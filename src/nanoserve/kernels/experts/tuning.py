@@ -1,6 +1,6 @@
 """The tile of a mixture of experts, by rules from its sizes and the number of tokens.
 
-One token reads its experts by itself. Of more, those that share an expert read it together: on an H200 that is faster from two
+One token reads its experts by itself. Several that share an expert read it together: on an H200 that is faster from two
 tokens on. A weight that is hit is read whole, however few tokens hit it. So what counts is how many tokens an expert gets,
 T * slots / E on average: up to some dozens the reading is all that takes time, and one tile of tokens per expert is enough;
 beyond that the arithmetic counts.

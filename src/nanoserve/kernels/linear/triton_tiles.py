@@ -121,7 +121,7 @@ def packed_kernel(
     """Program (i, s): a tile [BT, BN] of out = x weight^T + bias + residual, of a stored weight that is widened in registers, as the left factor.
 
     Rows behind the last are others again, rather than the last, which many would ask for at once, or left out, which takes a comparison for each load.
-    Of several slices of K, the last program of a tile to arrive adds the sums up in order.
+    Where K is in slices, the last program of a tile to arrive adds the sums up in order.
     """
     SLICE: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK
     EVEN: tl.constexpr = K % (BK * SPLITS) == 0

@@ -32,7 +32,7 @@ INVARIANT_TILES: Final = (
 )
 """Tiles of compute capability 9, and how long a multiprocessor takes for one, relative to the first.
 
-There all of them give the same bits, as the instructions add up K in the same order whatever the tile; an H200 gave them for the 5 products of an 8B,
+All of them give the same bits there, as the instructions add up K in the same order whatever the tile; an H200 gave them for the 5 products of an 8B,
 1 to 256 rows, and `check_invariant_linear` compares them on each device. What is on its way to a multiprocessor counts where rows are few: with 160 KiB instead of 80, 64 rows
 of an 8B's products take 4.2 ms a step instead of 5.3, as long as products that are split along K.
 """

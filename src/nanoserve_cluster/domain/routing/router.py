@@ -1,4 +1,4 @@
-"""A router's books: what was sent where, what is known to be done, and the policy's choice from that.
+"""A router's record: what was sent where, what is known to be done, and the policy's choice from that.
 
 A replica's view counts what this router has sent to it, at once, less what was reported as done, whenever that
 comes. So a late report makes replicas look busier than they are, and never hides a request that was just sent.

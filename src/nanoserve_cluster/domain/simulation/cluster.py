@@ -97,7 +97,7 @@ class Cluster:
                 self._run.sent += 1
                 coming = next(arrivals, None)
         for replica in self._replicas:
-            self._close_books(replica, self._run.ended)
+            self._add_times(replica, self._run.ended)
         return self._run
 
     # Time
@@ -327,10 +327,10 @@ class Cluster:
     def _take_down(self, replica: SimulatedReplica, at: float) -> list[Attempt]:
         self._routers[replica.number].leave(replica.number)
         self._catch_up(replica, at)
-        self._close_books(replica, at)
+        self._add_times(replica, at)
         return replica.end()
 
-    def _close_books(self, replica: SimulatedReplica, at: float) -> None:
+    def _add_times(self, replica: SimulatedReplica, at: float) -> None:
         if replica.is_up:
             self._run.replica_seconds += max(at - replica.up_since, 0.0)
             self._run.busy_seconds += replica.busy_seconds

@@ -24,23 +24,23 @@ def observed_steps(records: Iterable[TraceRecord]) -> Iterator[ObservedStep]:
     A log has the end of every turn. A turn brings one step home, and begins when the one before it has ended; so the time
     between two ends is the step's own, with what the engine does around it, unless the engine has rested between them.
     """
-    books = _Books(Snapshot(at=0.0))
+    progress = _Progress(Snapshot(at=0.0))
     ended: float | None = None
     for record in records:
         if isinstance(record, Snapshot):
-            books, ended = _Books(record), None
+            progress, ended = _Progress(record), None
         elif not isinstance(record, Turn):
             ended = None
         else:
-            work = books.apply(record)
+            work = progress.apply(record)
             if work is not None and ended is not None and record.at > ended:
                 yield ObservedStep(work, record.at - ended)
-            rests = work is None or not books.living
+            rests = work is None or not progress.living
             ended = None if rests else record.at
 
 
-class _Books:
-    """How many tokens of each sequence are computed, and what the planned steps compute."""
+class _Progress:
+    """The computed tokens of each sequence, and the work of the planned steps."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.living = {each.key for each in snapshot.sequences}

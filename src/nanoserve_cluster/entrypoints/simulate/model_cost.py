@@ -1,6 +1,6 @@
 """The cost of computing with a model, counted from its `ModelSpec` alone: weights that are read, and operations.
 
-Of a mixture of experts a step reads those that its rows have chosen, as many as are expected where all are chosen equally often.
+A step reads those experts of a mixture that its rows have chosen, as many as are expected where all are chosen equally often.
 """
 
 from __future__ import annotations

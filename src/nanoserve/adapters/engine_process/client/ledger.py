@@ -1,4 +1,4 @@
-"""The ledger of every sequence that was ever submitted, whichever engine computed it; it always balances."""
+"""The ledger: counts of every sequence that was ever submitted, whichever engine computed it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_TIERS: Final = ("stored", "loaded", "evicted", "refused")
 
 
 @attrs.frozen
-class Books:
+class SequenceCounts:
     """A ledger at one moment; `finished` is by reason."""
 
     accepted: int
@@ -56,12 +56,12 @@ class Ledger:
 
     counts: Counts = attrs.field(factory=Counts)
 
-    def books(self) -> Books:
+    def read(self) -> SequenceCounts:
         """All of it, as of one moment."""
         counts = self.counts.read(LEDGER_NAMES)
         accepted, running = counts.pop(ACCEPTED), counts.pop(RUNNING)
         finished = {reason: count for reason, count in counts.items() if count or reason != REFUSED}
-        return Books(accepted, running, finished)
+        return SequenceCounts(accepted, running, finished)
 
     def add(self, name: str, number: int = 1) -> None:
         """So many more sequences were `ACCEPTED`, hold a device row (`RUNNING`), or have ended for a reason."""
@@ -70,15 +70,15 @@ class Ledger:
     @property
     def answers(self) -> int:
         """Sequences that have ended as their model or their request would have it."""
-        finished = self.books().finished
+        finished = self.read().finished
         return sum(finished[each.value] for each in (FinishReason.STOP, FinishReason.LENGTH))
 
     def end_all(self) -> int:
         """The process that kept these counts has ended, and its sequences with it; returns how many those were."""
-        books = self.books()
-        self.add(RUNNING, -books.running)
-        self.add(FinishReason.ABORT.value, books.living)
-        return books.living
+        lost = self.read()
+        self.add(RUNNING, -lost.running)
+        self.add(FinishReason.ABORT.value, lost.living)
+        return lost.living
 
 
 class Totals:
@@ -97,23 +97,23 @@ class Totals:
         """The running engine's newest state."""
         self._latest = state
 
-    def close_books(self) -> None:
+    def carry_over(self) -> None:
         """The engine has died: its counts are kept, its sequences are gone."""
         if self._latest is not None:
             self._past, self._latest = self._sum(self._latest), None
 
     def state(self, ledger: Ledger) -> EngineState | None:
-        """Everything so far, with sequences as the ledger has them; None before the first books came."""
+        """Everything so far, with sequences as the ledger has them; None before the first state came."""
         total = self._past if self._latest is None else self._sum(self._latest)
         if total is None:
             return None
-        books = ledger.books()
+        counts = ledger.read()
         return attrs.evolve(
             total,
-            running=books.running,
-            waiting=books.waiting,
-            accepted=books.accepted,
-            finished=books.finished,
+            running=counts.running,
+            waiting=counts.waiting,
+            accepted=counts.accepted,
+            finished=counts.finished,
         )
 
     def _sum(self, state: EngineState) -> EngineState:

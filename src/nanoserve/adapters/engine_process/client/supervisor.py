@@ -227,7 +227,7 @@ class Supervisor:
             if life.was_ready:
                 self._away_since = time.monotonic()
             ending = await process.kill()
-            self._engine.totals.close_books()
+            self._engine.totals.carry_over()
         return self._after_death(ending, life)
 
     async def _look_after(self, life: EngineLife) -> None:

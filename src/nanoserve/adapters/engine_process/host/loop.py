@@ -30,7 +30,7 @@ class EngineLoop:
     """Runs an engine for the other end of the link until a `Stop` comes. No request can end it.
 
     Raises `LinkClosedError` when the other end closes, and what `Engine.turn` raises: that is a bug in the control
-    plane, after which its books cannot be trusted.
+    plane, after which its state cannot be trusted.
     """
 
     def __init__(self, engine: EngineHandle, link: Link, watching: Watching) -> None:

@@ -26,7 +26,7 @@ Compute = Callable[[StepPlan], CudaTicket]
 
 @attrs.define(eq=False)
 class Recovery:
-    """The state of one runner's book-keeping: certain, or in doubt after a failure.
+    """Knows whether the host and the device of one runner agree, which is in doubt after a failure.
 
     `frees` says whether memory is given back after a step that found none, and `retries` whether that step is then tried again.
     A model with states leaves its rows to be computed again instead: states may have been advanced already.

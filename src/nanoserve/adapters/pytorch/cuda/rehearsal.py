@@ -64,7 +64,7 @@ class Rehearsal:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes. Of an encoder nothing decodes."""
+        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes. An encoder decodes nothing."""
         self._row_updates.copy_sinks()
         if self._launcher.model.spec.encoder is not None:
             self._chunks()

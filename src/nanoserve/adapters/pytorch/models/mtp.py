@@ -1,8 +1,8 @@
 """Multi-token prediction (MTP, DeepSeek-AI 2024): a layer behind the model's own, of the same checkpoint, that guesses the next tokens.
 
 As a head of EAGLE-3 (`models/eagle.py`) it reads, at position i, the hidden state of token i and the embedding of token i + 1. The state is the one
-that the model compares with its vocabulary, so it has passed the last norm. So have the layer's own states, which take its place further ahead.
-Vectors of tokens and the head are the model's. Reference: `MtpModel` of transformers. Of several such layers the first makes all drafts.
+that the model compares with its vocabulary, so it has passed the last norm. The layer's own states, which take its place further ahead, have passed one, too.
+Vectors of tokens and the head are the model's. Reference: `MtpModel` of transformers. The first of several such layers makes all drafts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen3-MoE (Yang et al. 2025)."""
+"""Qwen3-MoE (Yang et al. 2025), and the families with experts that share its layers."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 If these leave a row no token, bad words and held-back ids do not count for that token. That can happen only if a row excludes at
 least as many tokens as it may choose from, so only such rows are checked.
 
-Of a bad word of several tokens the last is excluded while the row's tokens end in the ones before it. The row's last tokens, prompt
+The last token of a bad word of several is excluded while the row's tokens end in the ones before it. The row's last tokens, prompt
 included, stay on the device and are compared there, so no token is waited for.
 """
 

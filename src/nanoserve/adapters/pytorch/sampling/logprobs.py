@@ -72,7 +72,7 @@ def unpack(packed: Tensor, top: Sequence[int]) -> list[TokenLogprobs]:
 def score_tensors(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Scores:
     """Log-softmax at `token_ids` [n] of logits [n, vocab] float32, with the `top[i]` likeliest beside them.
 
-    A token's rank is one more than the number of strictly likelier tokens. Of equally likely ones, those with the lowest ids come first.
+    A token's rank is one more than the number of strictly likelier tokens. Equally likely ones come in the order of their ids.
     """
     total = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(-1, token_ids[:, None])

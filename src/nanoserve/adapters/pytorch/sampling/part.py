@@ -51,7 +51,7 @@ class SamplerPart(Generic[AskedT, ChosenT]):
     def apply(self, logits: Tensor, chosen: ChosenT, before: Tensor | None = None) -> None:
         """Shape the step's logits [S, vocab] in place.
 
-        Of a wide step `before`, int32 [S, d], has the drafts that a place lies behind, and -1 where there are no more.
+        In a wide step, `before`, int32 [S, d], has the drafts that a place lies behind, and -1 where there are no more.
         """
 
     def observe(self, chosen: ChosenT, tokens: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Checkpoints of 8-bit floats: a weight is kept as it is beside its scales, or multiplied with them where it lies.
 
-Read are blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI 2024) or
+Two layouts are read: blocks of 128 rows and columns with a scale each, named `weight_scale_inv` though it multiplies (DeepSeek-AI 2024) or
 `weight_scale`, and one scale for each row or for the whole weight, named `weight_scale` (compressed-tensors; `fp8` without blocks). Scales of
 activations are not needed: those stay as they are, where the checkpoint would have them rounded, by a scale of its own or by one made for each token.
 """

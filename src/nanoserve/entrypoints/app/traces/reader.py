@@ -101,20 +101,20 @@ def walk(records: Iterable[TraceRecord]) -> Iterator[tuple[Snapshot | Turn, Repl
 
     Raises `TraceError` if a record does not fit to those before it.
     """
-    books: Replay | None = None
+    replay: Replay | None = None
     for number, record in enumerate(records, start=1):
         if isinstance(record, Snapshot):
-            books = Replay(record)
-        elif books is None:
+            replay = Replay(record)
+        elif replay is None:
             raise TraceError("its first record is not a snapshot")
         elif isinstance(record, StatusChange):
             continue
         else:
             try:
-                books.apply(record)
+                replay.apply(record)
             except (LookupError, TypeError, ValueError) as error:
                 message = f"record {number} does not fit to those before it: {type(error).__name__} {error}"
                 raise TraceError(message) from error
-        yield record, books
-    if books is None:
+        yield record, replay
+    if replay is None:
         raise TraceError("it only has a header")

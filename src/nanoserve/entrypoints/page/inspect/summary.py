@@ -29,14 +29,14 @@ class TraceSummary:
         living: Iterable[trace.TracedSequence] | None = None
         began = math.inf
         try:
-            for record, books in walk(records):
+            for record, replay in walk(records):
                 if isinstance(record, trace.Snapshot):
                     self._start(record, living)
                 else:
                     self._add(record)
                 began = min(began, record.at)
                 self.seconds = max(self.seconds, record.at - began)
-                living = books.sequences.values()
+                living = replay.sequences.values()
         except LookupError as error:
             raise TraceError(f"its records contradict each other: {type(error).__name__} {error}") from error
 

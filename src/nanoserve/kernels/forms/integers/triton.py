@@ -233,7 +233,7 @@ def _number_pair(
 ):  # fmt: skip
     """Numbers FIRST and FIRST + 4 of each word, or bytes FIRST and FIRST + 2, less `bases`, times factors, plus `less`, as bfloat16 in a further dimension.
 
-    All but the words are bfloat16 that a word has twice. Of 4 bits 128 more is made, as by `_pairs`, and bases have these, too. A mantissa
+    All but the words are bfloat16 that a word has twice. Numbers of 4 bits are made 128 larger, as by `_pairs`, and bases have these, too. A mantissa
     has but seven bits: the eighth of a byte chooses which of 128 and 256 is taken off, so that 128 less is made.
     """
     if FORM == "int4":

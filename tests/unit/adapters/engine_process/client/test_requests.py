@@ -63,14 +63,14 @@ class Board:
         return aftermath
 
     def check(self) -> None:
-        ledger = self.requests.ledger.books()
+        ledger = self.requests.ledger.read()
         assert ledger.waiting >= 0
         assert ledger.running >= 0
         assert ledger.accepted == sum(ledger.finished.values()) + ledger.running + ledger.waiting
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        ledger = self.requests.ledger.books()
+        ledger = self.requests.ledger.read()
         return ledger.accepted, ledger.running, ledger.waiting
 
 
@@ -161,7 +161,7 @@ async def test_the_engines_refusal_is_raised_as_the_error_it_was() -> None:
     assert (error.parameter, str(error)) == ("stop", "stop: needs a tokenizer")
     assert str((await read(odd)).error) == "the request could not be checked"
     board.check()
-    assert board.requests.ledger.books().finished["refused"] == 3
+    assert board.requests.ledger.read().finished["refused"] == 3
 
 
 async def test_the_ledger_follows_every_sequence() -> None:
@@ -174,7 +174,7 @@ async def test_the_ledger_follows_every_sequence() -> None:
     assert board.counts == (2, 1, 1)
     board.turn(tokens("r", end=FinishReason.ABORT), tokens("r", index=1, end=FinishReason.ABORT))
     assert board.counts == (2, 0, 0)
-    assert board.requests.ledger.books().finished["abort"] == 2
+    assert board.requests.ledger.read().finished["abort"] == 2
 
 
 async def test_cancelling_asks_the_engine_once_and_not_after_the_end() -> None:
@@ -233,7 +233,7 @@ async def test_a_sequence_that_ended_before_the_death_is_not_computed_twice() ->
     board.turn(tokens("r", 1, 2, end=FinishReason.LENGTH), tokens("r", 3, index=1, end=FinishReason.STOP))
     answer = await read(reply)
     assert answer.token_ids == {0: [1, 2], 1: [3]}
-    assert board.requests.ledger.books().finished["length"] == 1
+    assert board.requests.ledger.read().finished["length"] == 1
     board.check()
 
 

@@ -22,7 +22,7 @@ from nanoserve.ports.layer_spec import DeltaSpec, Rotation
 class GpuDelta:
     """See `GpuMixer`. Invariant states are updated token by token in prompts, as in decoding.
 
-    Nobody knows how many of a place's tokens count before the draw, and a state cannot go back. So a step with drafts leaves it as it is,
+    How many of a place's tokens count is not known before the draw, and a state cannot go back. So a step with drafts leaves it as it is,
     and keeps the projections; `settle` lets those that count pass through it.
     """
 
