@@ -37,7 +37,6 @@ class MemoryBudget:
         workspace: what a step computes in, allocated already.
         sampler: set aside for the counts behind penalties, and `reserve` for what else a step may allocate.
         kv: the KV pool, sink block included.
-        kv_per_token: keys and values of one token over all layers.
         num_blocks: KV blocks (or states) of each cache group, the sink not counted.
         max_tokens: how many tokens the largest group holds.
         kv_share: as in `EngineSizes`.
@@ -49,7 +48,6 @@ class MemoryBudget:
     sampler: int
     reserve: int = 0
     kv: int
-    kv_per_token: int
     num_blocks: tuple[int, ...]
     max_tokens: int
     kv_share: str = "KV cache"
@@ -128,7 +126,6 @@ def plan_memory(
         sampler=sampler,
         reserve=reserve,
         kv=_bytes_of(counts, pages),
-        kv_per_token=spec.kv_bytes_per_token(dtype.itemsize),
         num_blocks=counts,
         max_tokens=max(counts) * sizes.block_size,
         kv_share=sizes.kv_share,
@@ -142,7 +139,7 @@ def plan_memory(
 
 
 def _page_bytes(spec: ModelSpec, sizes: EngineSizes, dtype: torch.dtype) -> list[int]:
-    """Of each cache group, with the experts that are recorded beside its blocks."""
+    """The bytes of a page of each cache group, experts that are recorded beside blocks included."""
     pages = [group.page_bytes(sizes.block_size, dtype.itemsize) for group in spec.cache_groups]
     if sizes.routed_experts and spec.complete_group is not None:
         pages[spec.complete_group] += sizes.block_size * math.prod(sizes.routed_experts)

@@ -20,7 +20,7 @@ from nanoserve.adapters.pytorch.layers.experts import Experts
 from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.step_inputs import Span
 from nanoserve.ports.engine_facts import EngineSizes
-from nanoserve.ports.step import AdmittedRow, RoutedExperts, StepPlan
+from nanoserve.ports.step import AdmittedRow, Chunk, RoutedExperts, StepPlan
 
 
 class Arena(Protocol):
@@ -115,6 +115,12 @@ class ExpertRecords:
         columns = positions.div(self._block_size, rounding_mode="floor")
         blocks = arena.block_tables[self._layer][rows, columns]
         self.keep(blocks * self._block_size + positions % self._block_size)
+
+    def report_step(
+        self, chunks: Sequence[Chunk], newest: Sequence[Span], fetch: Fetch
+    ) -> tuple[Routed, ...]:
+        """As `report`, of chunks' tokens and the newest ones of rows behind them."""
+        return self.report([*((each.row, each.start, each.length) for each in chunks), *newest], fetch)
 
     def report(self, spans: Sequence[Span], fetch: Fetch) -> tuple[Routed, ...]:
         """The experts of the newest step's tokens, which are those of `spans` in this order, for the rows that ask."""

@@ -336,9 +336,8 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
         if group is None:
             raise
         group.others.lose(error)  # a rank is missed, which says why it has ended
-    return _Built(
-        runner, attrs.evolve(sizes, num_blocks=memory.num_blocks), memory, runner.rehearsal.start_phases
-    )
+    sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
+    return _Built(runner, sizes, memory, runner.rehearsal.start_phases)
 
 
 def _make_gpu_runner(

@@ -50,7 +50,6 @@ def test_a_fraction_of_what_is_free_less_the_samplers_share() -> None:
         available=MIB,
         sampler=SAMPLER,
         kv=(num_blocks + 1) * 16 * PER_TOKEN,
-        kv_per_token=PER_TOKEN,
         num_blocks=(num_blocks,),
         max_tokens=num_blocks * 16,
     )
@@ -101,7 +100,6 @@ def test_the_store_takes_what_was_planned(spec: ModelSpec) -> None:
     budget = planned(spec=spec, memory=MIB)
     per_token = PER_TOKEN // (1 if spec is SPEC else 2)
     assert budget.num_blocks == (MIB // (16 * per_token) - 1,)
-    assert budget.kv_per_token == per_token
     store = KVStore(
         spec, num_blocks=budget.num_blocks, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
     )

@@ -131,9 +131,8 @@ class CudaRunner:
             ticket = self._mixed(plan) if plan.chunks else self._decode(plan)
         ticket.verified = ticket.verified or self._windows.note_decoded(plan)
         if (records := self._launcher.records) is not None and records.is_asked:
-            spans = [(each.row, each.start, each.length) for each in plan.chunks]
-            spans += self._batches.newest() if plan.decoding else []
-            ticket.routed = records.report(spans, self._drawing.arrivals.fetch)
+            newest = self._batches.newest() if plan.decoding else []
+            ticket.routed = records.report_step(plan.chunks, newest, self._drawing.arrivals.fetch)
         return ticket
 
     def _decode(self, plan: StepPlan) -> CudaTicket:
