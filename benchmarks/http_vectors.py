@@ -27,7 +27,7 @@ from benchmarks.pooled_models import WORDS, write_encoder
 from benchmarks.servers import NANOSERVE, serving, split_options
 
 TEXTS = 256
-"""Of each client, which it sends again and again: vectors of encoders are never cached."""
+"""The texts of each client, which it sends again and again: vectors of encoders are never cached."""
 
 
 async def ask(url: str, seconds: float, at_once: int, bodies: list[bytes]) -> list[float]:

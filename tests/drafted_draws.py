@@ -65,7 +65,7 @@ class Drawing:
         )
 
     def chances(self) -> Tensor:
-        """Of each token, float64 [vocab]."""
+        """The probability of each token, float64 [vocab]."""
         (score,) = self._begin(logprobs=SPEC.vocab_size).logprobs[0]
         chances = torch.zeros(SPEC.vocab_size, dtype=torch.float64)
         for token, logprob in score.top:

@@ -60,7 +60,7 @@ def timeline(page: Page) -> Locator:
 
 
 def strips(page: Page) -> list[tuple[int, int, float]]:
-    """Of each strip the rows of the batch [first, end), and its middle."""
+    """The rows of the batch in each strip, [first, end), and its middle."""
     found: list[tuple[int, int, float]] = page.evaluate(f"""() => {{
       const {{ crowd }} = {VIEW}.timeline;
       const strips = new Map();

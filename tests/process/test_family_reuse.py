@@ -1,4 +1,4 @@
-"""Of each family: prompts of any length and cut, prefixes reused at any length, and rows that end in flight, over pages that are NaN when free."""
+"""Every family: prompts of any length and cut, prefixes reused at any length, and rows that end in flight, over pages that are NaN when free."""
 
 from __future__ import annotations
 

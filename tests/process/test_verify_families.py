@@ -49,7 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def results(printed: str) -> dict[str, str]:
-    """Of each row of the report."""
+    """Each row of the report by its name."""
     rows = [line.split() for line in printed.splitlines()[1:-1]]
     return {
         " ".join(words[: 2 if words[0] in {"layer", "prompt", "greedy"} else 1]): words[-1] for words in rows

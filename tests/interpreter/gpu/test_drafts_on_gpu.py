@@ -1,4 +1,4 @@
-"""Whoever drafts, and however much is right: answers over the GPU's runner are those without drafts, token for token in float32."""
+"""Answers over the GPU's runner are those without drafts, whatever drafts and however much is right, token for token in float32."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_lists(sizes: tuple[int, ...], bias: bool, clamp: float | None, *, input
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "with biases"])
 @cases("others", [5], also=[1, 40])
 def test_nothing_is_added_for_experts_that_are_elsewhere(others: int, biased: bool, inputs: Inputs) -> None:
-    """Nor read: weights that no number names are not a number."""
+    """They are not read either: weights that no number names are not a number."""
     experts = random_experts(inputs, 4, 20, 48, bias=biased, others=others)
     few, many = (random_choice(inputs, tokens, 3, 4, others=others) for tokens in (3, 19))
     assert (few.experts < 0).any()

@@ -113,7 +113,7 @@ class Constraints:
         request = family[0].request
         if request.constraint is not None and request.constraint.after:
             self._free.update(family)
-        # Of the others the masks are right as the grammar makes them, ends included, and need not be looked at.
+        # The masks of the others are right as the grammar makes them, ends included, and need not be looked at.
         if request.sampling.min_tokens or request.eos_token_ids != first.ends:
             self._unsure.update(family)
 

@@ -124,7 +124,7 @@ class Verification:
         """Those that decode, and from now on no more, as they may be verified before they must; together they have fewer tokens than are `left`."""
         decoding = self._table.decoding
         for sequence in decoding.snapshot().sequences:
-            # Of those before it one may have needed its blocks.
+            # One of those before it may have needed its blocks.
             if not sequence.is_tentative or sequence not in decoding:
                 continue
             count = decoding.num_planned(sequence) + 1 - len(sequence.token_ids)

@@ -180,7 +180,7 @@ def test_a_grammar_without_rules_is_refused_in_a_clients_words(text: str) -> Non
 
 
 def test_whoever_has_cost_less_is_served_next_and_ten_large_grammars_wait_for_small_ones() -> None:
-    """Of those who owe something; who owes nothing is served by another thread meanwhile."""
+    """Clients that owe something; one that owes nothing is served by another thread meanwhile."""
     begun, gate, order, clock = threading.Event(), threading.Event(), list[str](), [0.0]
     fair = FairWorkers[None](1, cost=lambda: clock[0], clock=lambda: 0.0)
 

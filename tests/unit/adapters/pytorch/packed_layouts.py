@@ -20,7 +20,7 @@ from torch import Tensor
 from nanoserve.ports.model_spec import Packing
 
 AWQ_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of each eight, in the order in which a word has them."""
+"""The columns of each eight, in the order in which a word has them."""
 
 
 @attrs.frozen

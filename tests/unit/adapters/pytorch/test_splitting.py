@@ -120,7 +120,7 @@ def split(
 
 
 def logits(model: DecoderModel, prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Of two prompts, the first one in two chunks."""
+    """The logits of two prompts, the first one in two chunks."""
     run = PagedRun.start(model, [list(each) for each in prompts])
     return torch.cat([*run.step([5, len(prompts[1])]), *run.step([len(prompts[0]) - 5, 0])])
 

@@ -209,7 +209,7 @@ _STOP: Final[tuple[str, dict[str, Any]]] = ("stop-all", {})
 
 
 def _cases(name: str) -> tuple[Case, ...]:
-    """Of a file beside this one, a case in each line."""
+    """The cases in a file beside this one, one a line."""
     lines = pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
     return tuple(
         Case(**{**each, "said": tuple(Said(*part) for part in each["said"])})

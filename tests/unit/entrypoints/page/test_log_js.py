@@ -127,7 +127,7 @@ def test_the_same_engine_is_known_again() -> None:
 
 
 def test_only_words_that_are_all_there_are_shown() -> None:
-    """Who came before the log, or lived on through a gap in it, said something there that nobody knows."""
+    """A sequence that came before the log, or lived on through a gap in it, said something there that is not known."""
     records = [snapshot(5, (0, "old")), arrival(1, "seen"), growth(7, 0, 1)]
     rows, _ = tell(*records)
     assert [each[2] for each in rows] == ["", "one two three"]

@@ -52,7 +52,7 @@ def score_on_device(logits: Tensor, token_ids: Tensor, top: Sequence[int]) -> Sc
     """
     num_rows, vocab_size = logits.shape
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    # Of its own: halves of one tensor would not always be aligned for the kernel.
+    # Memory of its own: halves of one tensor would not always be aligned for the kernel.
     totals = torch.empty_like(logprobs)
     ranks = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     token_logprobs(logits, token_ids, logprobs=logprobs, ranks=ranks, totals=totals)

@@ -36,7 +36,7 @@ from tests.unit.entrypoints.server.http.app_world import AppWorld
 
 NAMES = [f"{first}{second}" for first in "abcd" for second in "efgh"]
 SOME_TURNS = 50
-"""Of the engine: enough for some lines of four tokens, and too few for one of hundreds."""
+"""Turns of the engine: enough for some lines of four tokens, and too few for one of hundreds."""
 
 
 def prompts(world: AppWorld) -> list[str]:

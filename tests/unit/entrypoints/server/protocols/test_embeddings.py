@@ -33,7 +33,7 @@ def world() -> Iterator[AppWorld]:
 
 
 def vector(text: str) -> list[float]:
-    """Of the letters of a text: how many there are, and which is the last."""
+    """How many letters a text has, and which is the last."""
     return [float(len(text)), float(LETTERS.index(text[-1]))]
 
 
