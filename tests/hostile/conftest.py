@@ -20,9 +20,8 @@ def server(
     """Over the scripted engine; over the built-in model where a test is parametrised with `"model"`."""
     has_model = getattr(request, "param", None) == "model"
     command = COMMAND if has_model else scripted_engine.COMMAND
-    exact = (
-        ("--deterministic",) if has_model else ()
-    )  # neighbours are compared with what they were answered alone
+    # Neighbours are compared with what they were answered alone.
+    exact = ("--deterministic",) if has_model else ()
     arguments = ("--api-key", KEY, "--max-body-size", "8388608", *exact)
     with server_process(tmp_path_factory.mktemp("hostile"), *arguments, command=command) as started:
         started.wait_until_ready()

@@ -70,10 +70,9 @@ def test_no_step_waits_for_the_device(
 ) -> None:
     prompts = [make_prompt(length, vocab_size=model.spec.vocab_size, seed=length) for length in LENGTHS]
     served = serve(model, enforce_eager=eager, depth=2, max_num_seqs=4, max_num_batched_tokens=64)
-    first = served.texts(prompts, [DRAWN[number % 2] for number in range(len(prompts))])
-    again = served.texts(
-        prompts, [DRAWN[number % 2] for number in range(len(prompts))]
-    )  # prefixes are reused
+    drawn = [DRAWN[number % 2] for number in range(len(prompts))]
+    first = served.texts(prompts, drawn)
+    again = served.texts(prompts, drawn)  # prefixes are reused
     assert [len(each) for each in first] == [len(each) for each in again] == [12] * len(prompts)
     assert [error for error in submissions if error is not None] == []
     assert len(submissions) > 24

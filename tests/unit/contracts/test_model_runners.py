@@ -28,9 +28,8 @@ def memory_runner() -> ModelRunner[Any]:
 def torch_runner() -> ModelRunner[Any]:
     model = build_random_model(TINY, dtype=torch.float32, device=torch.device("cpu"), seed=2)
     for weight in model.parameters():
-        weight.mul_(
-            20 if weight.dim() == 2 else 1
-        )  # small weights leave every draw to the noise, whatever a row reads
+        # Small weights leave every draw to the noise, whatever a row reads.
+        weight.mul_(20 if weight.dim() == 2 else 1)
     return TorchRunner(model, attrs.evolve(SIZES, host_slots=6))
 
 

@@ -208,9 +208,8 @@ def test_a_step_that_takes_long_whatever_it_carries_does_not_keep_chunks_small_f
     budget.observe(num_prefill=4096, num_decoding=0, seconds=0.014)
     budget.observe(num_prefill=0, num_decoding=64, seconds=0.0015)
     for number in range(40):
-        carried = min(
-            budget.allowance(8192, 64), 16 if number % 4 == 3 else 8192
-        )  # now and then a prompt's rest
+        rest = 16 if number % 4 == 3 else 8192  # now and then that of a prompt
+        carried = min(budget.allowance(8192, 64), rest)
         budget.observe(num_prefill=carried, num_decoding=64, seconds=0.0085 + 3.4e-6 * max(0, carried - 2000))
     carried = budget.allowance(8192, 64)
     assert 2000 <= carried <= 2600

@@ -269,9 +269,8 @@ class FileDirectory:
         path, is_good = self._path(name), False
         if generation == self._generation:
             try:
-                with contextlib.suppress(
-                    FileExistsError
-                ):  # somebody may have emptied the root; a root that is away stays so
+                # The root may have been emptied; one that is away stays so.
+                with contextlib.suppress(FileExistsError):
                     self._folder.mkdir()
                 block_file.write_block(path, self._fingerprint, name, self._slots.view(slot))
                 is_good = self._note_written(path, generation)

@@ -283,9 +283,8 @@ class _Building:
         pairs = ((one, other), (other, one))
         for each, beside in pairs:
             if each.kind is _Kind.REFERENCE:
-                defined = self._defined.get(
-                    each.reference, _ANY
-                )  # one that stands within itself says nothing more
+                # A definition that stands within itself says nothing more.
+                defined = self._defined.get(each.reference, _ANY)
                 self._work.spend(defined.size, "$ref")
                 return self._both(defined, beside)
         for each, beside in pairs:

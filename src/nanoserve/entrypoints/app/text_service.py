@@ -305,9 +305,7 @@ class Tokenizing:
         self.dialect = dialect
         self._template = template
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
-        self._templates = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="template"
-        )  # they may take long
+        self._templates = ThreadPoolExecutor(1, thread_name_prefix="template")  # they may take long
         self._texts: list[str] = []
         self._parts: dict[int, bytes] = {}
         self.vocab_size = tokenizer.vocab_size

@@ -226,9 +226,8 @@ def _at_once(_client: str, work: Callable[[], None]) -> Future[None]:
 def _checks() -> FairWorkers[None]:
     from nanoserve.adapters.llguidance.workers import FairWorkers  # noqa: PLC0415 - few requests have one
 
-    return FairWorkers(
-        2
-    )  # of usual priority: the server's loop would wait for one that has the interpreter's lock
+    # Of usual priority: the server's loop would wait for one that has the interpreter's lock.
+    return FairWorkers(2)
 
 
 def find_model(settings: EngineSettings) -> str:

@@ -26,7 +26,7 @@ from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
 from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
-from nanoserve.entrypoints.server.http.limits import Turnstile
+from nanoserve.entrypoints.server.http.limits import Pacing
 from nanoserve.entrypoints.server.http.sse import context_of
 from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_ROUTES, ROUTES, is_for_member
 from nanoserve.entrypoints.server.protocols.responses.routes import stored_response
@@ -199,7 +199,7 @@ class Server:
         )
         if access.cors_origin:
             app = security.Cors(app, access.cors_origin)
-        return AccessLog(Turnstile(app), self.measurements, quiet=readable)
+        return AccessLog(Pacing(app), self.measurements, quiet=readable)
 
     def for_clients(self, routes: Sequence[Any], **more: Any) -> AccessLog:
         """One that every protocol's clients call, under the names and the limits of this server."""

@@ -52,9 +52,8 @@ def test_a_block_is_found_until_the_last_tier_has_lost_it() -> None:
     reported = ReportedBlocks(REPLICA, index, 4)
     reported.apply(BlockStored(0, None, (1, 2), tuple(range(8))))
     reported.apply(BlockStored(0, None, (1,), tuple(range(4)), "host"))
-    reported.apply(
-        BlockStored(0, 2, (3,), tuple(range(8, 12)), "host")
-    )  # the block before is on the device alone
+    # The block before is on the device alone.
+    reported.apply(BlockStored(0, 2, (3,), tuple(range(8, 12)), "host"))
     assert matched(index, tuple(range(12))) == 3
     reported.apply(BlockRemoved(0, (2, 1)))
     assert matched(index, tuple(range(12))) == 1

@@ -33,9 +33,8 @@ def follow(connection: socket.socket, load: Load, *, is_watchful: Callable[[plan
         try:
             connection.sendall(wire.encode(plans.Unable(f"{type(error).__name__}: {error}")))
         except OSError:
-            if not isinstance(
-                error, NanoserveError
-            ):  # such a refusal is the first rank's as well, which has said it
+            # Such a refusal is the first rank's as well, which has said it.
+            if not isinstance(error, NanoserveError):
                 traceback.print_exc()
         return 1
     return 0

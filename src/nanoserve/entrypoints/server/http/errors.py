@@ -215,9 +215,8 @@ def _classify_litestars(error: Exception) -> Problem | None:
         return None
     phrase = http.HTTPStatus(status).phrase
     first = error.extra[0] if isinstance(error.extra, list) and error.extra else None
-    param = (
-        str(first["key"]) if isinstance(first, dict) and "key" in first else None
-    )  # of the path or the query
+    # The parameter of the path or the query.
+    param = str(first["key"]) if isinstance(first, dict) and "key" in first else None
     message = _ROUTING_MESSAGES.get(status, f"{phrase}.")
     code = phrase.lower().replace(" ", "_").replace("request_entity", "body")
     return Problem(status=status, message=message, param=param, code=code, headers=error.headers or {})

@@ -1,4 +1,4 @@
-"""Limits of one connection: the size and time of requests, and the time that answers may stay unread. And how requests begin that come together.
+"""Limits of one connection: the size and time of requests, and the time that answers may stay unread. And the pace at which requests begin that come together.
 
 uvicorn bounds idle keep-alive and reads no further ahead than 64 KiB; it bounds neither the size of headers, nor the
 time that headers and bodies take, nor trailers, nor how many requests are sent ahead, nor clients that stop reading, nor
@@ -293,7 +293,7 @@ class _HeadCycle(RequestResponseCycle):
             await super().send(message | {"more_body": False})
 
 
-class Turnstile:
+class Pacing:
     """Lets one request begin in each turn of the event loop, in the order in which they came.
 
     Requests that come together would go through all their stages side by side, and the first one would reach the engine hardly

@@ -93,9 +93,8 @@ def most_partials(tokens: int) -> int:
 def shrink_step(tokens: int, width: int, slices: int, itemsize: int, *, invariant: bool) -> int:
     """Elements of a row of x and of A that are multiplied at a time."""
     is_whole = invariant or tokens == 1 or FEW < tokens <= MOST_WHOLE
-    most = (
-        (STEP if is_whole else STEP // 2) if itemsize < 4 else 256
-    )  # float32: small tiles, which compile quickly
+    # Tiles of float32 are small, so that they compile quickly.
+    most = (STEP if is_whole else STEP // 2) if itemsize < 4 else 256
     return min(most, triton.next_power_of_2(max(256, -(-width // slices))))
 
 

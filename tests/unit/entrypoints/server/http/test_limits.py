@@ -351,7 +351,7 @@ def test_requests_that_come_together_begin_one_after_the_other() -> None:
         seen.append(f"{scope['name']} is handed over")
 
     async def come_together() -> None:
-        app: Any = limits.Turnstile(serve)
+        app: Any = limits.Pacing(serve)
         tasks = [asyncio.create_task(app({"name": name}, None, None)) for name in "abcd"]
         await asyncio.sleep(0)
         tasks[2].cancel()

@@ -80,9 +80,8 @@ class Threading:
             raise BadValueError("thread.previous_message_id", "goes with the type continue, which needs it")
         if asked.previous_message_id is not None:
             self._before = self._find(asked.previous_message_id)
-            if (
-                self._before.num_bytes > max_bytes
-            ):  # a small request must not have more read than a body may have
+            # A small request must not have more read than a body may have.
+            if self._before.num_bytes > max_bytes:
                 message = f"thread: holds more than the {max_bytes} bytes that a body may have"
                 raise RequestError(413, f"{message}; create one from less", code="body_too_large")
             self.body = _continued(body, self._before)
