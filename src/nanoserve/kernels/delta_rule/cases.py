@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nanoserve.kernels.delta_rule import launch, reference
-from nanoserve.kernels.delta_rule.tuning import Advance
 from nanoserve.kernels.recurrent import DeltaHeads, DeltaStates, DeltaWeights
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
@@ -100,7 +99,6 @@ def check_delta_chunks(
     *,
     tiled: bool = False,
     keep: bool = True,
-    advance: Advance | None = None,
 ) -> Iterator[Comparison]:
     """Rows of (first position, number of tokens), in another order than their slots; `tiled`, in matrix products. Without `keep` states stay."""
     chunks = CHUNKS if chunks is None else chunks
@@ -127,7 +125,7 @@ def check_delta_chunks(
     space = launch.TileSpace.create(len(projected), [heads], dtype=inputs.dtype, device=inputs.device)
     for each in space:
         each.fill_(torch.nan)
-    return inputs.compare(launch.delta_rule_tiles, str(heads), **arguments, space=space, advance=advance)
+    return inputs.compare(launch.delta_rule_tiles, str(heads), **arguments, space=space)
 
 
 def check_delta_tiles(

@@ -129,17 +129,15 @@ def delta_rule_tiles(
     spans: Tensor,
     tables: Tensor,
     space: TileSpace,
-    advance: tuning.Advance | None = None,
 ) -> None:
     """As `delta_rule_chunks`, in tiles of matrix products: much faster, and the same bits only where chunks are cut at tiles.
 
-    Its arguments, and the `space` for T tokens, which is overwritten; `advance` is None for the usual sizes.
+    Its arguments, and the `space` for T tokens, which is overwritten.
     """
     padded = {"PADDED_KEY": max(16, triton.next_power_of_2(heads.key_dim)), "TILE": tuning.TILE}
     padded_value = max(16, triton.next_power_of_2(heads.value_dim))
-    if advance is None:
-        room = shared_memory(projected.device)
-        advance = tuning.choose_advance(heads, len(spans), projected.dtype, room)
+    room = shared_memory(projected.device)
+    advance = tuning.choose_advance(heads, len(spans), projected.dtype, room)
     tiles = tuning.most_tiles(len(projected), len(spans))
     precision = "tf32x3" if projected.dtype == torch.float32 else "tf32"
     triton_tiles.convolve_tiles_kernel[(tiles * (tuning.TILE // tuning.CONVOLVED), 2 * heads.num_key_heads + heads.num_value_heads)](

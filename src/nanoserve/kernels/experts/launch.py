@@ -68,20 +68,16 @@ class ExpertsWorkspace(NamedTuple):
     ) -> Self:
         """For so many pairs at most, of so many experts of `size` elements, shared ones included; of experts in 8-bit floats with the elements that enter them."""
 
-        def integers(count: int) -> Tensor:
-            return torch.empty(count, dtype=torch.int32, device=device)
+        def empty(count: int, of: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(count, dtype=of, device=device)
 
+        numbers, scales = (max(pairs * size, entering), pairs) if entering else (0, 0)
         return cls(
-            inner=torch.empty(pairs * size, dtype=dtype, device=device),
-            rounded=(
-                torch.empty(
-                    max(pairs * size, entering) if entering else 0, dtype=torch.float8_e4m3fn, device=device
-                ),
-                torch.empty(pairs if entering else 0, dtype=torch.float32, device=device),
-            ),
-            order=integers(pairs),
-            counts=integers(MOST_PROGRAMS * triton.next_power_of_2(experts)),
-            tiles=integers(3 * most_tiles(pairs, experts, FEWEST)),
+            inner=empty(pairs * size, dtype),
+            rounded=(empty(numbers, torch.float8_e4m3fn), empty(scales, torch.float32)),
+            order=empty(pairs),
+            counts=empty(MOST_PROGRAMS * triton.next_power_of_2(experts)),
+            tiles=empty(3 * most_tiles(pairs, experts, FEWEST)),
         )
 
 
@@ -149,8 +145,12 @@ def feed_rows(
         pdl: see `nanoserve.kernels.device.pdl`. The norm's weight is read before the wait.
     """
     (tokens, hidden), size, slots = x.shape, experts.down.shape[2], chosen.experts.shape[1]
-    gate_up, down = experts.gate_up, experts.down
-    common = {"experts_ptr": chosen.experts, "SLOTS": slots, "PDL": pdl, **launch_options(pdl)}
+    common: dict[str, Any] = {
+        "experts_ptr": chosen.experts,
+        "SLOTS": slots,
+        "PDL": pdl,
+        **launch_options(pdl),
+    }
     common["EVICTION"] = "evict_first" if tokens == 1 else ""
     enter: dict[str, Any] = {
         "x_ptr": x, "norm_ptr": norm_weight, "bias_ptr": experts.gate_up_bias, "out_ptr": workspace.inner,
@@ -160,30 +160,33 @@ def feed_rows(
         "inner_ptr": workspace.inner, "bias_ptr": experts.down_bias, "weights_ptr": chosen.weights, "stream_ptr": stream,
         "N": hidden, "K": size, "ANEW": anew,
     }  # fmt: skip
-    form = form_of(gate_up)
-    if form is not PLAIN:
-        tile = stored_gate_up_tile(hidden, form)
-        stored_row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-            **enter,
-            **common,
-            **row_arguments(gate_up, tile.chunk),
-            ROWS=tile.rows,
-            CHUNK=tile.chunk,
-            num_warps=tile.warps,
-        )
-        tile, at_once = stored_down_tile(size, slots, form)
-        stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
-            **leave, **common, **row_arguments(down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
-            num_warps=tile.warps,
-        )  # fmt: skip
+    if form_of(experts.gate_up) is not PLAIN:
+        _feed_stored_rows(experts, tokens, slots, enter | common, leave | common)
         return
     tile = gate_up_row_tile(hidden, x.element_size())
     row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
-        **enter, **common, weight_ptr=gate_up, ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
+        **enter, **common, weight_ptr=experts.gate_up, ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
     )
     warps, chunk = down_row_tile(size, slots, x.element_size())
+    padded = triton.next_power_of_2(slots)
     row_down_kernel[(tokens, hidden)](
-        **leave, **common, weight_ptr=down, PADDED_SLOTS=triton.next_power_of_2(slots), CHUNK=chunk, num_warps=warps
+        **leave, **common, weight_ptr=experts.down, PADDED_SLOTS=padded, CHUNK=chunk, num_warps=warps
+    )
+
+
+def _feed_stored_rows(
+    experts: Experts, tokens: int, slots: int, enter: dict[str, Any], leave: dict[str, Any]
+) -> None:
+    """As `feed_rows`, with weights that are kept as stored; `enter` and `leave` are what its two kernels have in common with plain ones."""
+    form, (_, hidden, size) = form_of(experts.gate_up), experts.down.shape
+    tile = stored_gate_up_tile(hidden, form)
+    stored_row_gate_up_kernel[(tokens * slots, triton.cdiv(2 * size, tile.rows))](
+        **enter, **row_arguments(experts.gate_up, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, num_warps=tile.warps
+    )  # fmt: skip
+    tile, at_once = stored_down_tile(size, slots, form)
+    stored_row_down_kernel[(tokens, triton.cdiv(hidden, tile.rows))](
+        **leave, **row_arguments(experts.down, tile.chunk), ROWS=tile.rows, CHUNK=tile.chunk, AT_ONCE=at_once,
+        num_warps=tile.warps,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.rank_sums.triton import add_ranks_kernel, add_slots_kernel, gather_ranks_kernel
 
-MOST_RANKS: Final = 64
 HEADER: Final = 4096
 """Bytes at the start of each rank's block for flags: two kinds of exchange, one flag a rank. All must be zero at first."""
 _GATHER_FLAGS: Final = HEADER // 2
