@@ -18,7 +18,7 @@ ROOMS = {
     "ports": 4003,
     "domain": 9027,
     "kernels": 15150,
-    "adapters/pytorch": 16416,
+    "adapters/pytorch": 16400,
     "adapters": 11081,
     "entrypoints/server": 10945,
     "entrypoints": 11922,
