@@ -33,6 +33,8 @@ from nanoserve_cluster.entrypoints.route.visits import HOP, request_to, visiting
 
 _SERVER: Final = {b"date", b"server"}
 """Headers that the server of this process writes."""
+_STATUSES: Final = range(200, 600)
+_BODILESS: Final = {204, 304}
 _BROKEN: Final = b"The server that computed this answer has gone."
 _ENDS: Final = {
     b"text/event-stream": (
@@ -224,6 +226,8 @@ class Proxy(Collector):
                 async with aclosing(
                     await replica.heard(self._fleet.client.send(request, stream=True))
                 ) as answer:
+                    if answer.status_code not in _STATUSES:
+                        raise httpx.RemoteProtocolError(f"it answers {answer.status_code}")
                     visit.is_computed = answer.is_success
                     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
                         visit.outcome = "refused"
@@ -295,7 +299,8 @@ def _target(scope: Any) -> bytes:
 
 
 def _passed(answer: httpx.Response) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP | _SERVER]
+    left_out = HOP | _SERVER | ({b"content-length"} if answer.status_code in _BODILESS else set())
+    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in left_out]
 
 
 async def _send_head(send: Send, answer: httpx.Response) -> None:

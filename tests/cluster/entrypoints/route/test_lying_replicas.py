@@ -193,3 +193,29 @@ def test_what_is_kept_is_counted_until_it_is_let_go() -> None:
     keeping = Keeping()
     assert asyncio.run(keeping.whole(httpx.Response(200, stream=Endless(most=1 << 17)))) == bytes(1 << 17)
     assert keeping.num_bytes == 0
+
+
+@pytest.mark.parametrize("status", [199, 600, 999])
+def test_a_status_that_no_server_can_pass_on_is_no_answer(status: int) -> None:
+    world = World(saying(Endless(most=1), status), ok)
+
+    async def go() -> None:
+        await world.fleet.look()
+        assert {(await world.ask()).status for _ in range(2)} == {200}
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_that_has_no_body_has_no_length(status: int) -> None:
+    """A server waits for as many bytes as it has announced."""
+    headers = {"content-length": "3", "etag": "x"}
+    world = World(lambda _: httpx.Response(status, headers=headers, stream=Endless(most=0)))
+
+    async def go() -> None:
+        await world.fleet.look()
+        answer = await world.ask()
+        assert answer.status == status
+        assert answer.headers == {"etag": "x"}
+
+    asyncio.run(go())
