@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -58,3 +59,14 @@ def test_no_library_is_imported_while_those_of_torch_load() -> None:
     """It would wait for them, with Python's lock."""
     done = subprocess.run([sys.executable, "-c", LATER], check=True, capture_output=True, text=True)
     assert json.loads(done.stdout) == [True, []]
+
+
+def test_a_process_whose_parent_is_gone_ends_well_while_libraries_load() -> None:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    program = "nanoserve.entrypoints.compose.engine_host_program"
+    for _ in range(3):
+        command = [sys.executable, "-P", "-m", program, str(theirs.fileno())]
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+    theirs.close()

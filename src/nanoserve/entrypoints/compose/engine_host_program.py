@@ -26,7 +26,7 @@ def load_torch() -> None:
 
 if __name__ == "__main__":  # whoever starts it has prepared its environment: libgomp is loaded, too
     list(map(importlib.import_module, FIRST))
-    threading.Thread(target=load_torch, daemon=True).start()
+    threading.Thread(target=load_torch).start()  # no daemon: to end while libraries load may crash
     from nanoserve.entrypoints.compose.engine_host import main
 
     sys.exit(main())
