@@ -21,7 +21,7 @@ ROOMS = {
     "adapters/pytorch": 16400,
     "adapters": 11081,
     "entrypoints/server": 10945,
-    "entrypoints": 11922,
+    "entrypoints": 11890,
 }
 """The most lines of each room; those of a folder named here do not count for the one it lies in."""
 

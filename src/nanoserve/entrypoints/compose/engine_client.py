@@ -20,7 +20,7 @@ from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import Build, host
-from nanoserve.entrypoints.compose.process import HOST_COMMAND, prepare_process
+from nanoserve.entrypoints.compose.process import HOST_COMMAND
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.engine_link import Start
 
@@ -39,7 +39,6 @@ def remote_engine(
     **options: Any,
 ) -> KeptEngine[Supervisor]:
     """An engine in a process of its own; further options are those of `Supervisor`."""
-    prepare_process()  # engines inherit that
     start = Start(attrs.asdict(settings), attrs.asdict(log or LogSettings()))
     return KeptEngine(Supervisor(start, command=command, **options), counts)
 

@@ -1,8 +1,9 @@
-"""An engine's process: it waits for settings, builds an engine and serves it."""
+"""The program of an engine's process: `python -m nanoserve.entrypoints.compose.engine_host FILE_DESCRIPTOR`."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -78,3 +79,7 @@ def _warm(settings: EngineSettings, build: Build, watch: Stopwatch) -> Assembly:
     warm_up(assembly.engine, None if assembly.pooler is None else assembly.pooler.pooling)
     watch.lap("warm-up")
     return assembly
+
+
+if __name__ == "__main__":
+    sys.exit(main())

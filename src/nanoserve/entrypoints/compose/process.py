@@ -24,7 +24,7 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.engine_link import Prepare
 
 Launched = launching.Launched
-HOST_COMMAND: Final = launching.own_program("nanoserve.entrypoints.compose.engine_host_program")
+HOST_COMMAND: Final = launching.own_program("nanoserve.entrypoints.compose.engine_host")
 
 SPIN_COUNT: Final = "10000"
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -50,7 +50,6 @@ def prepared_engine(settings: EngineSettings) -> Iterator[Launched | None]:
 
     None where several ranks compute the model, which start while the first one imports, and where it could not be started.
     """
-    prepare_process()  # it inherits that
     if settings.tensor_parallel_size > 1:
         yield None
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
-import psutil
 import pytest
 
 from nanoserve.adapters.engine_process import launching
@@ -107,25 +105,12 @@ def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_ha
 
 def test_a_process_that_prepared_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "HOST_COMMAND", (sys.executable, "-c", "input()"))
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     with process.prepared_engine(EngineSettings()) as launched:
         assert launched is not None
-        environment = psutil.Process(launched.process.pid).environ()
-        assert environment["GOMP_SPINCOUNT"] == process.SPIN_COUNT
         assert launched.process.poll() is None
     assert launched.process.poll() is not None
     with process.prepared_engine(EngineSettings(tensor_parallel_size=2)) as launched:
         assert launched is None
-
-
-def test_all_engines_of_a_client_inherit_what_torch_reads_when_it_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    scripted_engine()
-    assert os.environ["GOMP_SPINCOUNT"] == process.SPIN_COUNT
 
 
 def test_an_engine_that_can_never_be_started_is_one_error(refuse: Any) -> None:
