@@ -178,7 +178,7 @@ class Fleet:
                 url = replica.url + self._settings.health_path
                 async with self.client.stream("GET", url) as answer:
                     await Keeping().whole(answer, _MOST_HEALTH_BYTES)
-        except (httpx.HTTPError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the log says so and the replica is looked at again
             replica.silences += 1
             return str(error) or type(error).__name__
         replica.silences = 0

@@ -29,7 +29,7 @@ from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
 from nanoserve_cluster.entrypoints.route.prefill import PrefillStage
 from nanoserve_cluster.entrypoints.route.prompts import RoutablePrompt, read_prompt, token_ids
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
-from nanoserve_cluster.entrypoints.route.visits import HOP, request_to, visiting
+from nanoserve_cluster.entrypoints.route.visits import passed_on, request_to, visiting
 
 _SERVER: Final = {b"date", b"server"}
 """Headers that the server of this process writes."""
@@ -299,8 +299,8 @@ def _target(scope: Any) -> bytes:
 
 
 def _passed(answer: httpx.Response) -> list[tuple[bytes, bytes]]:
-    left_out = HOP | _SERVER | ({b"content-length"} if answer.status_code in _BODILESS else set())
-    return [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in left_out]
+    bodiless = {b"content-length"} if answer.status_code in _BODILESS else set()
+    return passed_on(answer.headers.raw, _SERVER | bodiless)
 
 
 async def _send_head(send: Send, answer: httpx.Response) -> None:

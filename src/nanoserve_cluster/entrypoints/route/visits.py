@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import attrs
@@ -14,11 +14,11 @@ from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
 
-HOP: Final = {
+_HOP: Final = {
     *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"),
     *(b"te", b"trailer", b"transfer-encoding", b"upgrade"),
 }
-"""Headers of one connection, not of the request or answer on it."""
+"""Headers of one connection, not of the request or answer on it: these, and those that `connection` names (RFC 9110, 7.6.1)."""
 _OWN: Final = {b"host", b"content-length", b"expect"}
 """Headers of a request that are made again."""
 
@@ -65,7 +65,14 @@ def request_to(replica: Replica, scope: Any, target: bytes, body: bytes) -> http
     """The client's request, to a replica."""
     base = httpx.URL(replica.url)
     url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + target)
-    headers = [each for each in scope["headers"] if each[0] not in HOP | _OWN]
+    headers = passed_on(scope["headers"], _OWN)
     if scope.get("client"):
         headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     return httpx.Request(scope["method"], url, headers=headers, content=body)
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]], left_out: set[bytes]) -> list[tuple[bytes, bytes]]:
+    """Those of a request or an answer that go on to the other side, without `left_out`; names are in small letters."""
+    lower = [(name.lower(), value) for name, value in headers]
+    named = b",".join(value.lower() for name, value in lower if name == b"connection").split(b",")
+    return [each for each in lower if each[0] not in _HOP | left_out | {name.strip() for name in named}]

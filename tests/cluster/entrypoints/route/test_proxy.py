@@ -15,6 +15,7 @@ from nanoserve_cluster.entrypoints.route.fleet import Fleet, read_replicas
 from nanoserve_cluster.entrypoints.route.proxy import Proxy
 from nanoserve_cluster.entrypoints.route.settings import RouteSettings
 from nanoserve_cluster.entrypoints.route.table import RoutingTable
+from tests.patience import PATIENCE
 
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
 Server = Callable[[httpx.Request], httpx.Response]
@@ -286,23 +287,54 @@ def test_a_client_that_leaves_ends_its_request_at_the_replica() -> None:
     assert world.fleet.replicas[0].requests == world.proxy.living == 0
 
 
+def test_a_replica_is_watched_on_whatever_a_look_at_it_raises() -> None:
+    world, raised = World(ok), asyncio.Event()
+    answer, suspected = world._answer, world.fleet.replicas[0].suspected
+
+    def fail_once(request: httpx.Request) -> httpx.Response:
+        if raised.is_set():
+            return answer(request)
+        raised.set()
+        raise RuntimeError("a cancel scope of another task")
+
+    world.fleet.client = httpx.AsyncClient(transport=httpx.MockTransport(fail_once))
+
+    async def go() -> None:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            watching = group.create_task(world.fleet.watch())
+            await raised.wait()
+            while not world.fleet.up:
+                suspected.set()
+                await asyncio.sleep(0)
+            watching.cancel()
+
+    asyncio.run(go())
+
+
 def test_keys_pass_and_headers_of_a_connection_do_not() -> None:
     seen: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return httpx.Response(200, stream=Pieces(b"1"), headers={"connection": "close", "x-request-id": "7"})
+        headers = {"connection": "close, X-Of-This-One", "x-of-this-one": "1", "x-request-id": "7"}
+        return httpx.Response(200, stream=Pieces(b"1"), headers=headers)
 
     found = asyncio.run(
-        _ask(World(answer), authorization="Bearer k", connection="keep-alive", host="127.0.0.1:9")
+        _ask(
+            World(answer),
+            authorization="Bearer k",
+            connection="keep-alive,later",
+            later="1",
+            host="127.0.0.1:9",
+        )
     )
     (request,) = seen
     assert request.headers["authorization"] == "Bearer k"
     assert request.headers["host"] == "a:1"
-    assert "connection" not in request.headers
+    assert not {"connection", "later"} & set(request.headers)
     assert str(request.url) == "http://a:1/v1/completions?x=1"
     assert found.headers["x-request-id"] == "7"
-    assert "connection" not in found.headers
+    assert not {"connection", "x-of-this-one"} & set(found.headers)
 
 
 def test_a_replica_that_is_away_gets_no_requests_until_it_is_back() -> None:
