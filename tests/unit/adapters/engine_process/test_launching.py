@@ -104,7 +104,7 @@ def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_ha
 
 
 def test_a_process_that_prepared_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "HOST_COMMAND", (sys.executable, "-c", "input()"))
+    monkeypatch.setattr(process, "HOST_COMMAND", (sys.executable, "-c", "import signal; signal.pause()"))
     with process.prepared_engine(EngineSettings()) as launched:
         assert launched is not None
         assert launched.process.poll() is None
