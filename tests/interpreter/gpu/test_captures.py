@@ -13,7 +13,7 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.building import build_runner
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
-from nanoserve.adapters.pytorch.cuda.graphs import no_garbage_collected
+from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.adapters.pytorch.models import build_random_model
 from tests.interpreter.gpu.serving import DEVICE
 from tests.plans import SIZES

@@ -11,7 +11,7 @@ import functools
 import gc
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +26,7 @@ from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.pytorch.cuda.compilers import start_compilers
+from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.adapters.system import environment as machine
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -71,25 +72,13 @@ def preload(*, wakes_gpu: bool = False) -> None:
     if wakes_gpu:
         wake_gpu()
         _start_compilers()
-    with _importing():
+    with no_garbage_collected():
         from nanoserve.entrypoints.compose import building  # noqa: F401, PLC0415 - loads torch
 
         if has_gpu_driver():
             with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
                 from nanoserve.adapters.pytorch.cuda import building as _  # noqa: F401, PLC0415 - loads Triton
     gc.freeze()
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Collect no garbage: what is imported stays, and to look through it again and again takes a sixth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _start_compilers(num_ranks: int = 1) -> None:
@@ -153,7 +142,7 @@ def survey(settings: EngineSettings, watch: Stopwatch | None = None, *, leads: b
         wake_gpu()
     if settings.device != "cpu":
         _start_compilers(settings.tensor_parallel_size)
-    with _importing():
+    with no_garbage_collected():
         from nanoserve.entrypoints.compose.building import survey_device  # noqa: PLC0415 - loads torch
     watch.lap("imports")
     found = attrs.evolve(survey_device(settings, spec, folder), draft=draft, others=others)

@@ -5,9 +5,7 @@ The keys of decoding steps round sizes and lengths, so that few graphs serve all
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from nanoserve.adapters.pytorch.cuda.batches import bucket_of, buckets, widths_of
+from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.ports.engine_facts import EngineSizes
 
 FIRST_GRAPHS = (1, 2, 8, 16, 32, 64, 128, 256, 512)
@@ -166,19 +165,3 @@ class Keys:
         for places in [each for each in self._buckets if key.places <= each <= 2 * key.places + 8]:
             for splits in (key.splits, max(key.splits // 2, 1), key.splits * 2):
                 yield key._replace(places=places, splits=splits)
-
-
-@contextlib.contextmanager
-def no_garbage_collected() -> Iterator[None]:
-    """Hold the garbage collector while a graph is captured.
-
-    It may run at any allocation and free another graph or its memory: CUDA forbids that in a thread that captures, and the
-    capture would be invalid.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
