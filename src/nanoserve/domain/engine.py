@@ -281,7 +281,7 @@ class Engine(Generic[TicketT]):
                 deterministic=each.is_deterministic,
             )
             each.hash_root = None if each.phase is Phase.RUNNING else root
-            each.block_hashes.clear()
+            each.block_hashes = []
 
     def start_counting(self) -> None:
         """Reset counters and the prefix cache, as after a warm-up; no request may be alive."""

@@ -38,10 +38,10 @@ class LateDraws:
         table.counters.late_masks += len(drawn.late)
         late = [each for each in drawn.late if each.phase is Phase.RUNNING]
         again = [each for each in late if self._may_compute_again(each)]
-        # A wide step gives less than its width in any case, which is seen when it lands.
+        # A wide step gives less than its width in any case, which is seen when it lands, unless it was to bring the last token.
         wide = flight.decoding.sequences if flight.plan.width > 1 else ()
         for sequence in again:
-            if sequence not in wide or sequence in missed_before:
+            if sequence not in wide or sequence in missed_before or sequence not in table.decoding:
                 self._repeat(sequence, sits_out=sequence in missed_before)
         for sequence in [each for each in late if each not in again]:
             table.preempt(sequence)

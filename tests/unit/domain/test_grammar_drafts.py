@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from nanoserve.domain.scheduling.limits import RequestClass
 from nanoserve.ports.grammar import MOST_DRAFTED, Constraint, Matcher
-from nanoserve.ports.request import FinishReason
-from tests.fakes.finite_grammars import KIND, FiniteGrammars, TardyGrammars
+from nanoserve.ports.request import DEFERRED_CLASS, FinishReason
+from tests.fakes.finite_grammars import KIND, FiniteGrammars, HeldGrammars, TardyGrammars
 from tests.unit.domain.test_wide_steps import drafting_world
 from tests.unit.domain.world import VOCAB, World, oracle
 
@@ -144,6 +145,36 @@ def test_rows_whose_masks_are_late_gain_nothing_and_lose_nothing(depth: int) -> 
         answers.append([(each.token_ids, each.reason) for each in world.answers.values()])
         assert world.free_blocks == [64]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("behind", range(4))
+def test_the_mask_of_the_last_token_may_be_late_in_a_wide_step(behind: int) -> None:
+    grammars = HeldGrammars(VOCAB, END)
+    world = bound_world(4, grammars=grammars)
+    ask(world, "a", FORCED, max_tokens=6)
+    while len(world.answer("a").token_ids) < 5:
+        world.turn()
+    world.add("free", range(5), max_tokens=1 + behind)
+    grammars.held.add(FORCED)
+    for number in range(8):
+        world.add(f"later {number}", range(7), max_tokens=1)
+        world.turn()
+    assert world.runner.plans[-1].width < 4
+    grammars.held.clear()
+    world.run()
+    assert world.answer("a").token_ids == [*map(int, FORCED.split())][:6]
+
+
+def test_a_wide_step_may_lose_all_its_rows_before_it_is_planned() -> None:
+    world = bound_world(4, max_num_seqs=1, classes=(RequestClass(), RequestClass(name=DEFERRED_CLASS)))
+    world.add("deferred", range(7), max_tokens=40, request_class=DEFERRED_CLASS)
+    for _ in range(3):
+        world.turn()
+    ask(world, "now", FORCED)
+    world.run()
+    assert world.preemptions == 1
+    assert world.answer("now").token_ids == [*map(int, FORCED.split()), 1]
+    assert world.answer("deferred").token_ids == oracle(range(7), 40)
 
 
 def test_rows_that_may_have_no_drafts_have_none() -> None:

@@ -9,6 +9,8 @@ from nanoserve.domain.kv.event_log import EventLog
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.kv import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from nanoserve.ports.model_spec import CacheGroup, Window
+from nanoserve.ports.steering import PauseMode, WeightsFacts
+from tests.fakes.counting_store import CountingStore
 from tests.unit.domain.kv_event_reader import KVEventReader
 from tests.unit.domain.world import FULL, World
 
@@ -40,6 +42,23 @@ def test_a_block_whose_twin_lives_is_not_told_again_nor_removed() -> None:
     for name in "ab":  # in one step, so that each computes the prompt
         world.add(name, range(9), max_tokens=2)
     assert [type(event) for event in told(world, reader)] == [BlockStored]
+
+
+def test_what_is_read_late_has_the_names_that_it_had_under_weights_of_then() -> None:
+    reader = KVEventReader(4)
+    world = World(kv_events=reader, weight_store=CountingStore())
+    world.add("a", range(9), max_tokens=20)
+    for _ in range(8):
+        world.turn()
+    world.engine.pause(PauseMode.KEEP)
+    world.run()
+    world.engine.write_weights(WeightsFacts(version=1, digest="new"))
+    (prompt, *_, removed, cleared) = told(world, reader)
+    assert isinstance(prompt, BlockStored)
+    assert isinstance(removed, BlockRemoved)
+    assert prompt.token_ids == tuple(range(8))
+    assert removed.block_hashes[:2] == prompt.block_hashes
+    assert cleared == AllBlocksCleared()
 
 
 def test_eviction_and_forgetting_are_told_by_name() -> None:

@@ -32,20 +32,20 @@ class Scene:
         prompt: int = 2,
         alone: bool = False,
         max_tokens: int = 20,
+        deterministic: bool = False,
         grammars: HeldGrammars | None = None,
         **settings: Any,
     ) -> None:
         self.grammars = grammars or HeldGrammars(VOCAB)
         small: dict[str, Any] = {"vocab_size": VOCAB, "max_model_len": 40, "block_size": 4}
         self.world = World(depth=depth, grammars=self.grammars, **(small | settings))
-        self._bind("late", LATE, prompt, max_tokens)
+        self._bind("late", LATE, prompt, max_tokens=max_tokens, deterministic=deterministic)
         if not alone:
-            self._bind("other", OTHER, 3, 20)
+            self._bind("other", OTHER, 3, max_tokens=20)
             self.world.add("free", [5], max_tokens=25)
 
-    def _bind(self, name: str, language: str, prompt: int, max_tokens: int) -> None:
-        constraint = Constraint(KIND, language)
-        self.world.add(name, range(prompt), eos=EOS, max_tokens=max_tokens, constraint=constraint)
+    def _bind(self, name: str, language: str, prompt: int, **sampling: Any) -> None:
+        self.world.add(name, range(prompt), eos=EOS, constraint=Constraint(KIND, language), **sampling)
 
     @property
     def said(self) -> list[int]:
@@ -236,6 +236,34 @@ def test_two_that_are_late_in_turns_starve_nobody() -> None:
         if scene.world.engine.has_work:
             scene.world.turn()
     assert not scene.world.engine.has_work
+    scene.end()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_a_deterministic_answer_may_be_late_though_only_invariant_steps_compute_it(turns: int) -> None:
+    for count in range(5):
+        scene = Scene(deterministic=True)
+        scene.say(count)
+        scene.grammars.held.add(LATE)
+        for _ in range(turns):
+            scene.world.turn()
+        scene.end()
+
+
+def test_steps_without_masks_are_not_taken_for_the_one_that_was_late() -> None:
+    """What they have computed of a row that was preempted is named at once."""
+    scene = Scene(depth=1, alone=True, groups=(FULL, STATES), prompt=18, max_num_batched_tokens=8)
+    (sequence,) = scene.world.scheduler.table.requests["late"]
+    scene.grammars.held.add(LATE)
+    while not scene.world.preemptions:
+        scene.world.turn()
+    scene.world.engine.forget_prefixes()
+    scene.grammars.held.clear()
+    shared = []
+    while not scene.said:
+        scene.world.turn()
+        shared.append(sequence.num_shared_blocks)
+    assert shared == [2, 4, 4]
     scene.end()
 
 

@@ -195,6 +195,21 @@ def world_behind(directory: LateDirectory, will: Will) -> World:
     return decoding
 
 
+def test_the_step_log_has_an_end_once_though_its_report_waits() -> None:
+    world, will, _ = handing_world()
+    recorder = world.engine.record()
+    world.add("a", PROMPT, max_tokens=1)
+    for value in (1.0, 0.6):
+        will.value = value
+        for _ in range(4):
+            world.turn()
+    assert end_of(world) is None
+    world.engine.record()
+    will.value = 0.0
+    world.run()
+    assert [len(each.ended) for each in recorder.take() if each.ended] == [1]
+
+
 def test_an_answer_ends_when_the_blocks_of_its_prompt_can_be_read_by_another_engine() -> None:
     world, will, directory = handing_world()
     world.add("a", PROMPT, max_tokens=1)

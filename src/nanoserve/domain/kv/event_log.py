@@ -18,7 +18,7 @@ from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.kv import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, Tier
 
 _Note = tuple[int | None, Tier, Sequence | None, Any]
-"""A note about a group and a tier: a sequence and which of its blocks can be found, or no sequence and the hash that is lost. No group: all is lost."""
+"""A note about a group and a tier: a sequence, which of its blocks can be found, and its names then, or no sequence and the hash that is lost. No group: all is lost."""
 
 
 class EventLog:
@@ -39,7 +39,7 @@ class EventLog:
     ) -> None:
         """Blocks of a sequence, or the states at their ends, can be found from now on; they are given by group and index."""
         for group, index in sorted(blocks):
-            self._notes.append((group, tier, sequence, index))
+            self._notes.append((group, tier, sequence, (index, sequence.block_hashes)))
 
     def _note_removed(self, group: int, tier: Tier, content: BlockHash) -> None:
         self._notes.append((group, tier, None, content))
@@ -65,19 +65,19 @@ def _events(notes: Iterable[_Note], block_size: int) -> Iterator[KVEvent]:
         elif sequence is None:
             yield BlockRemoved(group, tuple(values), tier)
         else:
-            for first, last in _stretches(values):
-                yield _stored((group, tier), sequence, first, last, block_size)
+            for first, last in _stretches([index for index, _ in values]):  # all under the same weights
+                yield _stored((group, tier), sequence, values[0][1], slice(first, last + 1), block_size)
 
 
 def _stored(
-    place: tuple[int, Tier], sequence: Sequence, first: int, last: int, block_size: int
+    place: tuple[int, Tier], sequence: Sequence, names: list[BlockHash], blocks: slice, block_size: int
 ) -> BlockStored:
     group, tier = place
-    names, tokens = sequence.block_hashes, sequence.token_ids[first * block_size : (last + 1) * block_size]
+    tokens = sequence.token_ids[blocks.start * block_size : blocks.stop * block_size]
     return BlockStored(
         group=group,
-        parent=names[first - 1] if first else None,
-        block_hashes=tuple(names[first : last + 1]),
+        parent=names[blocks.start - 1] if blocks.start else None,
+        block_hashes=tuple(names[blocks]),
         token_ids=() if sequence.request.cache_salt or sequence.lora else tuple(tokens),
         tier=tier,
     )

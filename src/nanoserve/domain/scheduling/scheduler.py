@@ -269,7 +269,7 @@ class Scheduler:
 
     def _note_written(self, flight: InFlightStep, result: StepResult, now: float) -> None:
         """Name the blocks and states that a step has computed and copied."""
-        step, cache, missed = flight.plan.step, self.cache, self.constraints.missed
+        step, cache, missed = flight.plan.step, self.cache, flight.plan.masked and self.constraints.missed
         if cache.tiers is not None:
             cache.tiers.settle(step, result.copied)
         if flight.chunks:

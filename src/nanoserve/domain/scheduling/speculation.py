@@ -188,7 +188,7 @@ class Speculation:
         counts = result.counts[len(result.counts) - len(flight.plan.decoding) :]
         if self._best == 1 or sum(counts) <= len(counts) or self._wide_steps % RECONSIDER == 0:
             self._rows = None
-        if flight.plan.masked:
+        if flight.plan.masked and counts:
             self._note_gain(sum(counts) / len(counts))
         given = {each.row: len(each.token_ids) for each in flight.plan.drafts}
         most = [given.get(row, 0 if row in flight.plan.masked else width - 1) for row in flight.plan.decoding]

@@ -158,7 +158,8 @@ class Verification:
 
     def go_on(self, sequence: Sequence) -> None:
         """All tokens of a sequence but the newest are computed, and that is to be: if it runs, it decodes, unless only an invariant step may compute it."""
-        if sequence.phase is not Phase.RUNNING or sequence in self._table.decoding:
+        table = self._table
+        if sequence.phase is not Phase.RUNNING or sequence in table.decoding or sequence in table.prefilling:
             return
         sequence.is_tentative = sequence.is_deterministic and not self.always
         sequence.decode_end = sequence.max_total_tokens
@@ -168,7 +169,7 @@ class Verification:
             if sequence.decode_end <= known:
                 self.verify(sequence)
                 return
-        self._table.decoding.join(sequence)
+        table.decoding.join(sequence)
 
     def _window_of(self, sequence: Sequence) -> int:
         """How many tokens a sequence may decode now."""

@@ -41,17 +41,14 @@ class Recorder:
         self._turns: list[trace.Turn] = []
         self._arrived: list[trace.Arrival] = []
         self._happened: list[trace.Happening] = []
-        self._num_notices, self._num_ended = len(scheduler.table.notices), len(scheduler.table.ended)
+        self._num_notices = len(scheduler.table.notices)
         self._decoding: DecodingRows | None = None
         self._committed: int | None = None
         self._num_generated = 0
         self._words: list[trace.Words] = []
         self._spelled: set[int] = set()
-        self._keys = {
-            (request_id, sequence.index): sequence.key
-            for request_id, family in scheduler.table.requests.items()
-            for sequence in family
-        }
+        alive = scheduler.table.alive
+        self._keys = {(each.request.request_id, each.index): each.key for each in alive}
 
     def snapshot(self) -> trace.Snapshot:
         """The state between two turns, after all turns that were not taken yet.
@@ -111,7 +108,7 @@ class Recorder:
     def note_turn(self) -> None:
         """The turn is over, and its notices and ends are about to be reported."""
         self._close_turn()
-        self._num_notices = self._num_ended = 0
+        self._num_notices = 0
 
     def _note_moves(self) -> None:
         notices = self._scheduler.table.notices
@@ -125,11 +122,10 @@ class Recorder:
         self._num_notices = len(notices)
 
     def _note_endings(self) -> list[trace.Ending]:
-        fresh = self._scheduler.table.ended[self._num_ended :]
-        self._num_ended = len(self._scheduler.table.ended)
-        for sequence in fresh:
-            del self._keys[sequence.request.request_id, sequence.index]
-        return [_ending(sequence) for sequence in fresh]
+        """Those that have ended since the last call; some may be reported only later."""
+        keys, ended = self._keys, self._scheduler.table.ended
+        fresh = [each for each in ended if keys.pop((each.request.request_id, each.index), None) is not None]
+        return [_ending(each) for each in fresh]
 
     def _close_turn(self) -> None:
         self._note_moves()
