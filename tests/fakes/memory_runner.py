@@ -9,8 +9,11 @@ a state that was given away too early raise.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -39,7 +42,9 @@ class BrokenPlanError(AssertionError):
 
 
 @attrs.define
-class _Row:
+class Row:
+    """A row on the device; `owner` is for a runner that knows more of it."""
+
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed: int
@@ -51,6 +56,7 @@ class _Row:
     max_length: int
     takes_drafts: bool
     seen: list[int] = attrs.field(factory=list)
+    owner: Any = None
 
 
 def expected_vector(token_ids: Sequence[int], pooling: Pooling) -> tuple[float, ...]:
@@ -107,14 +113,14 @@ class MemoryRunner:
         self.block_size = block_size
         self._vocab_size = vocab_size
         self.fail_at = fail_at or {}
-        self.rows: dict[int, _Row] = {}
+        self.rows: dict[int, Row] = {}
         recurrent = [isinstance(group.kind, Recurrent) for group in self._groups]
         self._recurrent = [group for group, each in enumerate(recurrent) if each]
         self._keeps_nothing = any(isinstance(group.kind, Uncached) for group in self._groups)
         self._paged = [group for group, each in enumerate(recurrent) if not each and not self._keeps_nothing]
-        self.store: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in groups]
-        self.states: list[dict[int, list[int]]] = [{} for _ in groups]
-        self.slots: dict[int, dict[int, tuple[int, int]]] = {}
+        self.store: list[dict[tuple[int, int], Any]] = [{} for _ in groups]
+        self.states: list[dict[int, list[Any]]] = [{} for _ in groups]
+        self.slots: dict[int, dict[int, Any]] = {}
         self.queued: deque[StepPlan] = deque()
         self._masks: dict[int, Mapping[int, bytes]] = {}
 
@@ -141,7 +147,7 @@ class MemoryRunner:
             raise BrokenPlanError("a step is collected that was never drawn")
         while self.queued:
             plan = self.queued.popleft()
-            result = self._compute(plan)
+            result = self.compute(plan)
             if plan is ticket:
                 return result
         raise BrokenPlanError("a ticket was collected twice or never submitted")
@@ -150,13 +156,14 @@ class MemoryRunner:
         """It counts nothing."""
         return RunnerCounts()
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def compute(self, plan: StepPlan) -> StepResult:
+        """Compute a step, as a device does."""
         self.num_steps += 1
         self.num_tokens += plan.num_tokens
         for released in plan.released:
             self.rows.pop(released, None)
         for admitted in plan.admitted:
-            self._admit(admitted)
+            self.admit(admitted)
         for update in plan.table_updates:
             self._update(update)
         if plan.step in self.fail_at:
@@ -181,7 +188,7 @@ class MemoryRunner:
                 self.rows[index].num_computed -= 1
                 result.token_ids.append(0)
             else:
-                self._draw(index, masks.get(index), result)
+                self.draw_token(index, masks.get(index), result)
         return result
 
     def _rewind(self, chunk: Chunk) -> None:
@@ -199,9 +206,9 @@ class MemoryRunner:
         row = self.rows[chunk.row]
         decoded = row.token_ids[len(row.token_ids) - chunk.unverified :]
         result.token_ids.extend(decoded)
-        self._draw(chunk.row, mask, result)
+        self.draw_token(chunk.row, mask, result)
         if row.logprobs:
-            result.logprobs[chunk.row] = tuple(map(_score, row.token_ids[-1 - chunk.unverified :]))
+            result.logprobs[chunk.row] = tuple(map(score, row.token_ids[-1 - chunk.unverified :]))
         return chunk.unverified + 1
 
     def _go_on_narrowly(self, index: int, result: StepResult) -> None:
@@ -247,12 +254,12 @@ class MemoryRunner:
             num_drafts += drafted
             drafted_rows += drafted > 0
             if row.logprobs:
-                result.logprobs[index] = tuple(map(_score, gained))
+                result.logprobs[index] = tuple(map(score, gained))
         self.widths.append((plan.width, tuple(counts[len(counts) - len(plan.decoding) :])))
         return attrs.evolve(result, counts=tuple(counts), num_drafts=num_drafts, drafted_rows=drafted_rows)
 
     def _go_on_widely(
-        self, row: _Row, width: int, drafts: Sequence[int] | None, masks: bytes | None
+        self, row: Row, width: int, drafts: Sequence[int] | None, masks: bytes | None
     ) -> tuple[list[int], int]:
         """The tokens that a row gains, and how many drafts it had. What is not reserved for it is not there to be written to."""
         length = len(row.token_ids)
@@ -275,16 +282,17 @@ class MemoryRunner:
             )
             size = -(-self._vocab_size // 32) * 4
             mask = None if masks is None else masks[place * size : (place + 1) * size]
-            drawn.append(self._next_token(seen, mask))
+            drawn.append(self.next_token(seen, mask))
         gained = drawn[: accepted_length(drafts, drawn)]
         row.num_computed += len(gained)
         row.token_ids += gained
         return gained, len(drafts)
 
-    def _admit(self, admitted: AdmittedRow) -> None:
+    def admit(self, admitted: AdmittedRow) -> None:
+        """A sequence takes a row."""
         if admitted.row in self.rows:
             raise BrokenPlanError(f"row {admitted.row} is admitted while it is held")
-        self.rows[admitted.row] = _Row(
+        self.rows[admitted.row] = Row(
             token_ids=list(admitted.token_ids),
             num_prompt_tokens=admitted.num_prompt_tokens,
             num_computed=admitted.num_computed_tokens,
@@ -359,7 +367,7 @@ class MemoryRunner:
         row.seen += row.token_ids[start : start + length]
         if row.prompt_logprobs:
             last = min(start + length + 1, row.num_prompt_tokens)
-            scores = {position: _score(row.token_ids[position]) for position in range(max(start, 1), last)}
+            scores = {position: score(row.token_ids[position]) for position in range(max(start, 1), last)}
             if scores:
                 result.prompt_logprobs.setdefault(index, {}).update(scores)
 
@@ -369,15 +377,16 @@ class MemoryRunner:
             for position in (chunk.start, chunk.start + chunk.length - 1):
                 self._check_readable(group, self.rows[chunk.row], position)
 
-    def _draw(self, index: int, mask: bytes | None, result: StepResult) -> None:
+    def draw_token(self, index: int, mask: bytes | None, result: StepResult) -> None:
+        """A row all of whose tokens are computed yields the next one."""
         row = self.rows[index]
         if row.num_computed != len(row.token_ids):
             raise BrokenPlanError(f"row {index} samples before its last token is computed")
-        token = self._next_token(row, mask)
+        token = self.next_token(row, mask)
         row.token_ids.append(token)
         result.token_ids.append(token)
         if row.logprobs:
-            result.logprobs[index] = (_score(token),)
+            result.logprobs[index] = (score(token),)
 
     def _pool(self, index: int, result: StepResult) -> None:
         """Make a row's vector of the states that its own chunks have computed."""
@@ -389,24 +398,45 @@ class MemoryRunner:
         states = row.seen if row.pooling.reads_all else row.seen[-1:]
         result.pooled[index] = (float(row.num_computed), *map(float, states))
 
-    def _write(self, row: _Row, position: int) -> None:
+    def _write(self, row: Row, position: int) -> None:
         for group in self._paged:
             block = row.tables[group][position // self.block_size]
             if not SINK_BLOCK < block <= self._num_blocks[group]:
                 raise BrokenPlanError(f"position {position} is written to block {block}")
-            self.store[group][block, position % self.block_size] = (position, row.token_ids[position])
+            fact = self.fact(row, position, self._before(group, row, position))
+            self.store[group][block, position % self.block_size] = fact
 
-    def _go_on(self, group: int, row: _Row, start: int, length: int) -> None:
+    def fact(self, row: Row, position: int, _before: Any, /) -> Any:
+        """What is written for a token, behind what is there for the one before it."""
+        return position, row.token_ids[position]
+
+    def may_read(self, row: Row, position: int, found: Any, /) -> bool:
+        """Whether a row that needs its token at `position` may read what it has found for it."""
+        return bool(found == (position, row.token_ids[position]))
+
+    def _before(self, group: int, row: Row, position: int) -> Any:
+        block = row.tables[group][(position - 1) // self.block_size]
+        return self.store[group].get((block, (position - 1) % self.block_size))
+
+    def _go_on(self, group: int, row: Row, start: int, length: int) -> None:
         """The row's state takes in `length` tokens; before the first one it is empty, whatever is in the slot."""
         (live,) = row.tables[group]
         if not SINK_BLOCK < live <= self._num_blocks[group]:
             raise BrokenPlanError(f"a state lives in slot {live}")
         seen = self.states[group].get(live) if start else []
-        if seen != row.token_ids[:start]:
+        if (
+            seen is None
+            or len(seen) != start
+            or not all(itertools.starmap(functools.partial(self.may_read, row), enumerate(seen)))
+        ):
             raise BrokenPlanError(f"a state has seen {seen} and not {row.token_ids[:start]}")
-        self.states[group][live] = row.token_ids[: start + length]
+        state = list(seen)
+        for position in range(start, start + length):
+            state.append(self.fact(row, position, state[-1] if state else None))
+        self.states[group][live] = state
 
-    def _next_token(self, row: _Row, mask: bytes | None) -> int:
+    def next_token(self, row: Row, mask: bytes | None) -> int:
+        """What follows the tokens of a row, all of which it can read."""
         for group in self._paged:
             self._check_readable(group, row, row.num_computed - 1)
         return expected_token(row.token_ids, row.seed, self._vocab_size, self._narrowest_window(), mask)
@@ -414,16 +444,17 @@ class MemoryRunner:
     def _narrowest_window(self) -> int | None:
         return min((group.window for group in self._groups if group.window is not None), default=None)
 
-    def _check_readable(self, group: int, row: _Row, position: int) -> None:
+    def _check_readable(self, group: int, row: Row, position: int) -> None:
         window = self._groups[group].window
         first = 0 if window is None else max(0, position - window + 1)
         for each in range(first, position + 1):
             block = row.tables[group][each // self.block_size]
             found = self.store[group].get((block, each % self.block_size))
-            if found != (each, row.token_ids[each]):
+            if not self.may_read(row, each, found):
                 message = f"position {each} reads {found} where token {row.token_ids[each]} was written"
                 raise BrokenPlanError(message)
 
 
-def _score(token_id: int) -> TokenLogprobs:
+def score(token_id: int) -> TokenLogprobs:
+    """What is reported of a token that was asked for."""
     return TokenLogprobs(token_id, -float(token_id), 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nanoserve.domain.kv.cache import KVCache
 from nanoserve.domain.kv.names import chain_root, fast_hash, strong_hash
@@ -12,10 +12,12 @@ from nanoserve.ports.kv import AllBlocksCleared, BlockHash, BlockRemoved, BlockS
 class KVEventReader:
     """Fulfils `KVEventPublisher`. Walks what it got only when it is asked, as a thread that is late would."""
 
-    def __init__(self, block_size: int, *, isolated: bool = False) -> None:
+    def __init__(
+        self, block_size: int, *, isolated: bool = False, roots: Iterable[tuple[str, ...]] = (("salt", ""),)
+    ) -> None:
         self._block_size = block_size
         self._hash = strong_hash if isolated else fast_hash
-        self._root = chain_root("salt", "", isolated=isolated)
+        self._roots = [chain_root(*each, isolated=isolated) for each in roots]
         self._unread: list[Iterator[KVEvent]] = []
         self._held: dict[tuple[int, Tier], set[BlockHash]] = {}
         self.seen: list[KVEvent] = []
@@ -47,11 +49,11 @@ class KVEventReader:
 
     def _check_names(self, event: BlockStored) -> None:
         """Whoever has the tokens can name the blocks."""
-        parent, size = self._root if event.parent is None else event.parent, self._block_size
+        parents, size = self._roots if event.parent is None else [event.parent], self._block_size
         for number, content in enumerate(event.block_hashes if event.token_ids else ()):
             tokens = event.token_ids[number * size : (number + 1) * size]
-            assert self._hash(parent, tokens) == content
-            parent = content
+            assert content in [self._hash(each, tokens) for each in parents]
+            parents = [content]
         assert len(event.token_ids) in {0, len(event.block_hashes) * size}
 
 

@@ -119,8 +119,8 @@ class TalkingRunner(MemoryRunner):
 
     script: Mapping[str, str]
 
-    def _next_token(self, row: Any, mask: bytes | None) -> int:
-        super()._next_token(row, mask)
+    def next_token(self, row: Any, mask: bytes | None) -> int:
+        super().next_token(row, mask)
         tokenizer = TalkTokenizer()
         prompt = tokenizer.decode(row.token_ids[: row.num_prompt_tokens])
         places = {prompt.rfind(words): said for words, said in self.script.items()}
