@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nanoserve.adapters.pytorch.linear import Linear, onednn, pack_linears
+from nanoserve.adapters.pytorch.linear import Linear, half, in_fixed_rows, onednn, pack_linears
+from nanoserve.adapters.pytorch.linear.half import HalfLinear
 from nanoserve.adapters.pytorch.linear.integers import Int4Linear, Int8Linear
 from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.ports.errors import BadValueError
@@ -15,15 +16,23 @@ from nanoserve.ports.errors import BadValueError
 needs_onednn = pytest.mark.skipif(
     not onednn.available(torch.bfloat16), reason="no bfloat16 products on this CPU"
 )
+needs_half = pytest.mark.skipif(not half.available(), reason="no products with half weights on this CPU")
 
 
-def make(in_features: int = 96, out_features: int = 112, *, bias: bool, dtype: torch.dtype) -> nn.Sequential:
-    """A module with one linear layer inside; weights with outliers and unequal rows."""
+def make(
+    in_features: int = 96,
+    out_features: int = 112,
+    *,
+    bias: bool,
+    dtype: torch.dtype,
+    stored: torch.dtype | None = None,
+) -> nn.Sequential:
+    """A module with one linear layer inside; weights with outliers and unequal rows, as a checkpoint stores them."""
     generator = torch.Generator().manual_seed(0)
     linear = Linear(in_features, out_features, bias=bias)
     weight = torch.randn(out_features, in_features, generator=generator)
     weight *= torch.linspace(0.01, 3, out_features)[:, None]
-    linear.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+    linear.weight = nn.Parameter(weight.to(stored or dtype).to(dtype), requires_grad=False)
     if bias:
         linear.bias = nn.Parameter(
             torch.randn(out_features, generator=generator).to(dtype), requires_grad=False
@@ -44,12 +53,13 @@ def inputs(rows: int, dtype: torch.dtype, size: int = 96) -> Tensor:
 
 @attrs.frozen
 class Form:
-    """A form that a linear layer is packed into, and how far its products may be from the exact ones."""
+    """A form that a linear layer is packed into, how far its products may be from the exact ones, and what the weights were stored in."""
 
     quantization: str | None
     kind: type[nn.Module]
     most: float
     least: float = 0.0
+    stored: torch.dtype | None = None
 
 
 ONEDNN, INT8, INT4 = (
@@ -62,6 +72,17 @@ FORMS = [
     pytest.param(ONEDNN, torch.bfloat16, (1024, 1024), marks=needs_onednn, id="large onednn"),
     pytest.param(attrs.evolve(ONEDNN, most=1e-6), torch.float32, (96, 112), id="onednn float32"),
     pytest.param(attrs.evolve(ONEDNN, most=1e-6), torch.float32, (1024, 1024), id="large onednn float32"),
+    *(
+        pytest.param(
+            Form(None, HalfLinear, 1e-6, stored=stored),
+            torch.float32,
+            shape,
+            marks=needs_half,
+            id=f"half {stored} {shape}",
+        )
+        for stored in (torch.bfloat16, torch.float16)
+        for shape in ((96, 112), (1024, 1024), (7, 3))
+    ),
     *(
         pytest.param(form, dtype, (96, 112), id=f"{form.quantization} {dtype}")
         for form in (INT8, INT4)
@@ -83,7 +104,7 @@ FORMS = [
 def test_a_packed_layer_is_as_close_as_its_form_allows(
     form: Form, dtype: torch.dtype, shape: tuple[int, int], rows: int, bias: bool
 ) -> None:
-    model, x = make(*shape, bias=bias, dtype=dtype), inputs(rows, dtype, shape[0])
+    model, x = make(*shape, bias=bias, dtype=dtype, stored=form.stored), inputs(rows, dtype, shape[0])
     exact = exact_product(model, x)
     pack_linears(model, form.quantization)
     assert isinstance(model[0], form.kind)
@@ -91,6 +112,50 @@ def test_a_packed_layer_is_as_close_as_its_form_allows(
     assert actual.dtype == dtype
     assert actual.shape == (rows, shape[1])
     assert form.least <= (actual.float() - exact).norm() / exact.norm() < form.most
+
+
+@needs_half
+@pytest.mark.parametrize("stray", [1e5, torch.inf, torch.nan, 1 / 3])
+def test_a_weight_that_half_floats_change_is_kept_as_it_is(stray: float) -> None:
+    model = make(bias=False, dtype=torch.float32, stored=torch.bfloat16)
+    linear = model[0]
+    assert isinstance(linear, Linear)
+    linear.weight[half.PIECE % 112, 5] = stray
+    pack_linears(model)
+    assert isinstance(model[0], OneDNNLinear)
+    product: Tensor = model(torch.eye(96)[5:6])
+    torch.testing.assert_close(product[0], linear.weight[:, 5], equal_nan=True)
+
+
+@needs_half
+def test_weights_below_the_normal_range_of_half_floats_are_kept_as_they_are() -> None:
+    model = make(bias=False, dtype=torch.float32, stored=torch.bfloat16)
+    linear = model[0]
+    assert isinstance(linear, Linear)
+    linear.weight.mul_(2**-20)
+    pack_linears(model)
+    assert isinstance(model[0], OneDNNLinear)
+
+
+@needs_half
+def test_numbers_too_small_for_half_floats_do_not_count() -> None:
+    """A product rounds off more than they contribute."""
+    model = make(bias=False, dtype=torch.float32, stored=torch.bfloat16)
+    linear = model[0]
+    assert isinstance(linear, Linear)
+    linear.weight[:, 0] = 1e-9
+    pack_linears(model)
+    assert isinstance(model[0], HalfLinear)
+
+
+@needs_half
+def test_a_row_of_half_weights_in_fixed_rows_has_the_same_bits_in_any_company() -> None:
+    model = make(1024, 112, bias=True, dtype=torch.float32, stored=torch.bfloat16)
+    pack_linears(model)
+    x = inputs(40, torch.float32, 1024)
+    alone = torch.cat([in_fixed_rows(model[0], each) for each in torch.split(x, 1)])
+    assert isinstance(model[0], HalfLinear)
+    assert torch.equal(in_fixed_rows(model[0], x), alone)
 
 
 @pytest.mark.parametrize("rows", [23, 24])
@@ -130,9 +195,16 @@ def test_float16_and_machines_without_onednn_keep_the_plain_form(monkeypatch: py
     assert type(model[0]) is Linear
     monkeypatch.setattr(onednn, "available", lambda _: False)
     for dtype in (torch.float32, torch.bfloat16):
-        model = make(bias=True, dtype=dtype)
+        model = make(bias=True, dtype=dtype, stored=torch.bfloat16)
         pack_linears(model)
         assert type(model[0]) is Linear
+
+
+def test_machines_without_half_products_pack_what_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "available", lambda: False)
+    model = make(bias=True, dtype=torch.float32, stored=torch.bfloat16)
+    pack_linears(model)
+    assert isinstance(model[0], OneDNNLinear)
 
 
 def test_an_unknown_quantization_is_refused() -> None:

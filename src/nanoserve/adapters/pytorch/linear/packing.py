@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
+import torch
 from torch import nn
 
-from nanoserve.adapters.pytorch.linear import onednn
+from nanoserve.adapters.pytorch.linear import half, onednn
+from nanoserve.adapters.pytorch.linear.half import HalfLinear
 from nanoserve.adapters.pytorch.linear.integers import Int4Linear, Int8Linear, fits_int4
 from nanoserve.adapters.pytorch.linear.onednn import OneDNNLinear
 from nanoserve.adapters.pytorch.linear.plain import Linear
@@ -23,7 +25,8 @@ QUANTIZATIONS: Final = (*PACKED, "fp8")
 def pack_linears(model: nn.Module, quantization: str | None = None) -> None:
     """Replace every `Linear` inside `model`, one at a time, freeing each plain weight as its packed copy is made.
 
-    Without quantization, bfloat16 and float32 layers on a CPU are packed for oneDNN where it can, and all others stay plain.
+    Without quantization, bfloat16 and float32 layers on a CPU are packed for oneDNN where it can, and all others stay plain; float32 ones
+    whose weights half floats hold are packed as these.
     A head that shares its weight with the embedding gets a copy of its own, because the embedding keeps the
     plain weight. Quantized layers read fewer bytes but compute more slowly: they pay for one to four rows a step,
     and cost speed from about eight rows on, prefill included. Layers whose shape int4 cannot take (panels of
@@ -52,4 +55,7 @@ def _pack(linear: Linear, quantization: str | None) -> Linear:
         return Int8Linear(linear)
     weight = linear.weight
     packs = weight.device.type == "cpu" and weight.dtype in onednn.DTYPES and weight.numel() > 0
-    return OneDNNLinear(linear) if packs and onednn.available(weight.dtype) else linear
+    if not packs or not onednn.available(weight.dtype):
+        return linear
+    halves = weight.dtype == torch.float32 and half.available() and half.loses_nothing(weight)
+    return HalfLinear(linear) if halves else OneDNNLinear(linear)
