@@ -128,6 +128,18 @@ def test_a_weight_that_half_floats_change_is_kept_as_it_is(stray: float) -> None
 
 
 @needs_half
+def test_a_product_asks_its_half_weights_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed weight answers by an exception in C++, which takes longer than a small product."""
+    model = make(bias=True, dtype=torch.float32, stored=torch.bfloat16)
+    pack_linears(model)
+    asked: list[str] = []
+    monkeypatch.setattr(torch.ScriptObject, "__getattr__", lambda _, name: asked.append(name))
+    model(inputs(2, torch.float32))
+    assert isinstance(model[0], HalfLinear)
+    assert not asked
+
+
+@needs_half
 def test_weights_below_the_normal_range_of_half_floats_are_kept_as_they_are() -> None:
     model = make(bias=False, dtype=torch.float32, stored=torch.bfloat16)
     linear = model[0]
