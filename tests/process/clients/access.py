@@ -6,7 +6,7 @@ from typing import Final
 
 MODEL: Final = "built-in"
 KEY: Final = "sk-for-tests"
-LIMITED_KEY: Final = "sk-once-a-minute"
+LIMITED_KEY: Final = "sk-seldom"
 KEY_FILE: Final = f"""
 [[key]]
 key = "{KEY}"
@@ -15,5 +15,5 @@ name = "tests"
 [[key]]
 key = "{LIMITED_KEY}"
 name = "limited"
-rate_limit = 1
+rate_limit = 0.01
 """

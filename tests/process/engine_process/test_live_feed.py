@@ -17,6 +17,7 @@ from nanoserve.entrypoints.app.live_feed import LiveFeed, LogPart
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_client import local_engine
 from nanoserve.ports.driving import EngineClient, Reply
+from tests.process.engine_process.hand_watch import HandWatch, replace_stuck
 from tests.unit.adapters.engine_process.client.engines import (
     Answer,
     expected,
@@ -173,11 +174,13 @@ async def test_an_engine_that_stops_on_a_bug_sends_the_end_of_its_log() -> None:
         assert viewer.reader.statuses == ["restarting", "ready"] * 2
 
 
-async def test_a_stuck_engine_is_seen_stalling() -> None:
-    async with opened(scripted_engine(stall_timeout=2.0)) as world:
+async def test_a_stuck_engine_is_seen_stalling(hand_watch: type[HandWatch]) -> None:
+    engine = scripted_engine(max_num_seqs=8)
+    async with opened(engine) as world:
         viewer = world.view()
         await viewer.is_watching.wait()
-        os.kill(pid_of(world.engine), signal.SIGSTOP)
+        os.kill(pid_of(engine), signal.SIGSTOP)
+        await replace_stuck(engine, hand_watch)
         await until(lambda: len(viewer.reader.snapshots) == 2)
         assert viewer.reader.statuses[:2] == ["stalled", "restarting"]
 

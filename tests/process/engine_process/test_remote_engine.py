@@ -24,6 +24,7 @@ from nanoserve.ports.errors import (
 )
 from nanoserve.ports.request import FinishReason
 from tests.patience import PATIENCE
+from tests.process.engine_process.hand_watch import HandWatch, replace_stuck
 from tests.unit.adapters.engine_process.client.engines import (
     Answer,
     RemoteEngine,
@@ -120,37 +121,6 @@ async def test_forgotten_prefixes_are_not_found_again() -> None:
         await until(lambda: engine.state and engine.state.prefix_queries == 120)
         assert engine.state is not None
         assert engine.state.prefix_hits == 36
-
-
-class HandWatch:
-    """In the place of `StallWatch`: counts progress, and finds the engine stuck when the test says so."""
-
-    stuck = False
-    progress = 0
-
-    def __init__(self, timeout: float, last_look: float) -> None:
-        pass
-
-    def note_progress(self) -> None:
-        HandWatch.progress += 1
-
-    def is_stalled(self, now: float) -> bool:
-        return HandWatch.stuck
-
-
-@pytest.fixture
-def hand_watch(monkeypatch: pytest.MonkeyPatch) -> type[HandWatch]:
-    monkeypatch.setattr("nanoserve.adapters.engine_process.client.process.StallWatch", HandWatch)
-    monkeypatch.setattr(HandWatch, "stuck", False)
-    monkeypatch.setattr(HandWatch, "progress", 0)
-    return HandWatch
-
-
-async def replace_stuck(engine: RemoteEngine, watch: type[HandWatch]) -> None:
-    """Find the engine stuck, once."""
-    restarts, watch.stuck = engine.restarts, True
-    await until(lambda: engine.restarts == restarts + 1, "the restart")
-    watch.stuck = False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
