@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
+from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, Filled, Grammar, MaskBlock, Matcher, Pending
 from tests.fakes.finite_grammars import FiniteGrammars
 
@@ -18,8 +20,13 @@ class FickleGrammars(FiniteGrammars):
         self._late: dict[int, Matcher] = {}
 
     def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
-        """Later."""
-        return Slow(super().compile(constraint, client), self._dice)
+        """Later, errors included."""
+        try:
+            ready = super().compile(constraint, client)
+        except BadValueError as error:
+            ready = Future[Grammar]()
+            ready.set_exception(error)
+        return Slow(ready, self._dice)
 
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
@@ -54,7 +61,7 @@ class Slow(Pending[Grammar]):
         return self._is_done
 
     def result(self) -> Grammar:
-        """Its grammar."""
+        """Its grammar, or its error."""
         return self._ready.result()
 
     def cancel(self) -> bool:

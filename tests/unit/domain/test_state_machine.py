@@ -21,7 +21,13 @@ from nanoserve.domain.scheduling.limits import Policy, RequestClass
 from nanoserve.domain.text.stream import find_stop
 from nanoserve.domain.tracing.recorder import read_snapshot
 from nanoserve.domain.tracing.replay import Replay
-from nanoserve.ports.errors import ConflictError, QueueFullError, StepFailedError, UnknownModelError
+from nanoserve.ports.errors import (
+    BadValueError,
+    ConflictError,
+    QueueFullError,
+    StepFailedError,
+    UnknownModelError,
+)
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.model_spec import CacheGroup, Latent, Recurrent, Window
 from nanoserve.ports.pooling import Pooling, PoolingKind
@@ -64,7 +70,9 @@ ROOTS = [
         *(("weights", f"{each}{number}", "", "") for each in WEIGHTS for number in range(100)),
     )
 ]
-LANGUAGES = ("4 5|4 6 2|8 9 10 12", "12 13 14 15 16 17 18 19 20 21", "6 2|6 8 9 6 8 9 6 8 9 6 8 9")
+UNKNOWN = f"{VOCAB}"
+"""A language that cannot be compiled."""
+LANGUAGES = ("4 5|4 6 2|8 9 10 12", "12 13 14 15 16 17 18 19 20 21", "6 2|6 8 9 6 8 9 6 8 9 6 8 9", UNKNOWN)
 CONSTRAINTS = tuple(Constraint(KIND, text, after=after) for text in LANGUAGES for after in ((), (), (9,)))
 CUT_SHORT = {FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.ERROR}
 
@@ -84,6 +92,8 @@ def say(request: Request, seed: int, count: int, window: int | None) -> tuple[li
     """What the model says, as the constraint lets it, and whether it is stuck then."""
     tokens, constraint, mark = list(request.prompt_token_ids), request.constraint, 0
     language = language_of(constraint.text) if constraint is not None else frozenset()
+    if constraint is not None and constraint.text == UNKNOWN:
+        return [], True
     is_free = constraint is not None and bool(constraint.after)
     for number in range(count):
         allowed: set[int] | None = None
@@ -261,10 +271,30 @@ class EngineMachine(RuleBasedStateMachine):
             assert set(request_ids) <= self.runner.guilty
         self.failed.update(request_ids)
 
-    @rule(fields=REQUESTS, tail=st.just(()))
-    def add(self, fields: dict[str, Any], tail: Sequence[int]) -> None:
-        fields = dict(fields)
-        name, length = f"r{len(self.requests)}", fields.pop("length")
+    @rule(fields=REQUESTS)
+    def add(self, fields: dict[str, Any]) -> None:
+        self.ask(range(fields["length"]), fields)
+
+    @rule(
+        fields=REQUESTS,
+        tails=st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=3), min_size=2, max_size=5),
+    )
+    def add_crowd(self, fields: dict[str, Any], tails: list[list[int]]) -> None:
+        """Prompts of one beginning that arrive together."""
+        for tail in tails:
+            self.ask([*range(fields["length"]), *tail], fields)
+
+    @rule(fields=REQUESTS, number=st.integers(0, 30))
+    def go_on(self, fields: dict[str, Any], number: int) -> None:
+        """A request whose prompt is an earlier one's with what it has said so far."""
+        if f"r{number}" in self.requests:
+            request, _ = self.requests[f"r{number}"]
+            prompt = [*request.prompt_token_ids, *self.world.answer(f"r{number}").token_ids]
+            self.ask(prompt, fields | {"seed": request.seed, "deterministic": request.sampling.deterministic})
+
+    def ask(self, prompt: Sequence[int], fields: dict[str, Any]) -> None:
+        name, fields = f"r{len(self.requests)}", fields.copy()
+        del fields["length"]
         if fields["deadline"] is not None:
             fields["deadline"] += self.world.clock.time
         if fields["max_tokens"] is not None:
@@ -276,26 +306,18 @@ class EngineMachine(RuleBasedStateMachine):
         if fields["constraint"] is not None:
             fields["eos"], fields["ignore_eos"] = fields["eos"] or (3,), False
         waiting = len(self.world.scheduler.table.waiting)
-        prompt = [*(token % VOCAB for token in range(length)), *tail]
         try:
             request = self.world.add(name, prompt[:22], **fields)
         except QueueFullError:
             assert fields["request_class"] == "batch"
         except UnknownModelError:
             assert fields["lora"] not in self.loras
+        except BadValueError:
+            assert fields["constraint"].text == UNKNOWN
         else:
             self.requests[name] = request, self.loras.get(fields["lora"], b"")
             return
         assert len(self.world.scheduler.table.waiting) == waiting
-
-    @rule(
-        fields=REQUESTS,
-        tails=st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=3), min_size=2, max_size=5),
-    )
-    def add_crowd(self, fields: dict[str, Any], tails: list[list[int]]) -> None:
-        """Prompts of one beginning that arrive together."""
-        for tail in tails:
-            self.add(fields, tail)
 
     @rule(number=st.integers(0, 30))
     def abort(self, number: int) -> None:
