@@ -6,6 +6,7 @@ waits for the descheduled thread, and a small model may lose more to waking thre
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -41,14 +42,21 @@ def decode_seconds(model: DecoderModel, dtype: torch.dtype) -> Callable[[int], f
 
     def seconds_with(count: int) -> float:
         torch.set_num_threads(count)
-        return step_seconds(model, dtype, 1)
+        return statistics.median(step_times(model, dtype, 1, time.perf_counter))
 
     return seconds_with
 
 
 def step_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
-    """Numbers of tokens, and the times of steps with them."""
-    return tuple((count, step_seconds(model, dtype, count)) for count in _MEASURED_TOKENS)
+    """Numbers of tokens, and the times of steps with them, never less for more.
+
+    They are compared as long as the engine runs, so they are times of the processor: these say little of what else ran meanwhile. What
+    disturbs a step makes it longer, so a larger one that took less says what a smaller one costs at the most.
+    """
+    threads = torch.get_num_threads()
+    least = [min(step_times(model, dtype, count, time.process_time)) / threads for count in _MEASURED_TOKENS]
+    costs = [*itertools.accumulate(reversed(least), min)]
+    return tuple(zip(_MEASURED_TOKENS, reversed(costs), strict=True))
 
 
 def guess_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
@@ -58,8 +66,10 @@ def guess_costs(model: DecoderModel, dtype: torch.dtype) -> tuple[tuple[int, flo
 
 
 @torch.inference_mode()
-def step_seconds(model: DecoderModel, dtype: torch.dtype, num_tokens: int) -> float:
-    """The median time of a few steps of this many tokens, all of which get logits."""
+def step_times(
+    model: DecoderModel, dtype: torch.dtype, num_tokens: int, clock: Callable[[], float]
+) -> list[float]:
+    """The times of a few steps of this many tokens, all of which get logits."""
     size = max(_MEASURED_TOKENS)
     kv = KVStore(model.spec, num_blocks=1, block_size=size, dtype=dtype, device=torch.device("cpu"))
     groups = len(model.spec.cache_groups)
@@ -67,7 +77,7 @@ def step_seconds(model: DecoderModel, dtype: torch.dtype, num_tokens: int) -> fl
     model.logits(model(inputs, kv))
     times: list[float] = []
     while len(times) < _REPEATS and (not times or sum(times) < _PATIENCE):
-        began = time.perf_counter()
+        began = clock()
         model.logits(model(inputs, kv))
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+        times.append(clock() - began)
+    return times

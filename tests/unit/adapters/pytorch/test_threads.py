@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nanoserve.adapters.pytorch import threads
 from nanoserve.adapters.pytorch.models import build_random_model
-from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads
+from nanoserve.adapters.pytorch.threads import decode_seconds, fastest_threads, step_costs
 from tests.tiny_spec import tiny_spec
 
 
@@ -36,3 +37,18 @@ def test_measuring_computes_with_the_threads_it_is_given() -> None:
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_step_costs_no_more_than_a_larger_one_whatever_disturbed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise drafts that are never right seem to cost nothing, for as long as the engine runs."""
+    disturbed = {1: [9.0, 1.0, 2.0], 2: [3.0, 3.0, 8.0], 4: [2.0, 5.0, 2.5]}
+    monkeypatch.setattr(
+        threads, "step_times", lambda _model, _dtype, count, _clock: disturbed.get(count, [7.0])
+    )
+    spec = tiny_spec(architecture="mistral")
+    model = build_random_model(spec, dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    costs = dict(step_costs(model, torch.float32))
+    shares = {count: seconds * torch.get_num_threads() for count, seconds in costs.items()}
+    assert shares == pytest.approx({1: 1.0, 2: 2.0, 4: 2.0, 8: 7.0, 16: 7.0, 32: 7.0, 64: 7.0})
