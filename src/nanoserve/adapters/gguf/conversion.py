@@ -58,9 +58,7 @@ def _convert(file: pathlib.Path, header: Header) -> tuple[dict[str, Any], dict[s
     kind = header.metadata.get("general.architecture")
     if kind not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
-        raise ModelLoadError(
-            f"architecture {kind!r} is not one that nanoserve runs from GGUF; known are: {known}"
-        )
+        raise ModelLoadError(f"architecture {kind!r} is not one that runs from GGUF; known are: {known}")
     tokenizer = GGUFTokenizer(header.metadata, kind)
     config = _make_config(file, header, kind) | {"eos_token_id": tokenizer.end_ids() or None}
     sampling = {
@@ -137,9 +135,7 @@ def _checkpoint_name(name: str) -> tuple[str, str]:
     layer, part, ending = found.groups() if found else (None, "", "")
     names = _OUTER if layer is None else _INNER
     if part not in names:
-        raise ModelLoadError(
-            f"tensor {name!r} has no place in the architectures that are run; take another model"
-        )
+        raise ModelLoadError(f"tensor {name!r} has no place in known architectures; take another model")
     return f"{names[part] if layer is None else f'model.layers.{layer}.{names[part]}'}.{ending}", part
 
 
@@ -152,9 +148,7 @@ def _refuse_unsupported(metadata: Mapping[str, Any], kind: str, head_dim: int) -
             )
     scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
     if scaling != "none":
-        raise ModelLoadError(
-            f"rope scaling {scaling!r} is not supported; take a file of this model without it"
-        )
+        raise ModelLoadError(f"rope scaling {scaling!r} is not supported; take a file without it")
     for key in ("rope.dimension_count", "attention.value_length"):
         if metadata.get(f"{kind}.{key}", head_dim) != head_dim:
             raise ModelLoadError(

@@ -179,9 +179,7 @@ def _experts(config: Config, size: int, router: RouterSpec, **features: Any) -> 
 
 def _mistral(config: Config) -> tuple[LayerSpec, ...]:
     if config.get("layer_types") is not None:
-        raise ModelLoadError(
-            "layer_types in a mistral config (Ministral's alternating windows) is not supported"
-        )
+        raise ModelLoadError("layer_types in a mistral config (alternating windows) is not supported")
     mixer = read_attention(config, window=config["sliding_window"])
     return _alike(config, mixer, _dense(config))
 

@@ -17,9 +17,7 @@ def deepseek_v2_layers(config: Config) -> tuple[layer_spec.LayerSpec, ...]:
     """Experts chosen by softmax, of all or of the best groups."""
     method = config["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
-        raise ModelLoadError(
-            f"topk_method {method!r} is not supported; known are greedy and group_limited_greedy"
-        )
+        raise ModelLoadError(f"topk_method {method!r} is not supported, only greedy and group_limited_greedy")
     groups = {} if method == "greedy" else {"groups": config["n_group"], "top_groups": config["topk_group"]}
     # norm_topk_prob is not looked at: transformers never divides these weights by their sum.
     router = layer_spec.RouterSpec(

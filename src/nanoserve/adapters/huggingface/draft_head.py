@@ -132,9 +132,7 @@ def _has_same_tokens(folder: pathlib.Path, model: pathlib.Path) -> bool:
         return True
     ids, others = (_tokens(read_json_object(each)) for each in (own, other))
     if ids != others:
-        raise ModelLoadError(
-            f"has another tokenizer than {model}: a draft model must share the model's tokens"
-        )
+        raise ModelLoadError(f"has another tokenizer than {model}: a draft must share the model's tokens")
     return True
 
 

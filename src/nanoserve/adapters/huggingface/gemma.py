@@ -81,9 +81,7 @@ def _refuse(config: Config) -> None:
     if activation != "gelu_pytorch_tanh":
         raise ModelLoadError(f"hidden_activation {activation!r} is not supported; known is gelu_pytorch_tanh")
     if config.get("use_bidirectional_attention") not in (None, False):
-        raise ModelLoadError(
-            "use_bidirectional_attention is not supported: text is written from left to right"
-        )
+        raise ModelLoadError("use_bidirectional_attention is not supported: text is written left to right")
     if config["sliding_window"] is None:
         raise ModelLoadError("sliding_window must be a number of tokens, got None")
     if config["query_pre_attn_scalar"] < 1:

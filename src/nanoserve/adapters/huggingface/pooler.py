@@ -51,9 +51,7 @@ def choose_pooler(task: str, tokenizer: HFTokenizer, width: int) -> PoolerSpec |
     found = read_pooler(tokenizer.folder)
     if task == "generate":
         if read_json_object(pathlib.Path(tokenizer.folder) / "config.json").get("model_type") in _ENCODERS:
-            raise ModelLoadError(
-                f"{tokenizer.folder}: --task generate is asked for, and an encoder writes no text"
-            )
+            raise ModelLoadError(f"{tokenizer.folder}: --task is generate, and an encoder writes no text")
         return None
     if found is None and task == "embed":
         found = _BARE
@@ -126,13 +124,9 @@ def _dense(root: pathlib.Path, place: str) -> PooledLayer:
     function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if function not in _ACTIVATIONS:
         named = ", ".join(_ACTIVATIONS)
-        raise ModelLoadError(
-            f"{path}: activation_function {shown(function)} is not supported; known are {named}"
-        )
+        raise ModelLoadError(f"{path}: activation_function {shown(function)} is not supported, only {named}")
     if config.get("use_residual"):
-        raise ModelLoadError(
-            f"{path}: use_residual must be false: vectors are not added to what is made of them"
-        )
+        raise ModelLoadError(f"{path}: use_residual must be false: vectors are not added to what they become")
     for end in ("input", "output"):
         if config.get(f"module_{end}_name") not in (None, "sentence_embedding"):
             raise ModelLoadError(
@@ -275,9 +269,7 @@ def _pooling_kind(path: pathlib.Path, *, has_prompts: bool) -> PoolingKind:
             f"{path}: pooling by {shown(mode)} is not supported; known are {named}, one alone"
         )
     if has_prompts and config.get("include_prompt") is False:
-        raise ModelLoadError(
-            f"{path}: include_prompt must be true: prompts count as the texts behind them do"
-        )
+        raise ModelLoadError(f"{path}: include_prompt must be true: prompts count as texts do")
     return known[modes[0]]
 
 

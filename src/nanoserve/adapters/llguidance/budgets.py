@@ -137,9 +137,7 @@ def with_budget(
     if opening:
         behind = plain.inner.deep_copy()
         if not behind.consume_tokens(_tokens(vocabulary, opening + close)):
-            raise BadValueError(
-                "constraint", "the marks of reasoning cannot be written with this model's tokens"
-            )
+            raise BadValueError("constraint", "marks of reasoning cannot be written with this model's tokens")
         behind.compute_bitmask()  # whose states every copy then has
     else:
         behind = plain.inner

@@ -205,12 +205,10 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
     """The members of all objects in a JSON value."""
-    held = [value]
+    held = [value] if isinstance(value, dict | list) else []
     while held:
         value = held.pop()
         if isinstance(value, dict):
             yield from value.items()
             value = value.values()
-        held += (
-            [each for each in value if isinstance(each, dict | list)] if not isinstance(value, bool) else []
-        )
+        held += [each for each in value if isinstance(each, dict | list)]

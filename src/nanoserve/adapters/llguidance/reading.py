@@ -216,9 +216,7 @@ def _structural_tag(constraint: Constraint, is_special: IsSpecial) -> str:
         options = _kept(constraint.kind, schema, work)
         trigger = next((each for each in triggers if begin.startswith(each)), None)
         if not trigger:
-            raise BadValueError(
-                constraint.kind, f"begin: must start with one of the triggers, got {begin!r:.80}"
-            )
+            raise BadValueError(constraint.kind, f"begin: must start with a trigger, got {begin!r:.80}")
         if is_special(trigger):
             head = f"TEXT {trigger}"
         else:

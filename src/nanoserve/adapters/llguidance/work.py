@@ -271,9 +271,7 @@ class _Building:
             return _NOTHING
         self._work.spend(PLAIN, "allOf")
         if self._depth == MAX_DEPTH:
-            raise BadValueError(
-                self._name, "$ref: definitions that refer to themselves are joined with each other"
-            )
+            raise BadValueError(self._name, "$ref: definitions that refer to themselves are joined")
         self._depth += 1
         joined = self._joined(one, other)
         self._depth -= 1

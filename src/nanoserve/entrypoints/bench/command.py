@@ -94,9 +94,7 @@ def choose_subject(
     )
     for limit, whose in limits:
         if limit is not None and longest > limit:
-            said = (
-                f"the longest sequence has {longest} tokens, prompt and output together, and {whose} {limit}"
-            )
+            said = f"the longest sequence has {longest} tokens, prompt and output, and {whose} {limit}"
             raise BadValueError("input_len", said)
     if settings.max_model_len is None:
         settings = attrs.evolve(settings, max_model_len=max(longest, 2))

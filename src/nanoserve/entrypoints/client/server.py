@@ -174,9 +174,7 @@ def read_chunk(data: bytes) -> CompletionChunk:
     try:
         chunk = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(
-            f"the server sent an event that is not a chunk ({error}): {data[:200]!r}"
-        ) from None
+        raise ProtocolError(f"the server sent what is no chunk ({error}): {data[:200]!r}") from None
     if chunk.error is not None:
         raise ServerRefusedError(f"the server broke off: {error_message({'error': chunk.error})}")
     return chunk

@@ -188,9 +188,7 @@ def choose_width(settings: EngineSettings, spec: ModelSpec, device: str) -> int:
     if has_head and is_split:
         raise BadValueError("draft", "draft heads run in one process only, for now; leave draft out")
     if isinstance(spec.draft, ModelSpec) and device == "cuda":
-        raise BadValueError(
-            "draft", "a draft model is not available on a GPU yet; name a head, or leave it out"
-        )
+        raise BadValueError("draft", "a draft model is not available on a GPU yet; name a head or none")
     refusals = {
         f"{speculate} needs a head or a smaller model: name its folder with draft": speculate
         in {"eagle3", "draft"}

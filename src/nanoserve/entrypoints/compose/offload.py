@@ -50,9 +50,7 @@ def count_slots(settings: EngineSettings, found: Survey) -> int:
 def _check_possible(settings: EngineSettings, found: Survey) -> None:
     name = "kv_offload_memory"
     if settings.tensor_parallel_size > 1 or settings.draft or settings.speculate == "mtp":
-        message = (
-            "cannot be combined with tensor_parallel_size or draft yet, nor with speculate mtp; leave it out"
-        )
+        message = "cannot be combined with tensor_parallel_size or draft yet, nor with speculate mtp"
         raise BadValueError(name, message)
     if not settings.enable_prefix_caching:
         raise BadValueError(name, "keeps prefixes, and prefix caching is off; leave one of them out")

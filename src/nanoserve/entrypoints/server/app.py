@@ -203,10 +203,8 @@ class Server:
 
     def for_clients(self, routes: Sequence[Any], **more: Any) -> AccessLog:
         """One that every protocol's clients call, under the names and the limits of this server."""
-        is_steered = self.settings.access.steering
-        own_keys = (
-            security.OwnKeys(steering.PATHS, steering.SHARED, self.steering_keys) if is_steered else None
-        )
+        steers = self.settings.access.steering
+        own_keys = security.OwnKeys(steering.PATHS, steering.SHARED, self.steering_keys) if steers else None
         return self.guarded(
             routes,
             shapes=ERROR_SHAPES,

@@ -97,9 +97,7 @@ def unix_socket(path: str) -> Iterator[socket.socket]:
     except OSError as error:
         bound.close()
         reason = "is in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
-        raise StartError(
-            f"cannot listen on {path}: {reason}; choose another path", "SOCKET_UNAVAILABLE"
-        ) from None
+        raise StartError(f"cannot listen on {path}: {reason}; choose another", "SOCKET_UNAVAILABLE") from None
     finally:
         os.umask(before)
     try:
@@ -213,6 +211,4 @@ def raise_open_files(connections: int) -> None:
         allowed = wanted if unlimited else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < wanted:
-            structlog.get_logger().warning(
-                "few files may be open; raise ulimit -n", allowed=allowed, wanted=wanted
-            )
+            structlog.get_logger().warning("few open files; raise ulimit -n", allowed=allowed, wanted=wanted)

@@ -114,9 +114,7 @@ class WeightTransfer:
         """Open an update. Raises `ConflictError` while another one is open, and the errors of `check`."""
         self.check()
         if self.lock.locked() or (self._last is not None and self._now() - self._last < ABANDONED):
-            raise ConflictError(
-                "another update is open; finish it, or wait until it is given up after a minute"
-            )
+            raise ConflictError("another update is open; finish it, or wait a minute until it is given up")
         self._last, self._next = self._now(), ReadWeights("", partial=partial)
 
     @property

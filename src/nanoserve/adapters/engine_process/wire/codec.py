@@ -164,9 +164,7 @@ _LENGTH: Final = struct.Struct(">I")
 def framed(body: bytes) -> bytes:
     """The frame around a body; raises `BadValueError` for one that no peer would accept."""
     if len(body) > MAX_BODY:
-        raise BadValueError(
-            "request", f"takes {len(body)} bytes on the wire, which carries at most {MAX_BODY}"
-        )
+        raise BadValueError("request", f"takes {len(body)} bytes on the wire, and may take {MAX_BODY}")
     return _LENGTH.pack(len(body)) + body
 
 

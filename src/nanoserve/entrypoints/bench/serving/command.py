@@ -109,10 +109,10 @@ def _choose_shape(
     needed = max((each.num_tokens + each.output_tokens for each in trace), default=0)
     if model.max_model_len is not None and needed > model.max_model_len:
         fits = math.floor(1000 * configuration.serve_bench.trace_scale * model.max_model_len / needed) / 1000
-        longest = f"the longest request of the trace has {needed} tokens, prompt and answer together"
-        raise BadValueError(
-            "trace_scale", f"{longest}, and {model.id} takes {model.max_model_len}: try {fits:g}"
+        longest = (
+            f"the trace's longest request has {needed} tokens, prompt and answer together, and {model.id}"
         )
+        raise BadValueError("trace_scale", f"{longest} takes {model.max_model_len}: try {fits:g}")
     facts = [remote.facts(path) for path in ("/tokenizer_info", "/server_info")]
     places = [place for each in facts for place in (each, *each.values()) if isinstance(place, Mapping)]
     sizes = [place["vocab_size"] for place in places if isinstance(place.get("vocab_size"), int)]

@@ -137,9 +137,7 @@ class BatchService:
         mine, most = self.folder.all(owner, store.Batch), self.settings.max_files
         ended = [each for each in mine if each.status not in store.LIVING]
         if len(mine) - len(ended) >= most:
-            raise RequestError(
-                429, f"{most} batches have not ended, which is the most", code="too_many_batches"
-            )
+            raise RequestError(429, f"{most} batches have not ended; wait for one", code="too_many_batches")
         self.folder.note(owner, batch)  # before anything is waited for: its file is being read from now on
         try:
             await self.save(owner, batch)
@@ -342,11 +340,7 @@ def _check(path: pathlib.Path, url: str) -> tuple[int, list[store.BatchError]]:
                 errors.append(store.BatchError("invalid_line", str(line).removeprefix("file: "), line.number))
             count += isinstance(line, batch_lines.BatchLine) or line.number is not None
             if count > MOST_LINES:
-                errors.append(
-                    store.BatchError(
-                        "too_many_lines", f"A batch has at most {MOST_LINES} lines; send several."
-                    )
-                )
+                errors.append(store.BatchError("too_many_lines", f"A batch has at most {MOST_LINES} lines."))
                 break
     return count, errors
 

@@ -128,9 +128,7 @@ class BatchFolder:
             self._load()
         except BlockingIOError:
             os.close(self._locked)
-            raise BadValueError(
-                "batch_dir", f"{path} is in use by another server; give each its own"
-            ) from None
+            raise BadValueError("batch_dir", f"{path} is in use by another server; take another") from None
         except OSError as error:
             raise BadValueError("batch_dir", f"cannot use {path}: {error.strerror}") from None
 

@@ -139,9 +139,7 @@ _TYPES: Final[Mapping[Kind, Any]] = {
     Kind.BIASES: dict[str, float],
 }
 _REQUEST_FIELDS: Final[Mapping[str, Any]] = {
-    "priority": Annotated[
-        int | None, msgspec.Meta(description="Lower runs first, under the priority policy.")
-    ],
+    "priority": Annotated[int | None, msgspec.Meta(description="Lower runs first (priority policy).")],
     "cache_salt": Annotated[
         str | None, msgspec.Meta(description="Cached prefixes are shared only where salts are equal.")
     ],

@@ -295,9 +295,7 @@ def read_tools(
         return ()
     if service.dialect is None or not service.dialect.has_calls:
         message = "are not supported: how this model calls tools is not known"
-        raise BadValueError(
-            "tools", f"{message}; if it writes calls as a known family does, start with --dialect"
-        )
+        raise BadValueError("tools", f"{message}; if it calls as a known family does, start with --dialect")
     tools = tuple(read(each, f"tools[{place}]") for place, each in enumerate(given))
     names: set[str] = set()
     for place, tool in enumerate(tools):

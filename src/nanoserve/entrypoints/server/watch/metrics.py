@@ -103,9 +103,7 @@ class Metrics(Collector):
             yield _Gauge("batches", "Batches that have not ended, by status.", living, ("status",))
             yield _Counter("batch_lines", "Lines of batches answered, by result.", lines, ("result",))
             yield _Gauge("batch_lines_running", "Lines of batches in flight.", self.batches.num_asked)
-        yield _Counter(
-            "http_process_restarts", "HTTP processes started after one died.", counts.processes[RESTARTS]
-        )
+        yield _Counter("http_process_restarts", "Started after one died.", counts.processes[RESTARTS])
         memory = _by(
             _memory(None if facts is None else facts.pid, [each[PID] for each in counts.processes.others])
         )

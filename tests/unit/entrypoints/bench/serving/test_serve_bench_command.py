@@ -135,7 +135,7 @@ def test_a_trace_comes_at_its_times_and_shares_what_it_shares(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "trace_scale: the longest request of the trace has 5004 tokens"),
+        ((), "trace_scale: the trace's longest request has 5004 tokens"),
         ((), "and timed takes 4096: try 0.818"),
         (("--concurrency", "3"), "concurrency: is for drawn requests"),
         (("--output-len", "3"), "output_len: is for drawn requests"),

@@ -182,9 +182,7 @@ class ChunkWriter:
         An answer that was cut by its deadline is shorter than it could have been: `length`, with the cause in `stop_reason`.
         """
         reason, stop = piece.finish_reason, piece.stop
-        told: dict[str, Any] = {
-            "finish_reason": reason and _FINISH_NAMES.get(reason, "length"),
-        }
+        told: dict[str, Any] = {"finish_reason": reason and _FINISH_NAMES.get(reason, "length")}
         if stop is None and reason in {FinishReason.TIMEOUT, FinishReason.ABORT}:
             stop = reason.value
         if stop is not None:

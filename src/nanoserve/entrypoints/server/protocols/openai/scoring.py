@@ -227,9 +227,7 @@ async def pooling(context: NamedDependency[RequestContext]) -> PooledList:
     tasks = (Task.EMBED, Task.CLASSIFY, Task.TOKEN_CLASSIFY) if body.task is None else (Task(body.task),)
     spec = pooler.spec(*tasks)
     if body.use_activation and spec.task is Task.EMBED:
-        raise BadValueError(
-            "use_activation", "is for models that classify; /v1/embeddings normalizes vectors"
-        )
+        raise BadValueError("use_activation", "is for classifying models; /v1/embeddings normalizes vectors")
     pooled, count = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
     data = [_pooled(spec, place, each, body.use_activation) for place, each in enumerate(pooled)]
     return PooledList(id=_name("pool"), model=model, data=data, usage=EmbeddingUsage(count, count))

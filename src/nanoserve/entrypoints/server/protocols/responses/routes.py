@@ -24,9 +24,7 @@ Conversations = NamedDependency[ConversationStore]
 Found = NamedDependency[StoredResponse]
 _ITEM_LIMIT: Final = 100
 _NO_VALUES: Final = {"", "false", "0"}
-_ANSWER: Final = {
-    200: ResponseSpec(wire.ResponseObject, description="The response, or its events if streamed")
-}
+_ANSWER: Final = {200: ResponseSpec(wire.ResponseObject, description="The response, or its events")}
 
 
 @post("/v1/responses", status_code=200, responses=_ANSWER, **documented(wire.CreateResponse))
@@ -74,9 +72,7 @@ async def delete_response(record: Found, conversations: Conversations) -> wire.D
 async def cancel_response(record: Found) -> Response[bytes]:
     """End a background response; one that has ended stays as it is."""
     if not record.background:
-        raise BadValueError(
-            "response_id", "only responses that were created with background can be cancelled"
-        )
+        raise BadValueError("response_id", "only responses created with background can be cancelled")
     await record.cancel()
     return Response(record.answer, media_type=MediaType.JSON)
 
