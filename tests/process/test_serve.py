@@ -99,6 +99,7 @@ def test_without_keys_only_names_of_this_machine_and_those_allowed_are_answered(
 
 
 def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathlib.Path) -> None:
+    """Nor does it wait for a request of which only a part has come."""
     admin = tmp_path / "admin.sock"
     with server_process(tmp_path, "--api-key", KEY, "--admin-uds", str(admin)) as server:
         server.wait_until_ready()
@@ -128,6 +129,9 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
                 each.start()
             wait_until(lambda: server.metrics(KEY)["nanoserve:requests_accepted_total"] == 4)
             assert client.get("/readyz").status_code == 200
+            half = socket.create_connection((client.base_url.host, client.base_url.port or 80), PATIENCE)
+            half.sendall(f"POST /v1/completions HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n".encode())
+            half.sendall(b"content-type: application/json\r\ncontent-length: 50\r\n\r\n{")
             server.signal(signal.SIGTERM)
             server.wait_for_line("leaving")
             assert client.get("/readyz").status_code == 503
@@ -138,6 +142,10 @@ def test_sigterm_finishes_what_it_has_accepted_and_takes_no_more(tmp_path: pathl
         for each in threads:
             each.join(PATIENCE)
         assert finished == [True] * 8
+        with half, half.makefile("rb") as refused:
+            told = refused.read()
+        assert told.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"draining"' in told
         assert server.wait() == 0
         assert not admin.exists()
         assert "Traceback" not in server.err.read_text()

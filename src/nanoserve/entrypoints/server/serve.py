@@ -76,7 +76,7 @@ def serve(
     if settings.trace.trace is not None:
         check_trace_file(settings.trace.trace)
     serving.bridge_library_logs()
-    sockets.raise_open_files(settings.serve.bounds.max_connections)
+    sockets.raise_open_files(2 * settings.serve.bounds.max_connections)
     with contextlib.ExitStack() as stack:
         groups = stack.enter_context(sockets.listening_sockets(listen))
         if settings.serve.access.steering and not len(own_keys) and not sockets.is_on_this_machine(groups[0]):

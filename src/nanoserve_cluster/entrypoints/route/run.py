@@ -55,7 +55,7 @@ def run_router(configuration: Configuration, announce: Callable[[str], None]) ->
     tables = [RoutingTable(settings.router_policy, configuration.engine.block_size) for _ in range(2)]
     serve = attrs.evolve(configuration.serve, listen=attrs.evolve(configuration.serve.listen, http_workers=1))
     bridge_library_logs()
-    raise_open_files(2 * serve.bounds.max_connections)
+    raise_open_files(3 * serve.bounds.max_connections)
     with (
         listening_sockets(serve.listen) as (sockets,),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

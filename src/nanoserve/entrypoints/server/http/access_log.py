@@ -19,10 +19,12 @@ from nanoserve.entrypoints.app.measurements import DISCONNECTED, SERVED, Measure
 from nanoserve.entrypoints.app.orders import CURRENT, RequestFacts
 from nanoserve.entrypoints.server.http.errors import classify, send_problem
 from nanoserve.entrypoints.server.http.security import OPEN_PATHS
+from nanoserve.ports.counts import Counts
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _ID_HEADERS: Final = ("x-request-id", "request-id")
 """Where the clients of OpenAI and of Anthropic look for the id of their request."""
+_BODIES: Final = frozenset({b"content-length", b"transfer-encoding"})
 _ENGINE_HEADER: Final = "x-engine-request"
 """Header with the engine's name of the request, where it is one: so its row in a step log can be found."""
 _QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
@@ -48,6 +50,8 @@ class _Exchange:
     receive: Receive
     send: Send
     facts: RequestFacts
+    counts: Counts
+    is_counted: bool = False
     started: float = attrs.field(factory=time.monotonic)
     first_byte: float | None = None
     status: int | None = None
@@ -55,11 +59,18 @@ class _Exchange:
     complete: bool = False
     left: bool = False
 
+    def count(self) -> None:
+        """Count it, once: it has come whole. A drain waits for no others."""
+        self.counts.add(SERVED, int(not self.is_counted))
+        self.is_counted = True
+
     async def receive_and_watch(self) -> Any:
-        """The next message of the client; notes when it leaves before the end."""
+        """The next message of the client; notes when it has come whole, and when it leaves before the end."""
         message = await self.receive()
         if message["type"] == "http.disconnect" and not self.complete:
             self.left = True
+        elif not message.get("more_body"):
+            self.count()
         return message
 
     def send_and_count(self, message: Message) -> Awaitable[None]:
@@ -116,7 +127,7 @@ class AccessLog:
 
     @property
     def living(self) -> int:
-        """Requests that are being served, in all processes and by all applications of the server."""
+        """Requests that have come whole and are being served, in all processes and by all applications of the server."""
         return self._tallies.exchanges[SERVED]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,9 +135,11 @@ class AccessLog:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, RequestFacts(request_id=_request_id(scope["headers"])))
-        token = CURRENT.set(exchange.facts)
-        self._tallies.exchanges.add(SERVED)
+        facts, counts = RequestFacts(request_id=_request_id(scope["headers"])), self._tallies.exchanges
+        exchange = _Exchange(scope, receive, send, facts, counts)
+        token = CURRENT.set(facts)
+        if _BODIES.isdisjoint(name for name, _ in scope["headers"]):
+            exchange.count()
         try:
             await self._app(scope, exchange.receive_and_watch, exchange.send_and_count)
         except asyncio.CancelledError:
@@ -137,7 +150,7 @@ class AccessLog:
             if exchange.status is None:
                 await send_problem(problem, scope, receive, exchange.send_and_count)
         finally:
-            self._tallies.exchanges.add(SERVED, -1)
+            counts.add(SERVED, -int(exchange.is_counted))
             CURRENT.reset(token)
             self._close(exchange)
 

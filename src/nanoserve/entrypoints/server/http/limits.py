@@ -11,7 +11,6 @@ import asyncio
 import select
 import sys
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -41,12 +40,12 @@ _MALFORMED: Final = _refusal(400, _MALFORMED_CODE, "This is not a valid HTTP/1.1
 _HEADERS_TOO_LARGE: Final = _refusal(431, "headers_too_large", "The request's headers are too large.")
 _HEADERS_LATE: Final = _refusal(408, "request_timeout", "The request's headers took too long.")
 _BODY_LATE: Final = _refusal(408, "request_timeout", "The request's body took too long.")
-_BODY_TOO_LARGE: Final = _refusal(
-    413, "body_too_large", "The request's body is larger than this server accepts."
-)
+_BODY_TOO_LARGE: Final = _refusal(413, "body_too_large", "The body is larger than this server accepts.")
 _TOO_MANY: Final = _refusal(503, "too_many_connections", "The server has too many connections.")
+_LEAVING: Final = _refusal(503, "draining", "The server is shutting down; the request had not come whole.")
 REFUSALS: Final = tuple(
-    str(each.code) for each in (_MALFORMED, _HEADERS_TOO_LARGE, _HEADERS_LATE, _BODY_TOO_LARGE, _TOO_MANY)
+    str(each.code)
+    for each in (_MALFORMED, _HEADERS_TOO_LARGE, _HEADERS_LATE, _BODY_TOO_LARGE, _TOO_MANY, _LEAVING)
 )
 """The reasons that are counted in `rejected`."""
 
@@ -99,7 +98,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._verdict: Problem | None = None
         self._arrival: asyncio.TimerHandle | None = None
         self._departure: asyncio.TimerHandle | None = None
-        self._hang_up: HangUp | None = None
+        self._hang_up: select.epoll | None = None
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; of any other, the headers must come soon."""
@@ -119,21 +119,50 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_counted = False
         self._expect_nothing()
         if self._hang_up is not None:
+            self.loop.remove_reader(self._hang_up.fileno())
             self._hang_up.close()
         self._stop_waiting_for_reader()
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True  # uvicorn tells the latest request alone
+            self._answered.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. It may have left, or wait for its answer: only sending to it shows which."""
-        if self._hang_up is not None:
-            return True
+        """The client sends no more, and may wait for its answers."""
         if not self._owes_answers() or self.cycle.scope["http_version"] != "1.1" or sys.platform != "linux":
             return False
         self.cycle.keep_alive = False
-        self._hang_up = HangUp(self.transport.get_extra_info("socket").fileno(), self.transport.abort)
-        if not self.pipeline and not self.cycle.response_started:
-            self.transport.write(STATUS_LINE[100] + b"\r\n")
+        self._watch_for_hang_up()
         return True
+
+    def _watch_for_hang_up(self) -> None:
+        """Half a close and a whole one look alike until something is sent: then a peer that has closed its socket resets the connection.
+
+        The poll reports both, also while nothing is read.
+        """
+        if self._hang_up is None and sys.platform == "linux":
+            self._hang_up = select.epoll()
+            self._hang_up.register(self.transport.get_extra_info("socket").fileno(), select.EPOLLRDHUP)
+            self.loop.add_reader(self._hang_up.fileno(), self._look_for_hang_up, self._hang_up)
+
+    def _look_for_hang_up(self, poll: select.epoll) -> None:
+        cycle = self._answered
+        for descriptor, event in poll.poll(0):
+            if event & (select.EPOLLHUP | select.EPOLLERR):
+                self.transport.abort()
+            elif cycle is not None and not cycle.response_started and cycle.scope["http_version"] == "1.1":
+                self.transport.write(STATUS_LINE[100] + b"\r\n")
+            poll.modify(descriptor, 0)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def shutdown(self) -> None:
+        """Close the connection behind the answer that it owes; a request that is half here gets a refusal."""
+        super().shutdown()
+        if self._in_body and not self._has_answered():
+            self._refuse_now(_LEAVING)
 
     def data_received(self, data: bytes) -> None:
         """Count arriving bytes; bytes after a refusal are not read."""
@@ -176,6 +205,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._most_bytes = self._bounds.max_header_size + _OVERHEAD * most + 2**16
         self._expect(self._bounds.body_timeout * most / usual, _BODY_LATE)
         super().on_headers_complete()
+        if self.pipeline:  # nothing is read before the answers to those in front of it have been sent
+            self._watch_for_hang_up()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__, self.cycle.chunked_encoding = _PlainCycle, False
             self.cycle.waiting_for_100_continue = False
@@ -214,25 +245,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(_written(problem))
         self.transport.close()
 
+    def _has_answered(self) -> bool:
+        """True if every request that has come has its answer."""
+        return self._answered is None or bool(self.cycle.response_complete)
+
     def _owes_answers(self) -> bool:
         """True if whole requests wait for answers and none is half here; the connection closes behind the last answer."""
-        cycle: RequestResponseCycle | None = self.cycle
-        return cycle is not None and not cycle.response_complete and not self._in_body
+        return not self._has_answered() and not self._in_body
 
     def _may_answer(self) -> bool:
         """True if a refusal would be neither inside another answer nor a second answer to one request."""
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None:
-            return True
-        if cycle.response_complete:
+        if self._has_answered():
             return not self._in_body
-        return self._in_body and not cycle.response_started and not self.pipeline
+        return self._in_body and not self.cycle.response_started and not self.pipeline
 
     def _is_idle(self) -> bool:
         """True if no request is complete and no timer runs: uvicorn stops its own at the first byte."""
-        cycle: RequestResponseCycle | None = self.cycle
-        is_waiting = cycle is None or cycle.response_complete
-        return is_waiting and self._arrival is None and self.timeout_keep_alive_task is None
+        return self._has_answered() and self._arrival is None and self.timeout_keep_alive_task is None
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
@@ -357,26 +386,6 @@ class _Parser:
         lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), self._protocol.url, version)]
         lines += [b"%s: %s" % header for header in self._protocol.headers if header[0] != b"upgrade"]
         return b"\r\n".join(lines) + b"\r\n\r\n"
-
-
-class HangUp:
-    """Calls `on_gone` when the peer of a socket has closed it, where all that is known is that it sends no more.
-
-    Half a close and a whole one look alike until something is sent: then a peer that has closed its socket resets the
-    connection. A poll that waits for no event reports that, and is quiet while the other half is open. Linux only.
-    """
-
-    def __init__(self, descriptor: int, on_gone: Callable[[], None]) -> None:
-        assert sys.platform == "linux"
-        self._poll = select.epoll()
-        self._poll.register(descriptor, 0)
-        asyncio.get_running_loop().add_reader(self._poll.fileno(), on_gone)
-
-    def close(self) -> None:
-        """Watch no longer; may be called twice."""
-        if not self._poll.closed:
-            asyncio.get_running_loop().remove_reader(self._poll.fileno())
-            self._poll.close()
 
 
 def _written(problem: Problem) -> bytes:

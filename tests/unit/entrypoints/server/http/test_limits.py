@@ -236,12 +236,19 @@ def test_a_client_that_has_sent_everything_gets_its_answer(world: AppWorld, stre
     assert b'"finish_reason":"length"' in answer
 
 
+@pytest.mark.parametrize(
+    "behind", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" * 70, HEAD + b"content-length: 9\r\n\r\n"]
+)
 @pytest.mark.parametrize("has_begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_connection_is_gone(world: AppWorld, stream: bool, has_begun: bool) -> None:
+def test_a_client_that_closes_its_connection_is_gone(
+    world: AppWorld, stream: bool, has_begun: bool, behind: bytes
+) -> None:
+    """Also one that has asked for more by then: no more is read before the answer ends."""
     world.call(lambda: world.engine.allow(3 if has_begun else 0))
     with world.connect() as connection:
-        connection.sendall(whole_request(max_tokens=400, stream=stream))
+        connection.sendall(whole_request(max_tokens=400, stream=stream) + behind[:60])
+        connection.sendall(behind[60:])
         if has_begun and stream:
             assert connection.recv(1)
         world.wait_until(lambda: world.app.living and not world.engine.budget)
