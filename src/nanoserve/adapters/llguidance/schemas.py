@@ -13,7 +13,7 @@ import functools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from nanoserve.adapters.llguidance.keywords import also, is_none, say_otherwise
@@ -60,6 +60,7 @@ _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitio
 _SCHEMAS: Final = frozenset({"items", "additionalItems", "additionalProperties"})
 _LISTS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _DATA: Final = frozenset({"enum", "const", "default", "examples", "required", "type"})
+_REFERENCE: Final = re.compile(r'"\$ref": ("#(?:[^"\\]|\\.)*")')
 _ADDRESS: Final = re.compile(r'"(?:\$?id|\$anchor)": "')
 _NAMING: Final = frozenset({"properties", "patternProperties"})
 _NOT_GROUPED: Final = frozenset(
@@ -89,11 +90,11 @@ def in_known_words(kind: str, schema: Any, whitespace: str) -> dict[str, Any]:
     options = said if isinstance(said, dict) else {}
     found = _Walk(kind, schema, is_lenient=options.get("lenient") is True).of(schema, "#", is_read=True)
     if found is False:
-        raise BadValueError(kind, "#: no value fits false, or a `not` of what anything fits")
+        raise BadValueError(kind, "#: no value fits false, a `not` of anything, or a `$ref` to itself")
     if not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
         white = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
         options = {**options, **white}
-    return {**found, "x-guidance": options}
+    return {**(found if isinstance(found, dict) else {}), "x-guidance": options}
 
 
 class _Walk:
@@ -106,6 +107,7 @@ class _Walk:
         self._references = 0
         self._joins = '"allOf":' in text
         self._has_addresses = _ADDRESS.search(text) is not None
+        self._endless = _endless(root, map(json.loads, _REFERENCE.findall(text)[:MAX_REFERENCES]))
 
     def of(self, schema: Any, place: str, *, is_read: bool) -> Any:
         """The schema that stands there; `is_read` where it counts even if nothing refers to it."""
@@ -123,6 +125,8 @@ class _Walk:
             self._refuse(schema, place)
         if isinstance(reference := schema.get("$ref"), str):
             self._refer(reference)
+            if reference in self._endless:  # no value fits it
+                return self._is_lenient
         for word, value in schema.items():
             schema[word] = self._within(word, value, f"{place}/{word}", is_read=is_read)
         _say_exactly(schema)
@@ -181,6 +185,35 @@ class _Walk:
                 first,
                 {key: each for key, each in second.items() if key != "additionalProperties"},
             ]
+
+
+def _endless(root: Any, references: Iterable[str]) -> Collection[str]:
+    """The references that lead to nothing but references: an answer would end where one of them begins."""
+    left = {each: at_pointer(root, each.removeprefix("#")) for each in references}
+    waiting = defaultdict[str, list[str]](list)
+    asked = [*left]
+    while asked:
+        each, met = asked.pop(), list[str]()
+        if each in left and _leads_on(left[each], left, met):
+            del left[each]
+            asked += waiting[each]
+        for other in met:
+            waiting[other].append(each)
+    return left.keys()
+
+
+def _leads_on(schema: Any, left: Collection[str], met: list[str]) -> bool:
+    """True if a value may fit where none fits the references that are left, of which it has `met` some."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    if (reference := str(schema.get("$ref"))) in left:
+        met.append(reference)
+        return False
+    choices = [each for word in ("anyOf", "oneOf") if isinstance(each := schema.get(word), list) and each]
+    joined = schema.get("allOf")
+    return all(any(_leads_on(each, left, met) for each in choice) for choice in choices) and all(
+        _leads_on(each, left, met) for each in (joined if isinstance(joined, list) else ())
+    )
 
 
 def _said_of_all_members(schema: Any) -> Any:

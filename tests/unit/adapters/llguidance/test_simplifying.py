@@ -161,6 +161,37 @@ def test_a_lenient_schema_loses_what_cannot_be_kept(schema: dict[str, Any]) -> N
     check(Constraint("json_schema", json.dumps({**schema, "x-guidance": {"lenient": True}})))
 
 
+TO_X: dict[str, Any] = {"$ref": "#/$defs/x"}
+ENDLESS: list[dict[str, Any]] = [
+    {"x": TO_X},
+    {"x": {"$ref": "#/$defs/y"}, "y": TO_X},
+    {"x": {"anyOf": [TO_X, {"oneOf": [TO_X]}]}},
+    {"x": {"allOf": [{"type": "object"}, TO_X]}},
+    {"x": {"$ref": "#/$defs/y"}, "y": {"anyOf": [TO_X, False]}},
+]
+
+
+@pytest.mark.parametrize("definitions", ENDLESS, ids=json.dumps)
+def test_a_member_whose_schema_leads_to_nothing_but_itself_is_never_begun(
+    definitions: dict[str, Any],
+) -> None:
+    """No value fits it; where the schema is lenient, any does."""
+    schema = {"type": "object", "properties": {"a": TO_X, "b": INT}, "$defs": definitions}
+    matcher = compiled(GRAMMARS, "json_schema", json.dumps(schema))
+    assert accepts(matcher.copy(), ids_of('{"b": 1}'))
+    assert not any(GRAMMARS.consume([(matcher, each)]) for each in ids_of('{"a')), "so may other members"
+    assert GRAMMARS.consume([(matcher, ids_of('"')[0])])
+    lenient = compiled(GRAMMARS, "json_schema", json.dumps({**schema, "x-guidance": {"lenient": True}}))
+    assert accepts(lenient.copy(), ids_of('{"a": [1], "b": 1}'))
+
+
+def test_a_schema_that_refers_to_itself_and_ends_is_kept() -> None:
+    schema = {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, TO_X]}
+    definitions = {"x": {"anyOf": [{"$ref": "#/$defs/y"}, INT]}, "y": TO_X}
+    matcher = compiled(GRAMMARS, "json_schema", json.dumps({**schema, "$defs": definitions}))
+    assert accepts(matcher.copy(), ids_of('{"a": {"a": 1}}'))
+
+
 ZOD_EMAIL = (
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 )
