@@ -62,6 +62,15 @@ class Reading:
     prompt_tail: str
     token_text: Callable[[int], str] | None = None
 
+    @property
+    def call_marks(self) -> frozenset[str]:
+        """The texts that begin calls."""
+        calls, channels = self.dialect.dialect.calls, self.dialect.dialect.channels
+        if calls is None:
+            return frozenset() if channels is None else frozenset({"to=functions"})
+        section = () if calls.section is None else (calls.section.open,)
+        return frozenset([*section, *(calls.opens if calls.loose or not section else ())])
+
     def marks_besides(self, texts: Collection[str]) -> Collection[int]:
         """The tokens that are marks, except those that are one of the texts."""
         marks = self.dialect.control_tokens.items() if texts else ()
@@ -326,9 +335,7 @@ class Reservations:
         """The most sequences of one request: as many as may wait, or the most of one prompt."""
         most = max(MAX_SEQUENCES_PER_REQUEST, self._settings.max_waiting_requests + rows)
         if sequences > most:
-            message = (
-                f"makes {sequences} answers with all prompts and this server gives at most {most} at once"
-            )
+            message = f"makes {sequences} answers with all prompts; this server gives at most {most}"
             raise BadValueError("n", message)
 
     @contextlib.contextmanager

@@ -184,8 +184,12 @@ class Order:
         """The field for which there is a constraint, if there is one."""
         if self.format is not None:
             return self.format.name
-        has_tools = isinstance(self.prompt, Conversation) and self.prompt.tools
-        return "tools" if has_tools or self.budget is None else self.budget.name
+        return "tools" if self.has_tools or self.budget is None else self.budget.name
+
+    @property
+    def has_tools(self) -> bool:
+        """True if the model sees tools."""
+        return isinstance(self.prompt, Conversation) and bool(self.prompt.tools)
 
 
 @attrs.define(kw_only=True)
@@ -243,9 +247,7 @@ class EdgeChecks:
             }
             for name, ids in lists.items():
                 if len(ids) > facts.vocab_size:
-                    message = (
-                        f"holds {len(ids)} token ids, more than the {facts.vocab_size} of the vocabulary"
-                    )
+                    message = f"holds {len(ids)} token ids, the vocabulary {facts.vocab_size}"
                     raise BadValueError(name, message)
                 check_vocabulary(name, ids, facts.vocab_size)
             listed = len(sampling.bad_words) + sum(map(len, lists.values()))
@@ -332,9 +334,7 @@ def _check_continued(conversation: Conversation, name: str) -> None:
 def _check_free_end(order: Order) -> None:
     """Nothing that would have to come before the text that is continued."""
     if order.calls.mode is CallMode.REQUIRED:
-        message = (
-            "cannot force a call where the assistant's last message is continued; it can be auto or none"
-        )
+        message = "cannot force a call where the assistant's last message is continued; use auto or none"
         raise BadValueError("tool_choice", message)
     if order.budget is not None:
         message = "cannot be combined with an assistant's last message that is continued: the model does not reason again"

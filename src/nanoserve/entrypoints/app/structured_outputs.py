@@ -51,9 +51,7 @@ def _of_structured_outputs(value: object) -> Constraint | None:
         if name not in _OPTIONS and each is not None and each is not unset.get(name)
     }
     if unknown := given.keys() - set(_MEMBERS):
-        raise BadValueError(
-            f"structured_outputs.{min(unknown)}", f"is not known; there are {', '.join(_MEMBERS)}"
-        )
+        raise BadValueError(f"structured_outputs.{min(unknown)}", f"is none of {', '.join(_MEMBERS)}")
     if len(given) > 1:
         raise BadValueError("structured_outputs", f"may hold one of {', '.join(sorted(given))}")
     for name, each in given.items():
@@ -155,9 +153,7 @@ class AnswerConstraints:
         if found is None:
             return None
         if order.sampling.ignore_eos:
-            raise BadValueError(
-                "ignore_eos", f"cannot be combined with {name}, which says where an answer ends"
-            )
+            raise BadValueError("ignore_eos", f"cannot be combined with {name}, which says where it ends")
         if reading is None or not reading.tools:
             await self._check(client, name, found, is_composed=reading is not None)
             return found
@@ -217,9 +213,7 @@ def _composed(reading: Reading, order: Order) -> Constraint | None:
     budget = None if order.budget is None else order.budget.tokens
     schema = None if order.format is None else json_schema_of(order.format.constraint)
     if order.format is not None and schema is None and reading.tools:
-        raise BadValueError(
-            order.format.name, "can be combined with tools that may be called only if it is JSON"
-        )
+        raise BadValueError(order.format.name, "can be combined with callable tools only if it is JSON")
     if order.format is None or reading.tools:
         return reading.dialect.grammar(
             reading.tools,

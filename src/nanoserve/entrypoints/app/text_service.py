@@ -37,6 +37,7 @@ from nanoserve.ports.errors import DeadlineError, EngineLoadingError, PromptTooL
 from nanoserve.ports.grammar import Constraint
 from nanoserve.ports.pooling import Pooling
 from nanoserve.ports.request import Request
+from nanoserve.ports.tool_calls import CallMode
 
 _LONGEST_NAME: Final = 256
 """Characters of a name that a client chooses: each piece of a stream repeats it."""
@@ -211,6 +212,8 @@ class TextService:
             sampling = attrs.evolve(sampling, skip_special_tokens=False)
         asked = 0 if order.format is None else len(order.format.constraint.text)
         reservation.count_bytes(asked)
+        if reading is not None and order.calls.mode is CallMode.NONE and order.has_tools:
+            bad_words += await self.tokenizing.encode_marks(reading.call_marks)
         constraint = None
         if order.format is not None or order.budget is not None or (reading is not None and reading.tools):
             constraint = await self._constraints.of(order, reading)
@@ -334,6 +337,12 @@ class Tokenizing:
     async def encode_bad_words(self, words: Collection[str]) -> tuple[tuple[int, ...], ...]:
         """Texts as the ids that must not be generated."""
         return await self.call(lambda: encode_bad_words(self.tokenizer, words)) if words else ()
+
+    async def encode_marks(self, marks: Collection[str]) -> tuple[tuple[int, ...], ...]:
+        """Marks as the ids that must not be generated: a mark that is a token is that one alone."""
+        tokens = {} if self.dialect is None else self.dialect.control_tokens
+        ids = tuple((token_id,) for token_id, text in tokens.items() if text in marks)
+        return ids + await self.encode_bad_words(sorted({*marks} - {*tokens.values()}))
 
     async def learn_token_texts(self) -> None:
         """Fill the tables of `token_text` and `token`, once."""

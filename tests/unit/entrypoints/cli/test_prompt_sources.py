@@ -214,7 +214,7 @@ def test_lines_of_json_may_say_what_each_answer_must_be(tmp_path: pathlib.Path) 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ('"structured_outputs": {"xml": "a"}', "line 2: structured_outputs.xml: is not known"),
+        ('"structured_outputs": {"xml": "a"}', "line 2: structured_outputs.xml: is none of json"),
         ('"structured_outputs": {"regex": "(a"}', "line 2: regex: .*unclosed"),
         (
             '"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}',

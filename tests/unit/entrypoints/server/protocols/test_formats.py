@@ -261,7 +261,7 @@ def test_a_budget_is_refused_by_its_own_name(world: AppWorld) -> None:
         fields = {"messages": user("hello"), "thinking_token_budget": 5, "ignore_eos": True}
         refused = http.post(CHAT, json={"model": "talker", **fields})
     assert refused.status_code == 400
-    message = "ignore_eos: cannot be combined with thinking_token_budget, which says where an answer ends"
+    message = "ignore_eos: cannot be combined with thinking_token_budget, which says where it ends"
     assert refused.json()["error"]["message"] == message
 
 

@@ -16,7 +16,14 @@ import pytest
 import structlog.testing
 
 from tests.unit.entrypoints.server.protocols.protocol_world import HTTP
-from tests.unit.entrypoints.server.protocols.talking_world import PARAMETERS, SCRIPT, Talker, talking
+from tests.unit.entrypoints.server.protocols.talking_world import (
+    IDS,
+    PARAMETERS,
+    SCRIPT,
+    Talker,
+    TalkTokenizer,
+    talking,
+)
 
 Json = dict[str, Any]
 FUNCTION: Final[Json] = {
@@ -513,6 +520,31 @@ def test_of_the_allowed_tools_alone_calls_are_taken(talker: Talker) -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
     tools = [{**FLAT, "name": "other"}, FLAT]
     assert both(talker, PROTOCOLS["responses"], "Rain?", tools=tools, tool_choice=choice).calls
+
+
+@pytest.mark.parametrize("name", ["chat", "responses", "messages"])
+def test_what_begins_a_call_is_not_drawn_where_none_is_wanted(talker: Talker, name: str) -> None:
+    """The model sees the tools, and what it writes is text."""
+    protocol, (world, template) = PROTOCOLS[name], talker
+    choice = {"type": "none"} if name == "messages" else "none"
+    for fields, banned in (
+        ({"tools": [protocol.tool], "tool_choice": choice}, ((IDS["<tool_call>"],),)),
+        ({"tools": [protocol.tool]}, ()),
+        ({"tool_choice": choice}, ()),
+    ):
+        assert post(talker, protocol, **fields).status_code == 200
+        assert world.engine.requests[-1].bad_token_sequences == banned
+        assert len(template.given["tools"]) == len(fields.get("tools", ()))
+
+
+@pytest.mark.parametrize(("dialect", "words"), [("gpt-oss", "to=functions"), ("phi-4-mini", "functools[")])
+def test_a_beginning_of_calls_that_is_no_token_is_not_written(dialect: str, words: str) -> None:
+    with talking(SCRIPT, dialect=dialect) as talker:
+        fields = {"tools": [NESTED], "tool_choice": "none", "bad_words": ["x"]}
+        assert post(talker, PROTOCOLS["chat"], **fields).status_code == 200
+        given, encode = talker[0].engine.requests[-1].bad_token_sequences, TalkTokenizer().encode
+    expected = [text for word in ("x", words) for text in (word, f" {word}")]
+    assert given == tuple(tuple(encode(text, parse_special=False)) for text in expected)
 
 
 def test_tools_that_nobody_here_can_run_are_left_out_and_said_to_be(talker: Talker) -> None:
