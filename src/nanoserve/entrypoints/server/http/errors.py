@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import http
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import attrs
@@ -96,7 +96,7 @@ class ErrorBody(msgspec.Struct):
 
 
 Shapes = Mapping[str, type[ErrorShape]]
-"""Shapes of errors of the protocols that have their own, by the prefix of their paths."""
+"""Shapes of errors of the protocols that have their own, by the prefix of their paths, or by a header that their clients send to any path."""
 
 
 class RequestError(NanoserveError):
@@ -142,9 +142,11 @@ def classify(error: Exception) -> Problem:
     return problem
 
 
-def shape_of(path: str, shapes: Shapes) -> type[ErrorShape]:
-    """The error shape of a path, which is OpenAI's where `shapes` has no other."""
-    return next((shape for prefix, shape in shapes.items() if path.startswith(prefix)), ErrorBody)
+def shape_of(path: str, shapes: Shapes, headers: Iterable[tuple[bytes, bytes]] = ()) -> type[ErrorShape]:
+    """The error shape of a request, which is OpenAI's where `shapes` has no other."""
+    sent = {name.decode("latin-1") for name, _ in headers}
+    signs = (sign for sign in shapes if path.startswith(sign) or sign in sent)
+    return next((shapes[sign] for sign in signs), ErrorBody)
 
 
 async def send_problem(
@@ -166,8 +168,7 @@ def error_response_in(
         problem = _routed(classify(error), path, keeps_files=keeps_files)
         if isinstance(error, ValidationException) and problem.param is not None:
             problem = attrs.evolve(problem, message=_wrong(request, problem.param))
-        body = shape_of(path, shapes).of(problem)
-        headers = dict(problem.headers)
+        body, headers = shape_of(path, shapes, request.scope["headers"]).of(problem), dict(problem.headers)
         return Response(body, status_code=problem.status, headers=headers, media_type=MediaType.JSON)
 
     return respond
@@ -178,9 +179,7 @@ def _routed(problem: Problem, path: str, *, keeps_files: bool) -> Problem:
     if problem.code not in {"not_found", "method_not_allowed"}:
         return problem
     if not keeps_files and f"{path}/".startswith(tuple(f"{each}/" for each in _KEPT)):
-        message = (
-            f"{path} is served only if files and batches are kept: start the server with --batch-dir FOLDER."
-        )
+        message = f"{path} is served only where files are kept: start the server with --batch-dir FOLDER."
         return attrs.evolve(problem, message=message, code="route_not_served")
     missing = next((what for route, what in _NOT_SERVED.items() if f"{path}/".startswith(f"{route}/")), None)
     if missing is None:

@@ -156,7 +156,7 @@ class Gate:
                 if scope["path"] not in self._readable or scope["method"] not in _READING:
                     self._let_in(scope)
         except RequestError as error:
-            shape = shape_of(scope["path"], self._shapes)
+            shape = shape_of(scope["path"], self._shapes, scope["headers"])
             await send_problem(classify(error), scope, receive, send, shape)
             return
         await self._app(scope, receive, send)
@@ -316,9 +316,7 @@ def _make_key(entry: _Entry, settings: AccessSettings, classes: frozenset[str]) 
         raise BadValueError("api_key_file", f"{entry.place}: sha256 must be 64 hexadecimal digits")
     request_class = fields.get("request_class", DEFAULT_CLASS)
     if request_class not in classes:
-        message = (
-            f"{entry.place} has the request class {request_class!r}, which --request-classes does not name"
-        )
+        message = f"{entry.place} has the class {request_class!r}, which --request-classes does not name"
         raise BadValueError("api_key_file", message)
     salt = hashlib.sha256(_SALT_PURPOSE + digest).hexdigest()[:32]
     client = Client(

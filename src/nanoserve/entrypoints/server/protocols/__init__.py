@@ -35,6 +35,7 @@ MEMBER_ROUTES: Final = tuple(each for each in ROUTES if each.paths & MEMBER_PATH
 ERROR_SHAPES: Final[Shapes] = {
     "/v1/messages": anthropic_answer.AnthropicError,
     "/api/": ollama_answer.OllamaError,
+    "anthropic-version": anthropic_answer.AnthropicError,
 }
 
 

@@ -115,6 +115,9 @@ def test_a_wrong_key_on_anthropics_routes_has_anthropics_shape(world: AppWorld) 
     assert answer.status_code == 401
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "authentication_error"
+    with world.client("wrong") as client:
+        answer = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+    assert answer.json()["error"]["type"] == "authentication_error"
 
 
 def test_what_the_router_refuses_has_the_shape_of_the_path(world: AppWorld) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import anthropic
 import pytest
@@ -86,6 +87,9 @@ def test_models_have_names_and_dates(client: anthropic.Anthropic) -> None:
     assert one.display_name == "alias"
     assert one.created_at == listed.data[0].created_at
     assert one.created_at.tzinfo is not None
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.models.retrieve("nothing")
+    assert caught.value.body == {"type": "error", "error": {"type": "not_found_error", "message": ANY}}
 
 
 @pytest.mark.parametrize(
