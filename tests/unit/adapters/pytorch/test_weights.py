@@ -216,6 +216,21 @@ def test_a_file_that_is_none_is_named(tiny: TinyModel, file: str, text: str | No
         tiny.build()
 
 
+@pytest.mark.parametrize("way", ["", "..", "inner/../.."])
+def test_a_shard_is_named_by_no_way_out_of_the_folder(tiny: TinyModel, way: str) -> None:
+    """Nor by an absolute path; the file is the right one, so only its name is refused."""
+    shard(tiny)
+    (tiny.folder / "inner").mkdir()
+    file = tiny.folder / "second.safetensors"
+    names = json.loads((tiny.folder / INDEX).read_text())["weight_map"]
+    written = f"{way}/{tiny.folder.name}/{file.name}" if way else str(file.absolute())
+    moved = {name: written if each == file.name else each for name, each in names.items()}
+    (tiny.folder / INDEX).write_text(json.dumps({"weight_map": moved}))
+    assert (tiny.folder / written).is_file()
+    with pytest.raises(ModelLoadError, match=r"index\.json: names .* a way out of the model's folder"):
+        tiny.build()
+
+
 def test_an_empty_or_absent_folder_is_named(tmp_path: Path, tiny: TinyModel) -> None:
     for folder in (tmp_path / "absent", tmp_path / FILE):
         with pytest.raises(ModelLoadError, match=r"holds neither model\.safetensors nor"):

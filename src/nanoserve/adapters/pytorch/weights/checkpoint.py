@@ -355,8 +355,12 @@ def checkpoint_files(folder: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return [index.parent / name for name in sorted(set(weight_map.values()))]
+        names = [Path(name) for name in sorted(set(weight_map.values()))]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(
             f"{index}: not a readable index of shards ({error!r}): download it again"
         ) from error
+    for name in names:  # by name alone: the files of a download are links to where it keeps them
+        if name.is_absolute() or ".." in name.parts:
+            raise ModelLoadError(f"{index}: names {str(name)!r:.200}, a way out of the model's folder")
+    return [index.parent / name for name in names]
