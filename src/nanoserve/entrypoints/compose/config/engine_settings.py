@@ -104,9 +104,7 @@ class EngineSettings:
         "Memory for the KV cache: bytes (4GiB) or a fraction (0.5) of what is free; if not given, 0.92 of it on a GPU, and on "
         "a CPU 0.8 of it, at most 4 GiB.",
     )
-    enable_prefix_caching: bool = switch(
-        "Compute a prefix that several prompts share only once.", default=True
-    )
+    enable_prefix_caching: bool = switch("Compute a prefix that several prompts share once.", default=True)
     kv_offload_memory: int | None = optional(
         size(), "Host memory for prefixes that the KV cache has no room for, such as 32GiB.", word="none"
     )

@@ -138,9 +138,7 @@ class BoundSettings:
     queue_timeout: float | None = optional(
         _SECONDS, "Seconds that a request may wait before it is computed.", word="none"
     )
-    request_timeout: float | None = optional(
-        _SECONDS, "Seconds that a request may take altogether.", word="none"
-    )
+    request_timeout: float | None = optional(_SECONDS, "Seconds a request may take altogether.", word="none")
     conversation_lifetime: float = setting(86400.0, _SECONDS, "Seconds that stored answers are kept.")
     ping_interval: float = setting(
         10.0, _SECONDS, "Seconds of silence after which a stream says it is alive."
