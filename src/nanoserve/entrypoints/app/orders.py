@@ -66,6 +66,8 @@ class ServiceSettings:
 FREE: Final = ToolChoice()
 """All tools may be called and none must be."""
 _SEED_BITS: Final = 63
+_CONTEXT: Final = "and this model's maximum context length is {} tokens"
+"""Clients look for these words, to shorten a conversation or to ask for less."""
 _DEEPEST_MESSAGE: Final = 64
 _MOST_PRIORITY: Final = 2**31
 _MOST_LISTED: Final = 2**18
@@ -259,7 +261,7 @@ class EdgeChecks:
         """A text so long cannot fit, however it is tokenized."""
         most = self._settings.max_prompt_chars_factor * facts.max_model_len
         if count > most:
-            message = f"the prompt has {count} characters and the context holds {facts.max_model_len} tokens"
+            message = f"the prompt has {count} characters, {_CONTEXT.format(facts.max_model_len)}"
             raise PromptTooLongError(f"{message}; at most {most} characters are read", name)
 
     def check_conversation(
@@ -296,9 +298,11 @@ class EdgeChecks:
             return
         budget = order.sampling.max_tokens or 1
         if length + budget > context:
-            message = f"the prompt has {length} tokens, the answer may have {budget}, and the context holds {context}"
+            message = (
+                f"the prompt has {length} tokens, the answer may have {budget}, {_CONTEXT.format(context)}"
+            )
             if order.pooling is not None:
-                message = f"a text of {length} tokens is too long: the context holds {context}"
+                message = f"a text of {length} tokens is too long, {_CONTEXT.format(context)}"
             if length >= context or order.max_tokens_name is None:
                 raise PromptTooLongError(f"{message}; shorten the prompt", order.prompt_name)
             name = order.max_tokens_name

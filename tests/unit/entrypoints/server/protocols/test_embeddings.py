@@ -137,7 +137,7 @@ def test_ollama_has_two_forms(world: AppWorld) -> None:
         ({"input": ["a", ""]}, "input", "input: is empty"),
         ({"input": ["a", 1]}, "input", "input: mixes token ids and texts: element 1 is 1"),
         ({"input": [99]}, "input", "input"),
-        ({"input": "a" * (CONTEXT + 1)}, "input", f"a text of {CONTEXT + 1} tokens is too long: the context holds {CONTEXT}; shorten"),
+        ({"input": "a" * (CONTEXT + 1)}, "input", f"a text of {CONTEXT + 1} tokens is too long, and this model's maximum context length is {CONTEXT} tokens; shorten"),
         ({"input": ["a"] * 2000}, "input", "input: holds 2000 texts and this server takes at most"),
         ({"input": "a", "dimensions": 3}, "dimensions", "dimensions: must be from 1 to 2, got 3"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "encoding_format"),

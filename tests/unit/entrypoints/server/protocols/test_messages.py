@@ -110,3 +110,22 @@ def test_turns_that_say_nothing_are_no_conversation(
         given = asked if ask == client.messages.create else {"model": "scripted"}
         with pytest.raises(anthropic.BadRequestError, match="messages: must hold at least one"):
             ask(**given | {"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("letters", "max_tokens", "told"),
+    [
+        (40, 600, "input length and `max_tokens` exceed context limit: {n} + 600 > 512, decrease input"),
+        (600, 5, "prompt is too long: {n} tokens > 512 maximum"),
+        (5000, 5, "prompt is too long: messages: the prompt has 5015 characters, and this model's maximum"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_words_that_clients_read(
+    client: anthropic.Anthropic, letters: int, max_tokens: int, told: str
+) -> None:
+    """By the first they ask again for fewer tokens, by the second they shorten the conversation."""
+    asked: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "a" * letters}]}
+    n = client.messages.count_tokens(**asked).input_tokens if "{n}" in told else 0
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**asked, max_tokens=max_tokens)
+    assert told.format(n=n) in caught.value.message
