@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nanoserve.adapters.pytorch.linear import half
 from nanoserve.adapters.pytorch.runner import TorchRunner
 from nanoserve.ports.sampling import SamplingParams
 from tests.served import Served, assert_scored_as_by, is_greedy
@@ -42,6 +44,23 @@ def test_greedy_text_equals_transformers_alone_and_in_a_preempted_crowd(tiny: Ti
     texts = crowd.texts(prompts, greedy)
     assert crowd.has_preempted
     assert texts[::5] == alone
+    assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
+
+
+@pytest.mark.skipif(not half.available(), reason="no products with half weights on this CPU")
+@pytest.mark.parametrize("name", KINDS)
+def test_greedy_text_of_a_checkpoint_in_bfloat16_equals_transformers_in_float32(
+    name: str, tmp_path: Path
+) -> None:
+    tiny = make_tiny_model(tmp_path, name, **CASES[name])
+    for weight in tiny.reference.parameters():
+        weight.data = weight.data.bfloat16().float()
+    tiny.reference.save_pretrained(tmp_path)
+    model = tiny.build()
+    assert any(isinstance(each, half.HalfLinear) for each in model.modules())
+    crowd = Served(model, lambda limits: TorchRunner(model, limits), block_size=4)
+    prompts = prompts_of(tiny)
+    texts = crowd.texts(prompts, [SamplingParams(temperature=0.0, max_tokens=32)] * len(prompts))
     assert all(is_greedy(tiny.reference, *each) for each in zip(prompts, texts, strict=True))
 
 
