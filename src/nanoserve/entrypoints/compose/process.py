@@ -61,7 +61,8 @@ def prepared_engine(settings: EngineSettings) -> Iterator[Launched | None]:
     try:
         from nanoserve.adapters.engine_process.wire.codec import encode_command  # noqa: PLC0415 - meanwhile
 
-        launched.connection.sendall(encode_command(Prepare(wakes_gpu=settings.device != "cpu")))
+        with contextlib.suppress(OSError):  # it has ended: whoever would take it over starts another
+            launched.connection.sendall(encode_command(Prepare(wakes_gpu=settings.device != "cpu")))
         yield launched
     finally:
         launched.end()

@@ -36,6 +36,10 @@ from tests.unit.adapters.engine_process.client.engines import (
 
 SOURCES = Path(__file__).parents[4] / "src"
 NOTHING = (sys.executable, "-c", "")
+ENDS_WHEN_ASKED = (
+    *(sys.executable, "-c"),
+    "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)",
+)
 
 
 @attrs.define
@@ -101,6 +105,34 @@ def test_a_process_that_prepares_meanwhile_becomes_the_first_engine_unless_it_ha
 
     run(check())
     assert first.process.poll() is not None
+
+
+def test_a_process_that_prepares_and_ends_when_it_is_to_begin_is_followed_by_another() -> None:
+    async def check() -> None:
+        async with started(scripted_engine(first=launching.launch(ENDS_WHEN_ASKED))) as engine:
+            assert (await read(engine.submit(request("a")))).ids
+            assert engine.restarts == 0
+
+    run(check())
+
+
+def test_a_process_that_ends_before_it_is_told_to_prepare_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def launch_to_the_end(_command: object) -> launching.Launched:
+        launched = launching.launch(NOTHING)
+        launched.process.wait()
+        return launched
+
+    monkeypatch.setattr(process, "launching", SimpleNamespace(launch=launch_to_the_end))
+
+    async def check() -> None:
+        with process.prepared_engine(EngineSettings()) as first:
+            async with started(scripted_engine(first=first)) as engine:
+                assert (await read(engine.submit(request("a")))).ids
+                assert engine.restarts == 0
+
+    run(check())
 
 
 def test_a_process_that_prepared_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:

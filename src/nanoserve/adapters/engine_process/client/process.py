@@ -166,6 +166,7 @@ class EngineLife:
         is_idle: whether no request waits for an answer; silence is no stall then, if the engine says it is there.
 
     Attributes:
+        began: set once it has said that it starts.
         failure: why it ended, as far as it said so itself.
     """
 
@@ -175,7 +176,7 @@ class EngineLife:
     _on_report: Callable[[Report], None] = attrs.field(kw_only=True)
     _is_idle: Callable[[], bool] = attrs.field(kw_only=True)
     failure: NanoserveError | None = attrs.field(default=None, init=False)
-    _began: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+    began: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
     _ready: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
     _watch: StallWatch = attrs.field(init=False)
     _last_step: float = attrs.field(default=0.0, init=False)
@@ -196,8 +197,8 @@ class EngineLife:
         """
         self.process.send(start)
         if self.process.is_prepared:
-            await _first_of(self._began, self.process.gone, seconds=reaction)
-            if not self._began.is_set():
+            await _first_of(self.began, self.process.gone, seconds=reaction)
+            if not self.began.is_set():
                 return False
         await _first_of(self._ready, self.process.gone, seconds=limit)
         self._watch = StallWatch(self._stall_timeout, time.monotonic())
@@ -220,7 +221,7 @@ class EngineLife:
         self._on_report(report)
         match report:
             case Began():
-                self._began.set()
+                self.began.set()
             case Ready():
                 self._ready.set()
             case Failed():

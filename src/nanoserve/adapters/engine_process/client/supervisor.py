@@ -269,13 +269,14 @@ class Supervisor:
         failure = None if life is None else life.failure
         if self._engine.status is EngineStatus.STOPPED:
             return None
-        if self._engine.status is EngineStatus.STARTING:
+        is_first = self._engine.status is EngineStatus.STARTING
+        if life is not None and life.was_spare and not (life.began.is_set() if is_first else life.was_ready):
+            _log.warning("the spare could not become the engine; a new process is tried", ending=ending)
+            return 0.0
+        if is_first:
             error = failure or EngineDiedError(f"the engine ended while it started ({ending})")
             self._engine.close(EngineStatus.FAILED, error)
             return None
-        if life is not None and life.was_spare and not life.was_ready:
-            _log.warning("the spare could not become the engine; a new process is tried", ending=ending)
-            return 0.0
         delay, reason = self._restarts.note_death(self._engine.ledger.answers), str(failure or "unknown")
         if delay is None:
             _log.error("the engine keeps ending and is not started again", ending=ending, reason=reason)
