@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TextIO
+from typing import Any, BinaryIO, Final
 
 import attrs
 import rich_click as click
@@ -64,7 +64,7 @@ def _with_local_defaults(configuration: Configuration) -> Configuration:
             ),
             options.option(
                 "--json-schema",
-                type=click.File(encoding="utf-8"),
+                type=click.File("rb"),
                 help="Every answer is JSON that fits the schema in this file.",
             ),
             options.option(
@@ -91,7 +91,7 @@ def generate(
     *,
     prompt: str | None,
     file: str | None,
-    json_schema: TextIO | None,
+    json_schema: BinaryIO | None,
     regex: str | None,
     choice: tuple[str, ...],
 ) -> None:
@@ -100,14 +100,16 @@ def generate(
     Answers go to standard output, everything else to standard error.
     """
     from nanoserve.entrypoints.app.structured_outputs import constraint_of  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.cli.prompt_sources import read_sources  # noqa: PLC0415 - as above
+    from nanoserve.entrypoints.cli.prompt_sources import Source, decode, read_sources  # noqa: PLC0415 - as above
 
-    asked = {"json": json_schema and json_schema.read(), "regex": regex, "choice": choice or None}
-    constraint = constraint_of(structured_outputs=asked)
+    place = json_schema.name if json_schema else ""
+    schema = json_schema and decode(json_schema.read(), place, "json_schema")
+    asked = {"json": schema, "regex": regex, "choice": choice or None}
+    common = Source(place=place, constraint=constraint_of(structured_outputs=asked))
     sources = read_sources(prompt, file)
     from nanoserve.entrypoints.cli.generation import run_generation  # noqa: PLC0415 - loads torch
 
-    run_generation(configuration, sources, constraint)
+    run_generation(configuration, sources, common)
 
 
 @options.command(

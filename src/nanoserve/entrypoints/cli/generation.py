@@ -36,10 +36,14 @@ from nanoserve.ports.sampling import SamplingParams
 
 
 def run_generation(
-    configuration: Configuration, sources: Sequence[Source], constraint: Constraint | None = None
+    configuration: Configuration, sources: Sequence[Source], common: Source | None = None
 ) -> None:
-    """Generate from every source and write the answers; raises errors after finished answers are written."""
-    _check_constraints(sources, constraint)
+    """Generate from every source and write the answers; raises errors after finished answers are written.
+
+    Sources without a constraint have that of `common`, whose place is where it was written.
+    """
+    common = common or Source()
+    _check_constraints([common, *sources])
     if configuration.trace.trace is not None:
         check_trace_path(configuration.trace.trace)
     started = time.monotonic()
@@ -48,13 +52,11 @@ def run_generation(
     log_model(assembly)
     recording = start_recording(configuration.trace, configuration.engine, assembly, trace_format())
     with contextlib.closing(Session(assembly, recording=recording)) as session:
-        _generate(configuration, sources, session, load_seconds, constraint)
+        _generate(configuration, sources, session, load_seconds, common.constraint)
 
 
-def _check_constraints(sources: Sequence[Source], constraint: Constraint | None) -> None:
+def _check_constraints(sources: Sequence[Source]) -> None:
     """Before a model is loaded, whatever can be known without one."""
-    if constraint is not None:
-        check_constraint(constraint)
     for asked, source in {each.constraint: each for each in reversed(sources)}.items():
         try:
             if asked is not None:

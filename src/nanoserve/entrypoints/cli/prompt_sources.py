@@ -50,13 +50,13 @@ def read_sources(argument: str | None, file: str | None) -> list[Source]:
         return [Source(place="standard input", prompt=_read_standard_input(argument))]
     if not argument:
         raise BadValueError("PROMPT", "is empty: there is nothing to continue")
-    return [Source(prompt=_decode(argument.encode(errors="surrogateescape"), "the argument"))]
+    return [Source(prompt=decode(argument.encode(errors="surrogateescape"), "the argument"))]
 
 
 def _read_standard_input(argument: str | None) -> str:
     if argument is None and sys.stdin is not None and sys.stdin.isatty():
         raise BadValueError("PROMPT", "is missing: give one, pipe one in, or use --file")
-    text = _decode(_standard_input(), "standard input").removesuffix("\n")
+    text = decode(_standard_input(), "standard input").removesuffix("\n")
     if not text:
         raise BadValueError("PROMPT", "is missing, and standard input is empty")
     return text
@@ -70,7 +70,7 @@ def _standard_input() -> bytes:
 def _read_file(path: Path) -> list[Source]:
     try:
         raw = _standard_input() if str(path) == "-" else path.read_bytes()
-        text = _decode(raw, str(path))
+        text = decode(raw, str(path))
     except OSError as error:
         raise BadValueError("file", f"cannot read {path}: {error.strerror or error}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
@@ -134,10 +134,10 @@ def _read_id(value: Any, place: str) -> Any:
     return value
 
 
-def _decode(raw: bytes, place: str) -> str:
+def decode(raw: bytes, place: str, name: str = "PROMPT") -> str:
+    """The text of UTF-8, without its byte order mark; raises `BadValueError` about `name`."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadValueError(
-            "PROMPT", f"{place} is not UTF-8 text: byte {raw[error.start]:#x} at offset {error.start}"
-        ) from None
+        message = f"{place} is not UTF-8 text: byte {raw[error.start]:#x} at offset {error.start}"
+        raise BadValueError(name, message) from None

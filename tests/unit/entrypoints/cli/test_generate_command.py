@@ -221,6 +221,26 @@ def test_whatever_goes_wrong_is_one_line(
     assert capsys.readouterr() == ("", f"nanoserve: {line}\n")
 
 
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (b"{bad", "json_schema: must be JSON: Expecting property name"),
+        (b"", "json_schema: must be JSON: Expecting value"),
+        (b"[1]", "json_schema: must be an object or a boolean"),
+        (b'{"type": "text"}', "json_schema: Invalid type: text"),
+        (b'{"\xff": 1}', "is not UTF-8 text: byte 0xff at offset 2"),
+    ],
+)
+def test_a_broken_schema_is_named_by_its_file(
+    run: Run, tmp_path: pathlib.Path, schema: bytes, message: str
+) -> None:
+    path = tmp_path / "broken.json"
+    path.write_bytes(schema)
+    ended = run(scripted_assembly(), "hello", "--json-schema", str(path))
+    assert (ended.code, ended.out) == (2, "")
+    assert (str(path) in ended.err, message in ended.err, ended.err.count("\n")) == (True, True, 1)
+
+
 def test_an_unknown_variable_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOSERVE_TEMPRATURE", "0")
     ended = run(scripted_assembly(), "x", "--max-tokens", "1", "--log-json")
