@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -53,3 +55,37 @@ def test_a_rank_that_is_stuck_is_missed_with_an_error_that_says_so(monkeypatch: 
     meeting.join()
     with pytest.raises(StepFailedError, match="has not answered for"):
         first.all_gather(torch.ones(3))
+
+
+ENDS_AT_ONCE = """
+import os
+
+import torch
+
+from nanoserve.adapters.pytorch.parallel.gloo import GlooRanks, open_listener
+
+
+class AtTheEnd:
+    def __del__(self, listdir=os.listdir, open=os.open, read=os.read):
+        names = [read(open(f"/proc/self/task/{each}/comm", 0), 64) for each in listdir("/proc/self/task")]
+        print(sum(b"gloo_runloop" in each for each in names), flush=True)
+
+
+def count():
+    AtTheEnd()
+
+
+ranks = GlooRanks(0, 1)
+listener, port = open_listener()
+ranks.meet(port, listener)
+ranks.all_reduce(torch.ones(1))
+count()
+ranks.part_of_a_cycle = ranks
+at_the_end = AtTheEnd()  # is forgotten when Python takes its modules apart
+"""
+
+
+def test_no_thread_of_a_rank_exchanges_tensors_while_python_ends() -> None:
+    """It would free one without Python's lock, and end the process by SIGABRT."""
+    done = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["2", "0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import socket
+import weakref
 from typing import Any, Final
 
 import torch
@@ -24,7 +25,9 @@ class GlooRanks:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._group: Any = None
+        self._group: list[Any] = []
+        # Its threads free tensors, for which they need Python's lock: that ends the process where Python is ending.
+        weakref.finalize(self, self._group.clear)
 
     def meet(self, port: int, listener: socket.socket | None = None) -> None:
         """Return when all ranks are here. The first one has the `listener` that is bound to `port`."""
@@ -40,7 +43,7 @@ class GlooRanks:
         options = _c10d.ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to name a device
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]  # noqa: SLF001
         options._timeout = limit  # noqa: SLF001
-        self._group = _c10d.ProcessGroupGloo(store, self.rank, self.size, options)
+        self._group.append(_c10d.ProcessGroupGloo(store, self.rank, self.size, options))
 
     def all_reduce(self, x: Tensor, /) -> Tensor:
         """See `Communicator`; added in float32 and rounded once."""
@@ -58,7 +61,7 @@ class GlooRanks:
         options = _c10d.distributed_c10d.AllgatherOptions()
         options.timeout = dt.timedelta(seconds=patience(self.rank, MOST_SECONDS))
         try:
-            self._group.allgather([found], [x.contiguous()], options).wait()
+            self._group[0].allgather([found], [x.contiguous()], options).wait()
         except RuntimeError as error:
             message = f"another rank has ended, or has not answered for {options.timeout.seconds} seconds"
             raise StepFailedError(message) from error
