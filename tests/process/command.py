@@ -15,8 +15,12 @@ COMMAND = (sys.executable, "-m", "nanoserve")
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment without settings of ours, on one thread so that results repeat."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NANOSERVE_")}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(extra or {})
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("NANOSERVE_", "PYTHONUNBUFFERED"))
+    }
+    return kept | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
 
 def run(

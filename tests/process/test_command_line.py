@@ -7,14 +7,16 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from nanoserve.entrypoints.cli.main import nanoserve
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment, error_line, run
+from tests.process.server_process import server_process
 
 WITHOUT_TORCH = """
 import sys
@@ -144,10 +146,55 @@ def test_a_reader_that_leaves_ends_a_command_quietly(arguments: tuple[str, ...])
             [*COMMAND, *arguments],
             stdout=writing,
             stderr=subprocess.PIPE,
-            env=environment({"PYTHONUNBUFFERED": ""}),
+            env=environment(),
             timeout=PATIENCE,
             check=False,
         )
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def without(streams: str) -> tuple[str, ...]:
+    """The command, started as a shell does with these redirections."""
+    return ("sh", "-c", f'exec "$@" {streams}', "sh", *COMMAND)
+
+
+def run_without(streams: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [*without(streams), *arguments]
+    return subprocess.run(
+        command, input=b"hello", capture_output=True, env=environment(), timeout=PATIENCE, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("env",), ("generate", "--max-tokens", "2"), ("models",), ("--help",), ("chat", "--max-tokens", "2")],
+)
+def test_what_cannot_be_written_because_output_is_closed_is_no_success(arguments: tuple[str, ...]) -> None:
+    done = run_without(">&-", *arguments)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"nanoserve: output: Bad file descriptor\n"
+
+
+def test_nothing_that_is_said_of_an_error_goes_to_standard_output() -> None:
+    done = run_without("2>&-", "generate", "--no-such-option")
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_closed_standard_input_is_an_empty_one(command: str) -> None:
+    closed, empty = run_without("<&-", command), run_without("</dev/null", command)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (empty.returncode, empty.stdout, empty.stderr)
+
+
+@pytest.mark.parametrize(("streams", "speaks", "silent"), [("<&- >&-", "err", "out"), ("2>&-", "out", "err")])
+def test_a_server_needs_no_standard_streams(
+    streams: str, speaks: str, silent: str, tmp_path: pathlib.Path
+) -> None:
+    with server_process(tmp_path, command=without(streams)) as server:
+        said = tmp_path / speaks
+        wait_until(lambda: re.search(r'^ready: |"ready"', said.read_text(), re.MULTILINE), said.read_text)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0, said.read_text()
+        assert (tmp_path / silent).read_text() == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -234,8 +235,9 @@ def _announce(started: Any, *, as_record: bool) -> None:
     """Say that the server has started: to people on standard output, to programs as one more record."""
     import structlog  # noqa: PLC0415 - slow to import
 
-    for line in started.lines():
-        click.echo(line)
+    with contextlib.suppress(OSError):  # a server is there for its clients, whoever reads this
+        for line in started.lines():
+            click.echo(line)
     if as_record:
         structlog.get_logger().info("ready", **started.record())
     for warning in started.warnings:

@@ -48,7 +48,7 @@ def report(error: BaseException, reporting: Reporting) -> int:
 def flush_output(code: int) -> int:
     """Write what standard output still holds; returns the exit code, which is that of this failure if nothing failed before."""
     try:
-        print(end="", flush=True)  # noqa: T201 - does nothing where there is no standard output
+        sys.stdout.flush()
     except OSError as error:
         code = code or report(error, Reporting())
         _drop_output()

@@ -54,22 +54,17 @@ def read_sources(argument: str | None, file: str | None) -> list[Source]:
 
 
 def _read_standard_input(argument: str | None) -> str:
-    if argument is None and sys.stdin is not None and sys.stdin.isatty():
+    if argument is None and sys.stdin.isatty():
         raise BadValueError("PROMPT", "is missing: give one, pipe one in, or use --file")
-    text = decode(_standard_input(), "standard input").removesuffix("\n")
+    text = decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
     if not text:
         raise BadValueError("PROMPT", "is missing, and standard input is empty")
     return text
 
 
-def _standard_input() -> bytes:
-    """All of it; nothing if the program was started without one."""
-    return b"" if sys.stdin is None else sys.stdin.buffer.read()
-
-
 def _read_file(path: Path) -> list[Source]:
     try:
-        raw = _standard_input() if str(path) == "-" else path.read_bytes()
+        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         text = decode(raw, str(path))
     except OSError as error:
         raise BadValueError("file", f"cannot read {path}: {error.strerror or error}") from None

@@ -52,22 +52,6 @@ def test_an_argument_of_other_bytes_than_text_is_explained() -> None:
         read_sources("a\udcff", None)
 
 
-@pytest.mark.parametrize(
-    ("argument", "file", "message"),
-    [
-        (None, None, "standard input is empty"),
-        ("-", None, "standard input is empty"),
-        (None, "-", "holds no prompt"),
-    ],
-)
-def test_a_program_started_without_standard_input_says_so(
-    argument: str | None, file: str | None, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(BadValueError, match=message):
-        read_sources(argument, file)
-
-
 def test_a_dash_for_a_file_is_standard_input_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(b"one\ntwo\n", monkeypatch)
     assert [each.prompt for each in read_sources(None, "-")] == ["one", "two"]
