@@ -225,6 +225,8 @@ def answers_in(path: pathlib.Path) -> Iterator[AnswersFile]:
     with os.fdopen(descriptor, "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(descriptor).st_nlink:
+                raise BlockingIOError  # noqa: TRY301 - whoever had it has just removed it
         except BlockingIOError:
             raise BadValueError("output", f"{path} is being written by another run") from None
         done, size = set(), 0

@@ -81,9 +81,12 @@ def head(benchmark: str) -> dict[str, Any]:
 
 
 def check_writable(path: str | None) -> None:
-    """Raise `OSError` before anything is measured where the file cannot be written."""
+    """Raise `OSError` before anything is measured where the file cannot be written; leaves no file that was not there."""
     if path is not None:
+        was_there = pathlib.Path(path).exists()
         pathlib.Path(path).open("a", encoding="utf-8").close()
+        if not was_there:
+            pathlib.Path(path).unlink()
 
 
 def check_plot(path: str | None) -> None:

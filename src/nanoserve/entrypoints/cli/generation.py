@@ -38,10 +38,7 @@ from nanoserve.ports.sampling import SamplingParams
 def run_generation(
     configuration: Configuration, sources: Sequence[Source], common: Source | None = None
 ) -> None:
-    """Generate from every source and write the answers; raises errors after finished answers are written.
-
-    Sources without a constraint have that of `common`, whose place is where it was written.
-    """
+    """Generate from every source, which has the constraint of `common` if it has none, and write the answers; raises errors after finished ones are written."""
     common = common or Source()
     _check_constraints([common, *sources])
     if configuration.trace.trace is not None:

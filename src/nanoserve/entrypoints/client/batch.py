@@ -106,6 +106,7 @@ def run_batch(file: str, output: str, address: Address, *, concurrency: int, pri
     lines = read_lines(pathlib.Path(file), priority)
     if os.path.realpath(file) == os.path.realpath(output):
         raise BadValueError("output", "must be another file than that of the requests")
+    was_there = pathlib.Path(output).exists()
     console = Console(stderr=True)
     columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
@@ -114,6 +115,8 @@ def run_batch(file: str, output: str, address: Address, *, concurrency: int, pri
             answers = stack.enter_context(answers_in(pathlib.Path(output)))
         except OSError as error:
             raise BadValueError("output", f"cannot write {output}: {error.strerror}") from None
+        if not was_there:  # it is removed while it is ours, unless there is an answer in it
+            stack.callback(lambda: None if answers.done else pathlib.Path(output).unlink())
         stack.enter_context(bar)
         left = [each for each in lines if each.custom_id not in answers.done]
         tally = Tally(before=len(lines) - len(left))
@@ -128,5 +131,7 @@ def run_batch(file: str, output: str, address: Address, *, concurrency: int, pri
             with cancelling_interrupts():
                 asyncio.run(send(address, left, answers, concurrency=concurrency, note=note))
         except ExceptionGroup as failures:  # the first one has ended the others
-            raise failures.exceptions[0] from None
+            if isinstance(first := failures.exceptions[0], OSError):
+                raise OSError(first.errno, first.strerror, output) from None
+            raise first from None
     return tally

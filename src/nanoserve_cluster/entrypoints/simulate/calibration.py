@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile
-from nanoserve.entrypoints.bench.report import check_writable, show, table
+from nanoserve.entrypoints.bench.report import check_writable, show, table, write_report
 from nanoserve.entrypoints.compose.bootstrap import trace_format
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.trace import TraceHeader
@@ -59,7 +59,7 @@ def run_calibration(log: str, out: str | None) -> None:
             "cost": attrs.asdict(fitted.cost),
             "errors": {name: value for name, value in attrs.asdict(fitted).items() if name != "cost"},
         }
-        pathlib.Path(out).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        write_report(out, written)
 
 
 def read_measured(path: str) -> MeasuredReplica:

@@ -142,6 +142,15 @@ def test_a_disk_that_is_full_at_the_end_is_named_by_its_file(
     assert "nanoserve: /dev/full: No space left on device\n" in capsys.readouterr().err
 
 
+def test_a_run_that_fails_leaves_no_file(
+    bench: BenchRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = scripted_parts()
+    interrupt_in_turn(parts.engine, 4, monkeypatch)
+    assert bench(parts, "throughput", *SMALL, "--json", str(tmp_path / "x.json")) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ctrl_c_and_failures_are_one_line(
     bench: BenchRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

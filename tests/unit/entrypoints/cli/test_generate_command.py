@@ -241,6 +241,11 @@ def test_a_broken_schema_is_named_by_its_file(
     assert (str(path) in ended.err, message in ended.err, ended.err.count("\n")) == (True, True, 1)
 
 
+def test_a_full_disk_is_named_by_the_file_of_the_step_log(run: Run) -> None:
+    ended = run(scripted_assembly(), "hello", "--trace", "/dev/full")
+    assert (ended.code, ended.out, ended.err) == (1, "", "nanoserve: /dev/full: No space left on device\n")
+
+
 def test_an_unknown_variable_is_warned_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOSERVE_TEMPRATURE", "0")
     ended = run(scripted_assembly(), "x", "--max-tokens", "1", "--log-json")

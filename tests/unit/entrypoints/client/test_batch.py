@@ -162,8 +162,10 @@ def test_a_full_disk_ends_the_run_in_one_line(
     with serving(lambda *_: 200) as (url, _):
         with monkeypatch.context() as broken:
             broken.setattr(os, "write", full)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match="No space left") as caught:
                 run(file, tmp_path / "out", url)
+        assert caught.value.filename == str(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
         assert run(file, tmp_path / "out", url) == Tally(completed=8)
 
 
@@ -189,6 +191,38 @@ def test_an_interrupt_ends_all_that_is_under_way(
             assert run(file, tmp_path / "out", url).before <= 1
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_run_without_an_answer_leaves_no_file_that_was_not_there(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, was_there: bool
+) -> None:
+    file, out = requests(tmp_path, ["a"]), tmp_path / "out"
+    if was_there:
+        out.touch()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nanoserve.entrypoints.client.batch.send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(file, out, "http://127.0.0.1:1")
+    assert out.exists() is was_there
+
+
+def test_a_file_that_the_run_before_has_just_removed_is_not_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out, lock = requests(tmp_path, ["a"]), tmp_path / "out", fcntl.flock
+
+    def late(*arguments: Any) -> None:
+        out.unlink()
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr("nanoserve.entrypoints.client.batch.send", lambda *_, **__: asyncio.sleep(0))
+    with pytest.raises(BadValueError, match="is being written by another run"):
+        run(file, out, "http://127.0.0.1:1")
 
 
 GOOD = {"custom_id": "a", "url": "/v1/embeddings", "body": {}}

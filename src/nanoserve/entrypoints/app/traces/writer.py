@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import os
@@ -66,13 +67,16 @@ class TraceWriter:
         opener = (lambda name, flags: os.open(name, flags, 0o600)) if header.has_words else None
         self._file: BinaryIO = open(path, "ab", opener=opener)  # noqa: SIM115 - closed by `close`
         _claim(self._file, emptied=True)
-        self._lines: BinaryIO | gzip.GzipFile = (
-            gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
-            if path.endswith(GZIP_SUFFIX)
-            else self._file
-        )
+        self._lines: BinaryIO | gzip.GzipFile = self._file
+        if path.endswith(GZIP_SUFFIX):
+            self._lines = gzip.GzipFile(fileobj=self._file, mode="wb", compresslevel=6)
         self._flushed = -FLUSH_SECONDS
-        self.write_lines([trace_format.encode_header(header)])
+        try:
+            self.write_lines([trace_format.encode_header(header)])
+        except OSError as error:  # of a full disk, which does not say where
+            with contextlib.suppress(OSError):
+                self.close()
+            raise OSError(error.errno, error.strerror, path) from None
 
     def write(self, records: Iterable[TraceRecord]) -> None:
         """Append records."""
@@ -122,9 +126,8 @@ class Recording:
         try:
             self._writer.write(self._recorder.take())
         except OSError as error:
-            structlog.get_logger().warning(
-                "the step log ends here: it cannot be written", reason=error.strerror
-            )
+            event = "the step log ends here: it cannot be written"
+            structlog.get_logger().warning(event, reason=error.strerror)
             self._stop()
 
     def close(self) -> None:

@@ -78,10 +78,8 @@ def _ask_for_patience(path: str) -> None:
     """Nothing else is said until all of it is read."""
     size = Path(path).stat().st_size
     if size >= LONG_FILE:
-        click.echo(
-            f"nanoserve: {path}: {size / 1e6:.0f} MB, which takes up to a second for each MB, uncompressed",
-            err=True,
-        )
+        cost = f"{size / 1e6:.0f} MB, which takes up to a second for each MB, uncompressed"
+        click.echo(f"nanoserve: {path}: {cost}", err=True)
 
 
 def _show(document: bytes, port: int, *, browser: bool) -> None:
