@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+
+from nanoserve.kernels.experts.tuning import gate_up_row_tile
+from nanoserve.kernels.linear.tuning import row_tile
 
 ON_GPU = torch.cuda.is_available()
 
@@ -27,3 +32,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="module", autouse=True)
 def _as_on_a_gpu(plain_products: None) -> None:
     """Kernels take plain weights."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a kernel is not what is tested, a program computes more of what one row is multiplied with: an interpreted one is slow to begin."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not ON_GPU and request.path.parent.name != "kernels":
+            patch.setattr("nanoserve.kernels.linear.launch.row_tile", _more_rows(row_tile))
+            patch.setattr("nanoserve.kernels.experts.launch.gate_up_row_tile", _more_rows(gate_up_row_tile))
+        yield
+
+
+def _more_rows(tile_of: Callable[..., Any]) -> Callable[..., Any]:
+    def tile(*sizes: Any, **options: Any) -> Any:
+        found = tile_of(*sizes, **options)
+        return found if getattr(found, "straight", False) else found._replace(rows=32)
+
+    return tile
