@@ -11,8 +11,9 @@ PATIENCE: Final = 120.0
 
 
 def wait_until(condition: Callable[[], object], seen: Callable[[], object] = lambda: "") -> None:
-    """Return when the condition holds; where it never does, `seen` is shown."""
-    end = time.monotonic() + PATIENCE
+    """Return when the condition holds; where it never does, `seen` is shown. What takes long is looked at less often: a look may be a request."""
+    end, pause = time.monotonic() + PATIENCE, 0.01
     while not condition():
         assert time.monotonic() < end, seen()
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.1)
