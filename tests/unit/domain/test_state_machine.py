@@ -171,6 +171,9 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
+TURNS = st.integers(0, 6)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """A cramped engine under random traffic, faults and time."""
 
@@ -180,7 +183,7 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         host_slots=st.sampled_from([0, 2, 12]),
         acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
-        dice=st.randoms(use_true_random=False),
+        dice=st.builds(random.Random, st.integers(0, 1 << 16)),
         slots=st.integers(1, 3),
         short=st.sampled_from([6, 2048]),
         limits=st.fixed_dictionaries(
@@ -271,26 +274,30 @@ class EngineMachine(RuleBasedStateMachine):
             assert set(request_ids) <= self.runner.guilty
         self.failed.update(request_ids)
 
-    @rule(fields=REQUESTS)
-    def add(self, fields: dict[str, Any]) -> None:
+    @rule(fields=REQUESTS, turns=TURNS)
+    def add(self, fields: dict[str, Any], turns: int = 0) -> None:
         self.ask(range(fields["length"]), fields)
+        self.turn(turns)
 
     @rule(
         fields=REQUESTS,
         tails=st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=3), min_size=2, max_size=5),
+        turns=TURNS,
     )
-    def add_crowd(self, fields: dict[str, Any], tails: list[list[int]]) -> None:
+    def add_crowd(self, fields: dict[str, Any], tails: list[list[int]], turns: int = 0) -> None:
         """Prompts of one beginning that arrive together."""
         for tail in tails:
             self.ask([*range(fields["length"]), *tail], fields)
+        self.turn(turns)
 
-    @rule(fields=REQUESTS, number=st.integers(0, 30))
-    def go_on(self, fields: dict[str, Any], number: int) -> None:
+    @rule(fields=REQUESTS, number=st.integers(0, 30), turns=TURNS)
+    def go_on(self, fields: dict[str, Any], number: int, turns: int = 0) -> None:
         """A request whose prompt is an earlier one's with what it has said so far."""
         if f"r{number}" in self.requests:
             request, _ = self.requests[f"r{number}"]
             prompt = [*request.prompt_token_ids, *self.world.answer(f"r{number}").token_ids]
             self.ask(prompt, fields | {"seed": request.seed, "deterministic": request.sampling.deterministic})
+            self.turn(turns)
 
     def ask(self, prompt: Sequence[int], fields: dict[str, Any]) -> None:
         name, fields = f"r{len(self.requests)}", fields.copy()
@@ -339,12 +346,21 @@ class EngineMachine(RuleBasedStateMachine):
         elif self.loras.pop(name, None):
             engine.forget_lora(name)
 
-    @rule(mode=st.sampled_from(PauseMode))
+    @rule(
+        mode=st.sampled_from([*PauseMode, None, None, None]), parts=st.sampled_from([(), PARTS, *zip(PARTS)])
+    )
+    def steer(self, mode: PauseMode | None, parts: Sequence[str]) -> None:
+        """Wake parts up, and pause or resume."""
+        self.wake(parts)
+        if mode is None:
+            self.resume()
+        else:
+            self.pause(mode)
+
     def pause(self, mode: PauseMode) -> None:
         self.aborted.update(self.requests if mode is PauseMode.ABORT else ())
         self.world.engine.pause(mode)
 
-    @rule()
     def resume(self) -> None:
         self.world.engine.resume()
 
@@ -357,9 +373,8 @@ class EngineMachine(RuleBasedStateMachine):
         except ConflictError:
             assert self.world.scheduler.flights or self.world.engine.steering.asleep
 
-    @rule(parts=st.sampled_from([PARTS, PARTS, *PARTS]))
     def wake(self, parts: Sequence[str]) -> None:
-        self.world.engine.note_awake([parts] if isinstance(parts, str) else parts)
+        self.world.engine.note_awake(parts)
 
     @rule(digest=st.sampled_from(WEIGHTS), is_patient=st.booleans())
     def write_weights(self, digest: str, is_patient: bool) -> None:
@@ -406,17 +421,26 @@ class EngineMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.world.clock.time += seconds
 
-    @rule()
+    @rule(
+        where=st.sampled_from(["before a draw", "behind a draw", "in numbers", *Fault]),
+        kind=st.integers(0, 3),
+    )
+    def go_wrong(self, where: Fault | str, kind: int) -> None:
+        if isinstance(where, Fault):
+            self.fail(where, kind)
+        elif where == "in numbers":
+            self.break_numbers()
+        else:
+            self.fail_to_draw(afterwards=where == "behind a draw")
+
     def break_numbers(self) -> None:
         self.is_calm = False
         self.runner.breaks += 1
 
-    @rule(afterwards=st.booleans())
-    def fail_to_draw(self, afterwards: bool) -> None:
+    def fail_to_draw(self, *, afterwards: bool) -> None:
         self.is_calm = False
         self.runner.fail_to_draw(RuntimeError("not drawn"), afterwards=afterwards)
 
-    @rule(fault=st.sampled_from(Fault), kind=st.integers(0, 3))
     def fail(self, fault: Fault, kind: int) -> None:
         self.is_calm = False
         errors = [
