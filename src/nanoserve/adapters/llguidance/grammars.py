@@ -216,8 +216,8 @@ class LLGrammars:
         ends = frozenset(vocabulary.eos_tokens)
         # One that text can make too is allowed as text, and only the engine knows better.
         self._ends = ends if all(map(vocabulary.is_special_token, ends)) else frozenset[int]()
-        texts = ((vocabulary.decode_str([each]), each) for each in range(num_tokens))
-        self._special = {text: each for text, each in texts if vocabulary.is_special_token(each)}
+        special = filter(vocabulary.is_special_token, range(num_tokens))
+        self._special = {vocabulary.decode_str([each]): each for each in special}
         self.living = living = Living()
         self._workers = FairWorkers[CompiledGrammar](
             WORKERS, lambda: living.total() < LIVING_BYTES, priority=LOW_PRIORITY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -378,6 +379,21 @@ def test_the_text_of_a_special_token_is_written_as_text(tokenizer: Tokenizer, te
             said.append(max(allowed(grammars, matcher) - {tokenizer.token_to_id(END)}))
             assert matcher.inner.consume_token(said[-1])
         assert tokenizer.decode(said) == whole
+
+
+def test_the_text_of_no_token_is_made_at_the_start_but_of_special_ones() -> None:
+    texts: list[object] = []
+
+    def note(_frame: object, event: str, called: Any) -> None:
+        if event == "c_call" and getattr(called, "__name__", "") == "decode_str":
+            texts.append(called)
+
+    sys.setprofile(note)
+    try:
+        grammars = grammars_of(byte_level())
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(texts) == len(grammars._special) < 10
 
 
 def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:
