@@ -232,28 +232,27 @@ def worst_step_bytes(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> i
 
 
 def shape_and_score(spec: ModelSpec, space: Workspace, sizes: EngineSizes) -> None:
-    """Process logits as that step does."""
-    max_num_seqs, most = sizes.max_num_seqs, sizes.max_logprobs
+    """Process logits as that step does: one row that asks for all of it stands in every place, since what is kept of a row beside its counts is a few bytes."""
+    most = sizes.max_logprobs
     sampler = make_sampler(spec, sizes, space.logits.device)
-    rows = tuple([place % max_num_seqs for place in range(len(space.logits))])
-    for row in rows[:max_num_seqs]:
-        sampler.admit(
-            AdmittedRow(
-                row=row,
-                token_ids=(0,),
-                num_prompt_tokens=1,
-                num_computed_tokens=0,
-                block_tables=(),
-                sampling=attrs.evolve(EVERYTHING, logprobs=most),
-                max_length=1,
-            )
+    sampler.admit(
+        AdmittedRow(
+            row=0,
+            token_ids=(0,),
+            num_prompt_tokens=1,
+            num_computed_tokens=0,
+            block_tables=(),
+            sampling=attrs.evolve(EVERYTHING, logprobs=most),
+            max_length=1,
         )
+    )
+    rows = (0,) * len(space.logits)
     prompt = space.logits.new_zeros(TOKENS_AT_ONCE, spec.vocab_size).float()
     predicted = torch.zeros(TOKENS_AT_ONCE, dtype=torch.int64, device=prompt.device)
     logits = space.logits.zero_()
     shaped = sampler.process(logits, rows)
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    sampler.observe(rows[:max_num_seqs], tokens[:max_num_seqs])
+    sampler.observe(rows[: sizes.max_num_seqs], tokens[: sizes.max_num_seqs])
     scores = sampler.score(shaped if sizes.processed_logprobs else logits, tokens, rows)
     held = prompt.new_empty(sizes.max_num_batched_tokens, 3 * most)  # scores of the step's other prompts
     prompt_scores = score_tensors(prompt, predicted, (most,) * TOKENS_AT_ONCE)

@@ -112,7 +112,8 @@ def _left_padded(tokens: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def _widened(tail: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(tail, (width - len(tail), 0), value=NO_TOKEN)
+    missing = width - len(tail)
+    return torch.nn.functional.pad(tail, (missing, 0), value=NO_TOKEN) if missing else tail
 
 
 Cells = tuple[Tensor, Tensor]
