@@ -136,7 +136,7 @@ class Bench:
 
     def forget(self) -> None:
         """No grammar is compiled any more."""
-        grammars = LLGrammars(self._vocabulary, num_tokens=VOCAB, threads=self._threads)
+        grammars = LLGrammars(lambda: self._vocabulary, num_tokens=VOCAB, threads=self._threads)
         self.engine = self._make(constraints=Constraints(grammars, self._runner))
 
     def call(self, schemas: Sequence[str]) -> Call:

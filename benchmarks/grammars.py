@@ -174,7 +174,7 @@ def measure(
         num_blocks=rows * 80,
     )
     runner = DiceRunner(rows)
-    grammars = LLGrammars(vocabulary, num_tokens=tokenizer.get_vocab_size(), threads=max(threads, 1))
+    grammars = LLGrammars(lambda: vocabulary, num_tokens=tokenizer.get_vocab_size(), threads=max(threads, 1))
     timed = Timed()
     for name, given in (("consume", "consume"), ("begin", "fill")) if phases else ():
         setattr(grammars, given, timed.wrap(name, getattr(grammars, given)))

@@ -62,7 +62,7 @@ class Bench:
         size = tokenizer.get_vocab_size()
         self._tokenizer = tokenizer
         self._grammars = LLGrammars(
-            make_vocabulary(tokenizer.to_str(), [1], size), num_tokens=size, threads=1
+            lambda: make_vocabulary(tokenizer.to_str(), [1], size), num_tokens=size, threads=1
         )
         self._block = new_block(size, 1)
         self._block = new_block(size, 1)

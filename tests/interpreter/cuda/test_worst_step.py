@@ -20,11 +20,11 @@ from nanoserve.ports.engine_facts import EngineSizes
 VOCAB = 4096
 
 
-class Memory(TorchDispatchMode):
+class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators, and the bytes of all storages that they have made and that are still held."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators = self.held = self.peak = 0
         self._known = weakref.WeakSet[Any]()
 
@@ -54,7 +54,8 @@ def measured(rows: int) -> Memory:
         num_blocks=8,
     )
     space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB))
-    with torch.inference_mode(), Memory() as memory:
+    memory = Memory()
+    with torch.inference_mode(), memory:
         workspace.shape_and_score(spec, space, sizes)
     return memory
 

@@ -165,7 +165,7 @@ class Batch:
 
 
 class MaskFiller:
-    """Fills masks with this many threads; the ids from `num_tokens` on are never allowed. `failed` is a matcher of no grammar.
+    """Fills masks with this many threads; the ids from `num_tokens` on are never allowed. `failed` gives a matcher of no grammar.
 
     Attributes:
         patience: seconds that a step waits; None if the steps before say it.
@@ -174,7 +174,7 @@ class MaskFiller:
 
     patience: float | None = None
 
-    def __init__(self, num_tokens: int, threads: int, failed: LLMatcher) -> None:
+    def __init__(self, num_tokens: int, threads: int, failed: Callable[[], LLMatcher]) -> None:
         self._num_tokens, self._failed = num_tokens, failed
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="masks")
         self._executor = LLExecutor(threads)
@@ -309,7 +309,7 @@ class MaskFiller:
         while matcher.pending_tokens:
             token = matcher.pending_tokens.pop(0)
             if matcher.careful:  # the library holds the interpreter's lock while it consumes one alone
-                both = [(matcher.inner, token), (self._failed.deep_copy(), token)]
+                both = [(matcher.inner, token), (self._failed().deep_copy(), token)]
                 is_going: bool | str = self._executor.consume_token_par(both)[0]
             else:
                 is_going = _consumed(matcher, token)

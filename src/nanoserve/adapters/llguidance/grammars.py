@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
 import attrs
@@ -111,11 +112,6 @@ class CompiledGrammar:
         """Its matchers in use."""
         return len(self.beginning.lexer) - 1
 
-    @property
-    def is_full(self) -> bool:
-        """True if its lexer fails answers that another one would serve."""
-        return self.beginning.lexer.is_full
-
     def matcher(self) -> GrammarMatcher:
         """One that has consumed nothing, of that lexer of the constraint that has least to do."""
         lexers = self._lexers()
@@ -174,11 +170,6 @@ class Lexers:
                     moved += 1
         return moved
 
-    @property
-    def is_growing(self) -> bool:
-        """True if some are not made yet."""
-        return not all(each.done() for each in self.made)
-
     def _sound(self) -> list[CompiledGrammar]:
         return [each.result() for each in self.made if _is_sound(each)]
 
@@ -194,30 +185,26 @@ def _is_sound(made: Future[CompiledGrammar]) -> bool:
 
 
 def _is_spent(made: Future[CompiledGrammar]) -> bool:
-    """True if it serves no other answer: it was cancelled, or its lexer is full."""
-    return made.cancelled() or (made.done() and not made.exception() and made.result().is_full)
+    """True if it serves no other answer: it was cancelled, or its lexer is full and fails answers that another one would serve."""
+    return made.cancelled() or (
+        made.done() and not made.exception() and made.result().beginning.lexer.is_full
+    )
 
 
 class LLGrammars:
     """Grammars of one vocabulary; of one engine, which calls it from one thread.
 
     Ids from `num_tokens` on, which a model's logits may have beyond its tokenizer's, are never allowed. Masks are computed by
-    so many `threads`.
+    so many `threads`. `make` makes the vocabulary, when it is first wanted.
 
     Attributes:
         living: what its grammars take.
         moves: answers that have gone over to another lexer.
     """
 
-    def __init__(self, vocabulary: LLTokenizer, *, num_tokens: int, threads: int) -> None:
-        self._vocabulary = vocabulary
-        self._num_tokens = num_tokens = min(num_tokens, vocabulary.vocab_size)
-        self._filler = MaskFiller(num_tokens, threads, self._matcher(""))
-        ends = frozenset(vocabulary.eos_tokens)
-        # One that text can make too is allowed as text, and only the engine knows better.
-        self._ends = ends if all(map(vocabulary.is_special_token, ends)) else frozenset[int]()
-        special = filter(vocabulary.is_special_token, range(num_tokens))
-        self._special = {vocabulary.decode_str([each]): each for each in special}
+    def __init__(self, make: Callable[[], LLTokenizer], *, num_tokens: int, threads: int) -> None:
+        self._make_vocabulary, self._num_tokens = make, num_tokens
+        self._filler = MaskFiller(num_tokens, threads, functools.cache(lambda: self._matcher("")))
         self.living = living = Living()
         self._workers = FairWorkers[CompiledGrammar](
             WORKERS, lambda: living.total() < LIVING_BYTES, priority=LOW_PRIORITY
@@ -231,9 +218,27 @@ class LLGrammars:
         self._lock = threading.Lock()
         self._compiles, self._compile_seconds = 0, 0.0
 
+    @functools.cached_property
+    def vocabulary(self) -> Future[LLTokenizer]:
+        """Made by a thread from when this is first read, which the engine's thread does before any worker."""
+        return ThreadPoolExecutor(1, thread_name_prefix="vocabulary").submit(self._make_vocabulary)
+
+    @functools.cached_property
+    def _special(self) -> Mapping[str, int]:
+        known = self.vocabulary.result()
+        special = filter(known.is_special_token, range(self._num_tokens))
+        return {known.decode_str([each]): each for each in special}
+
+    @functools.cached_property
+    def _ends(self) -> frozenset[int]:
+        """One that text can make too is allowed as text, and only the engine knows better."""
+        known = self.vocabulary.result()
+        return frozenset(known.eos_tokens if all(map(known.is_special_token, known.eos_tokens)) else ())
+
     def compile(self, constraint: Constraint, /, client: str = "") -> Pending[Grammar]:
         """As in `Grammars`. The newest are kept, those that were refused among them."""
         check_size(constraint)
+        self.vocabulary  # noqa: B018 - begins it
         key = attrs.evolve(constraint, after=())
         lexers = self._cache.get(key)
         if lexers is None:
@@ -259,14 +264,15 @@ class LLGrammars:
 
     def draft(self, matcher: Matcher, count: int, more: Callable[[list[int]], Sequence[int]], /) -> list[int]:
         assert isinstance(matcher, GrammarMatcher)
-        return matcher.draft(count, more, self._vocabulary.tokenize_bytes)
+        return matcher.draft(count, more, self.vocabulary.result().tokenize_bytes)
 
     def fill(
         self, matchers: Sequence[Matcher], block: MaskBlock, drafts: Sequence[Sequence[int]] = (), /
     ) -> Callable[[], Filled]:
         if self._growing:
             self.moves += sum(each.spread() for each in self._growing)
-            self._growing = weakref.WeakSet(each for each in self._growing if each.is_growing)
+            growing = (each for each in self._growing if not all(made.done() for made in each.made))
+            self._growing = weakref.WeakSet(growing)
         return self._filler.fill(matchers, block, drafts)
 
     def is_ready(self, matcher: Matcher, /) -> bool:
@@ -299,7 +305,7 @@ class LLGrammars:
         try:
             beginning, limit = self._beginning(constraint), constraint.reasoning
             if limit is not None:
-                beginning = with_budget(beginning, limit, self._vocabulary, self._matcher)
+                beginning = with_budget(beginning, limit, self.vocabulary.result(), self._matcher)
             self.living.add(beginning.lexer, _bytes_of(constraint))
             return CompiledGrammar(beginning, time.thread_time() - busy, lexers)
         except Exception as error:  # noqa: BLE001 - it is raised again
@@ -311,7 +317,7 @@ class LLGrammars:
                 self._compile_seconds += time.perf_counter() - started
 
     def _beginning(self, constraint: Constraint) -> GrammarMatcher:
-        text = grammar_text(constraint, self._is_special)
+        text = grammar_text(constraint, self._special.__contains__)
         matcher = self._matcher(text)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # whose states every copy then has
         error = matcher.get_error()
@@ -325,14 +331,11 @@ class LLGrammars:
         return GrammarMatcher(matcher, frozenset() if names_ends else self._ends, names_ids=names_ids)
 
     def _matcher(self, text: str) -> LLMatcher:
-        return LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
+        return LLMatcher(self.vocabulary.result(), text, log_level=0, limits=PARSER_LIMITS)
 
     def _is_end(self, name: str) -> bool:
         found = IDS.fullmatch(name)
         return (int(found[1]) if found else self._special.get(name)) in self._ends
-
-    def _is_special(self, text: str) -> bool:
-        return text in self._special
 
 
 def _bytes_of(constraint: Constraint) -> int:

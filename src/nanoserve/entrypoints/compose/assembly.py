@@ -24,7 +24,7 @@ Observed = Callable[[Sequence[int]], driven.Activations]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Assembly:
-    """One model, ready to generate; `pooler` is None if it writes text, and `dialect_facts` say how it writes reasoning and calls."""
+    """One model, ready to generate; `pooler` is None if it writes text, and `dialect_facts` say how it writes reasoning and calls. `finish` begins what few requests need."""
 
     folder: str
     engine: EngineHandle
@@ -35,6 +35,7 @@ class Assembly:
     facts: EngineFacts
     dialect_facts: driven.DialectFacts = attrs.field(factory=driven.DialectFacts)
     pooler: PoolerSpec | None = None
+    finish: Callable[[], object] = lambda: None
 
 
 @attrs.frozen(kw_only=True, eq=False)

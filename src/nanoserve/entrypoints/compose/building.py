@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import structlog
-from llguidance import LLTokenizer
 
 from nanoserve.adapters.engine_process.ranks.follower import MakeRunner
 from nanoserve.adapters.engine_process.ranks.leader import LeadingRunner
@@ -64,7 +62,7 @@ from nanoserve.entrypoints.compose.offload import count_slots, open_directory, o
 from nanoserve.entrypoints.compose.process import Stopwatch
 from nanoserve.ports.driven import Tokenizer
 from nanoserve.ports.engine_facts import EngineFacts, EngineSizes
-from nanoserve.ports.errors import BadValueError, StepFailedError
+from nanoserve.ports.errors import StepFailedError
 from nanoserve.ports.grammar import Grammars
 from nanoserve.ports.kv import KVEventPublisher
 from nanoserve.ports.model_spec import ModelSpec
@@ -92,10 +90,9 @@ def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) ->
     kv_events = open_kv_events(settings, found.spec)
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
-    with ThreadPoolExecutor(1) as worker:  # while weights are read
-        vocabulary = worker.submit(_vocabulary, tokenizer, found.spec)
-        loaded = _load_all(settings, found, watch, group)
-    return _assemble(settings, loaded, tokenizer, watch, vocabulary=vocabulary.result(), kv_events=kv_events)
+    loaded = _load_all(settings, found, watch, group)
+    grammars = _grammars(tokenizer, found.spec)
+    return _assemble(settings, loaded, tokenizer, watch, grammars=grammars, kv_events=kv_events)
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -220,16 +217,16 @@ def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
     return tokenizer
 
 
-def _vocabulary(tokenizer: HFTokenizer, spec: ModelSpec) -> LLTokenizer | None:
-    """The tokenizer for grammars; None if no answer can be made to follow one."""
+def _grammars(tokenizer: HFTokenizer, spec: ModelSpec) -> LLGrammars | None:
+    """Grammars over a tokenizer; None if no answer can be made to follow one."""
     ends = (*spec.eos_token_ids, *tokenizer.eos_token_ids)
     if not ends or spec.encoder is not None:
         return None
-    try:
-        return make_vocabulary(tokenizer.description, ends, spec.vocab_size)
-    except BadValueError as error:
-        structlog.get_logger().warning("no structured output", reason=str(error))
-        return None
+    return LLGrammars(
+        lambda: make_vocabulary(tokenizer.description, ends, spec.vocab_size),
+        num_tokens=min(tokenizer.vocab_size, spec.vocab_size),
+        threads=choices.mask_threads(),
+    )
 
 
 def _assemble(
@@ -238,13 +235,10 @@ def _assemble(
     tokenizer: HFTokenizer,
     watch: Stopwatch,
     *,
-    vocabulary: LLTokenizer | None = None,
+    grammars: LLGrammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Assembly:
     runner, facts = _build_runner(settings, loaded, watch)
-    grammars = None
-    if vocabulary is not None:
-        grammars = LLGrammars(vocabulary, num_tokens=tokenizer.vocab_size, threads=choices.mask_threads())
     return Assembly(
         folder=tokenizer.folder,
         engine=_build_engine(
@@ -257,6 +251,7 @@ def _assemble(
         facts=facts,
         dialect_facts=tokenizer.dialect_facts,
         pooler=choose_pooler(settings.task, tokenizer, loaded.found.spec.hidden_size),
+        finish=lambda: grammars and grammars.vocabulary,
     )
 
 

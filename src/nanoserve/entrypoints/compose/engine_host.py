@@ -44,6 +44,7 @@ def main(build: Build = assemble, prepare: Callable[..., None] = preload) -> int
             build_beside = functools.partial(build, num_blocks=command.num_blocks)
             parked.append(_warm(read(command.parked), build_beside, Stopwatch()))
             parked[0].engine.sleep(1)
+            parked[0].finish()
 
     def serve(link: Link, start: Start) -> None:
         host(link, read(start), build, *parked)
@@ -71,6 +72,7 @@ def host(link: Link, settings: EngineSettings, build: Build, parked: Assembly | 
     )
     loop = EngineLoop(assembly.engine, link, watching)
     link.send(Ready(attrs.evolve(assembly.facts, start_phases=watch.phases)))
+    assembly.finish()  # from now on, as it holds the interpreter's lock: what comes first waits no longer than it would have
     loop.run()
 
 

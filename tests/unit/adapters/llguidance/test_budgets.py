@@ -76,7 +76,7 @@ class Subject:
 
 def of_bytes(name: str, marks: Sequence[str], *, is_harmony: bool = False) -> Subject:
     vocabulary = Vocabulary(marks)
-    grammars = LLGrammars(vocabulary.inner, num_tokens=len(vocabulary.tokens), threads=1)
+    grammars = LLGrammars(lambda: vocabulary.inner, num_tokens=len(vocabulary.tokens), threads=1)
     grammars._filler.patience = 60  # no mask is late because a machine is slow
     dialect = TokenizedDialect(DIALECTS[name], {token: mark for mark, token in vocabulary.ids.items()})
     ids = {text: token for token, text in enumerate(vocabulary.tokens)}
@@ -92,7 +92,7 @@ def of_merges() -> Subject:
     """The built-in model's vocabulary, in which `ink` and `hi` are tokens."""
     tokenizer = plain()
     grammars = grammars_of(tokenizer)
-    vocabulary, size = grammars._vocabulary, tokenizer.get_vocab_size()
+    vocabulary, size = grammars.vocabulary.result(), tokenizer.get_vocab_size()
     ids = {
         vocabulary.decode_bytes([token]): token
         for token in range(size)

@@ -183,7 +183,7 @@ def test_a_lexer_that_is_full_serves_no_later_answer() -> None:
         may = allowed(grammars, first) - first.ends
         assert not may or not grammars.consume([(first, drawn.choice(sorted(may)))])
     assert masks_of(grammars, [first.copy()]) == [
-        bytes(len(new_block(grammars._vocabulary.vocab_size, 1).memory))
+        bytes(len(new_block(grammars.vocabulary.result().vocab_size, 1).memory))
     ]
     assert any(b"".join(filter(None, masks_of(grammars, [compiled(grammars, "regex", regex)]))))
 
@@ -287,7 +287,7 @@ def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     expected = masks_of(grammars, matchers)
     held = Held()
     held.hold(grammars, matchers[3:4])
-    block = new_block(grammars._vocabulary.vocab_size, len(matchers))
+    block = new_block(grammars.vocabulary.result().vocab_size, len(matchers))
     late = grammars.fill(matchers, block)().late
     assert 3 in late
     assert len(late) == 7, "a third of them"
@@ -321,7 +321,7 @@ def test_few_masks_of_lexers_that_have_been_quick_are_filled_by_the_caller() -> 
     assert grammars.consume([(each, a) for each in few]) == {}
     assert masks_of(grammars, few) == [each.inner.compute_bitmask() for each in few]
     assert list(grammars.consume([(each, a) for each in few[1:]])) == [0, 1]
-    block = new_block(grammars._vocabulary.vocab_size, len(few))
+    block = new_block(grammars.vocabulary.result().vocab_size, len(few))
     assert grammars.fill(few, block)() == Filled(empty={1, 2})
     assert (any(block.mask(0)), any(block.mask(1)), any(block.mask(2))) == (True, False, False)
     assert len(seen) == QUICK_MASKS
@@ -380,7 +380,7 @@ def test_a_lexer_with_a_mask_that_was_late_is_left_to_threads_from_then_on() -> 
 def test_masks_are_made_while_the_caller_goes_on_and_threads_end_with_their_grammars() -> None:
     grammars = grammars_of(byte_level(), threads=2)
     matchers = [compiled(grammars, "regex", "[ab]+") for _ in range(3)]
-    held, block = Held(), new_block(grammars._vocabulary.vocab_size, len(matchers))
+    held, block = Held(), new_block(grammars.vocabulary.result().vocab_size, len(matchers))
     held.hold(grammars, matchers)
     before = {each for each in threading.enumerate() if each.name.startswith("masks")}
     wait = grammars.fill(matchers, block)
@@ -406,7 +406,7 @@ def test_tokens_are_consumed_together_and_each_fails_alone() -> None:
         wrong = grammars.consume([(each, a if number == 1 else b) for number, each in enumerate(matchers)])
         assert list(wrong) == [1]
         assert wrong[1] == f"token {a} was drawn, and the constraint does not allow it"
-        block = new_block(grammars._vocabulary.vocab_size, count)
+        block = new_block(grammars.vocabulary.result().vocab_size, count)
         assert grammars.fill(matchers, block)() == Filled(empty={1})
         assert not any(block.mask(1))
         assert [each.may_end() for each in matchers] == [number != 1 for number in range(count)]
@@ -422,7 +422,7 @@ def test_what_has_been_late_goes_on_in_its_thread() -> None:
     assert grammars.consume([(dear, b), (broken, b), (usual, b)]) == {}
     dear.inner = inner
     assert dear.pending_tokens == dear.copy().pending_tokens == [b]
-    block = new_block(grammars._vocabulary.vocab_size, 3)
+    block = new_block(grammars.vocabulary.result().vocab_size, 3)
     assert grammars.fill([dear, broken, usual], block)() == Filled(empty={1})
     assert not dear.pending_tokens
     assert block.mask(0) == block.mask(2)
@@ -546,7 +546,7 @@ def test_a_grammar_is_gone_with_its_last_answer_though_no_garbage_is_collected(i
     grammars = grammars_of(byte_level(), threads=2)
     with no_collector():
         crowd = [compiled(grammars, "regex", f"[ab]{{{number}}}") for number in range(3, 9)]
-        block = new_block(grammars._vocabulary.vocab_size, len(crowd))
+        block = new_block(grammars.vocabulary.result().vocab_size, len(crowd))
         grammars._filler.patience = 0.0 if is_late else None
         for _ in range(3):
             grammars.fill(crowd, block)()

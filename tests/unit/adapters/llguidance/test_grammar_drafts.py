@@ -42,12 +42,12 @@ def test_masks_behind_drafts_are_those_on_the_way(constraint: Constraint) -> Non
         for _ in range(40):
             drafts = GRAMMARS.draft(ahead, 6, lambda forced: [*range(97, 103)])
             drafted += len(drafts)
-            block = new_block(GRAMMARS._vocabulary.vocab_size, 8)
+            block = new_block(GRAMMARS.vocabulary.result().vocab_size, 8)
             filled = GRAMMARS.fill([ahead, ahead.copy()], block, [drafts, []])()
             assert not filled.late
             walker = plainly.copy()
             for number, token in enumerate([*drafts, None]):
-                alone = new_block(GRAMMARS._vocabulary.vocab_size, 1)
+                alone = new_block(GRAMMARS.vocabulary.result().vocab_size, 1)
                 GRAMMARS.fill([walker], alone)()
                 assert block.mask(number) == alone.mask(0)
                 assert token is None or not GRAMMARS.consume([(walker, token)])

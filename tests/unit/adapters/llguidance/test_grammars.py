@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from llguidance import LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from nanoserve.adapters.llguidance.grammars import LLGrammars
 from nanoserve.adapters.llguidance.limits import MAX_CHARACTERS, MAX_VALUES
 from nanoserve.adapters.llguidance.reading import check
 from nanoserve.adapters.llguidance.schemas import in_known_words
+from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
 from tests.unit.adapters.llguidance.vocabularies import (
@@ -381,19 +385,46 @@ def test_the_text_of_a_special_token_is_written_as_text(tokenizer: Tokenizer, te
         assert tokenizer.decode(said) == whole
 
 
-def test_the_text_of_no_token_is_made_at_the_start_but_of_special_ones() -> None:
+def test_the_text_of_no_token_is_made_but_of_special_ones() -> None:
     texts: list[object] = []
 
     def note(_frame: object, event: str, called: Any) -> None:
         if event == "c_call" and getattr(called, "__name__", "") == "decode_str":
             texts.append(called)
 
+    grammars = grammars_of(byte_level())
+    grammars.vocabulary.result()
     sys.setprofile(note)
     try:
-        grammars = grammars_of(byte_level())
+        special = grammars._special
     finally:
         sys.setprofile(None)
-    assert 0 < len(texts) == len(grammars._special) < 10
+    assert 0 < len(texts) == len(special) < 10
+
+
+def test_a_vocabulary_is_made_once_and_by_a_thread_when_it_is_first_wanted() -> None:
+    known, threads = GRAMMARS.vocabulary.result(), list[threading.Thread]()
+
+    def make() -> LLTokenizer:
+        threads.append(threading.current_thread())
+        return known
+
+    grammars = LLGrammars(make, num_tokens=TOKENIZER.get_vocab_size(), threads=1)
+    assert grammars.counts().compiles == 0
+    assert not threads
+    for text in ("a", "b"):
+        compiled(grammars, "regex", text)
+    (thread,) = threads
+    assert thread is not threading.current_thread()
+
+
+def test_a_vocabulary_that_cannot_be_made_refuses_every_constraint_by_its_reason() -> None:
+    wordpieces = Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    wordpieces.decoder = decoders.WordPiece()
+    grammars = LLGrammars(lambda: make_vocabulary(wordpieces.to_str(), [1], 2), num_tokens=2, threads=1)
+    for _ in range(2):
+        with pytest.raises(BadValueError, match="of a kind that no grammar can follow"):
+            compiled(grammars, "regex", "a")
 
 
 def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:

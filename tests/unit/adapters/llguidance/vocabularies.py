@@ -56,7 +56,7 @@ def grammars_of(tokenizer: Tokenizer, threads: int = 2, *, padded: int = PADDED)
     size = tokenizer.get_vocab_size()
     ends = [tokenizer.encode(END, add_special_tokens=False).ids[0]]
     vocabulary = make_vocabulary(tokenizer.to_str(), ends, size + padded)
-    grammars = LLGrammars(vocabulary, num_tokens=size, threads=threads)
+    grammars = LLGrammars(lambda: vocabulary, num_tokens=size, threads=threads)
     grammars._filler.patience = 60  # no mask is late because a machine is slow
     return grammars
 
@@ -72,7 +72,7 @@ def compiled(grammars: LLGrammars, kind: str, text: str, *, compact: bool = Fals
 
 def masks_of(grammars: LLGrammars, matchers: Sequence[GrammarMatcher]) -> list[bytes | None]:
     """The mask of each; None for those that are late."""
-    block = new_block(grammars._vocabulary.vocab_size, len(matchers))
+    block = new_block(grammars.vocabulary.result().vocab_size, len(matchers))
     filled = grammars.fill(matchers, block)()
     return [None if number in filled.late else bytes(block.mask(number)) for number in range(len(matchers))]
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 
 from nanoserve.domain.scheduling import admission
+from nanoserve.entrypoints.compose.assembly import Assembly
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.engine_host import host
 from nanoserve.entrypoints.compose.process import Stopwatch
@@ -78,6 +80,16 @@ def test_facts_come_first_and_the_warm_up_is_not_counted() -> None:
     assert list(ready.facts.start_phases) == ["scripted", "warm-up"]
     assert "memory" not in ready.facts.budget
     assert link.states == []
+
+
+def test_what_few_requests_need_is_begun_once_the_engine_is_ready() -> None:
+    link, sent = ScriptedLink(), list[list[Report]]()
+
+    def build_with_more(settings: EngineSettings, watch: Stopwatch) -> Assembly:
+        return attrs.evolve(build(settings, watch), finish=lambda: sent.append(list(link.reports)))
+
+    host(link, EngineSettings(), build_with_more)
+    assert [[type(each) for each in reports] for reports in sent] == [[Ready]]
 
 
 def test_a_request_is_answered_without_waiting_and_the_books_come_first_and_last() -> None:

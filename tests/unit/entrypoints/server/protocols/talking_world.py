@@ -177,7 +177,7 @@ def talking_assembly(script: Mapping[str, str], template: TalkTemplate) -> Assem
         max_num_batched_tokens=CONTEXT,
     )
     tokenizer = TalkTokenizer()
-    grammars = LLGrammars(_vocabulary(), num_tokens=spec.vocab_size, threads=1)
+    grammars = LLGrammars(_vocabulary, num_tokens=spec.vocab_size, threads=1)
     return Assembly(
         folder="talker",
         engine=Engine(

@@ -1,0 +1,47 @@
+"""An engine is ready before the vocabulary of its grammars is made, and plain requests never have it made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nanoserve.adapters.engine_process.host.process import warm_up
+from nanoserve.entrypoints.compose import building
+from nanoserve.entrypoints.compose.bootstrap import assemble
+from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.ports.events import TokensGenerated
+from nanoserve.ports.grammar import Constraint
+from nanoserve.ports.request import Request
+from nanoserve.ports.sampling import SamplingParams
+
+
+def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, make = list[object](), building.make_vocabulary
+    monkeypatch.setattr(building, "make_vocabulary", lambda *how: made.append(how) or make(*how))
+
+    def generate(engine: Any, constraint: Constraint | None, ends: frozenset[int]) -> str:
+        sampling = SamplingParams(temperature=0.0, max_tokens=8)
+        request = Request(
+            request_id="r",
+            prompt_token_ids=(5,),
+            sampling=sampling,
+            eos_token_ids=ends,
+            constraint=constraint,
+        )
+        engine.add(request)
+        text = ""
+        while engine.has_work:
+            text += "".join(each.text for each in engine.turn() if isinstance(each, TokensGenerated))
+        return text
+
+    assembly = assemble(EngineSettings())
+    warm_up(assembly.engine)
+    ends = frozenset(assembly.tokenizer.eos_token_ids)
+    assert generate(assembly.engine, None, ends)
+    assert not made
+    assert generate(assembly.engine, Constraint("regex", "[ab]{3}"), ends).strip("ab") == ""
+    assembly.finish()
+    assert len(made) == 1
