@@ -10,13 +10,7 @@ from typing import Any, Final
 import attrs
 
 from nanoserve.adapters.huggingface import deepseek, encoders, gemma
-from nanoserve.adapters.huggingface.attention import (
-    FULL,
-    SLIDING,
-    Config,
-    read_attention,
-    read_layer_types,
-)
+from nanoserve.adapters.huggingface.attention import FULL, SLIDING, Config, read_attention, read_layer_types
 from nanoserve.adapters.huggingface.json_files import positive, positive_integer, read_json_object
 from nanoserve.ports.errors import ModelLoadError
 from nanoserve.ports.layer_spec import (

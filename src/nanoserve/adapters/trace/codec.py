@@ -57,11 +57,7 @@ class TwinnedClass:
         self.port = port
         self.tag = TAGS.get(port)
         self.twin = msgspec.defstruct(
-            port.__name__,
-            types_of,
-            array_like=True,
-            forbid_unknown_fields=True,
-            tag=self.tag,
+            port.__name__, types_of, array_like=True, forbid_unknown_fields=True, tag=self.tag
         )
         self._names = names
         self._nested = [index for index, name in enumerate(names) if _mentions(hints[name], set(twins))]

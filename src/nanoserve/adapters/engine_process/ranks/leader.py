@@ -262,13 +262,7 @@ class LeadingRunner(Generic[TicketT]):
     """
 
     def __init__(
-        self,
-        own: Any,
-        ranks: Ranks,
-        *,
-        is_watchful: bool,
-        loras: Any = None,
-        most_seconds: float = math.inf,
+        self, own: Any, ranks: Ranks, *, is_watchful: bool, loras: Any = None, most_seconds: float = math.inf
     ) -> None:
         self.own: ModelRunner[TicketT] = own
         self.loras = loras
