@@ -89,10 +89,7 @@ class GrammarMatcher:
         return self.lexer.is_quick and not self.careful and not self.pending_tokens
 
     def draft(
-        self,
-        count: int,
-        more: Callable[[list[int]], Sequence[int]],
-        tokenize: Callable[[bytes], list[int]],
+        self, count: int, more: Callable[[list[int]], Sequence[int]], tokenize: Callable[[bytes], list[int]]
     ) -> list[int]:
         """As in `Grammars`. One that speaks of ids is not asked: its masks are corrected one by one."""
         is_slow = self._drafts_are_dear or self.careful or self.pending_tokens

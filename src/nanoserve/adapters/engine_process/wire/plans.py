@@ -17,10 +17,7 @@ from nanoserve.adapters.engine_process.wire.codec import WireError, array_form, 
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.lora import LoraPart
 from nanoserve.ports.steering import SharedTensor
-from nanoserve.ports.step import (
-    AdmittedRow,
-    StepPlan,
-)
+from nanoserve.ports.step import AdmittedRow, StepPlan
 
 
 class Join(msgspec.Struct, array_like=True, tag=0):
