@@ -10,6 +10,7 @@ import pytest
 
 HTTP = """
 import json, os, signal, sys
+from nanoserve.adapters.embedded import model_folder
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
@@ -21,16 +22,18 @@ def announce(started):
     print(json.dumps(list(sys.modules)))
     os.kill(os.getpid(), signal.SIGTERM)
 
-serve(Serving(engine=EngineSettings(), serve=ServeSettings(listen=ListenSettings(port=0)), log=LogSettings()), announce)
+model = EngineSettings(model=str(model_folder()))
+serve(Serving(engine=model, serve=ServeSettings(listen=ListenSettings(port=0)), log=LogSettings()), announce)
 """
 ENGINE = """
 import json, sys
+from nanoserve.adapters.embedded import model_folder
 from nanoserve.adapters.engine_process.host.process import warm_up
 from nanoserve.entrypoints.compose import engine_host
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 
-warm_up(assemble(EngineSettings()).engine)
+warm_up(assemble(EngineSettings(model=str(model_folder()))).engine)
 print(json.dumps(list(sys.modules)))
 """
 
@@ -41,9 +44,22 @@ print(json.dumps(list(sys.modules)))
         (
             HTTP,
             {"litestar", "tokenizers"},
-            {"torch", "transformers", "triton", "numpy", "sympy", "httpx", "nanoserve.domain.engine"},
+            {
+                "torch",
+                "transformers",
+                "triton",
+                "numpy",
+                "sympy",
+                "httpx",
+                "huggingface_hub",
+                "nanoserve.domain.engine",
+            },
         ),
-        (ENGINE, {"torch"}, {"transformers", "sympy", "torch._dynamo", "litestar", "httpx"}),
+        (
+            ENGINE,
+            {"torch"},
+            {"transformers", "sympy", "torch._dynamo", "litestar", "httpx", "huggingface_hub"},
+        ),
     ],
     ids=["HTTP", "engine"],
 )

@@ -21,6 +21,7 @@ from nanoserve.adapters.embedded import head_folder, model_folder
 from nanoserve.adapters.gguf.folder import present_folder
 from nanoserve.adapters.huggingface.chat_template import HFChatTemplate
 from nanoserve.adapters.huggingface.draft_head import own_draft, read_draft
+from nanoserve.adapters.huggingface.folders import present_model
 from nanoserve.adapters.huggingface.generation_config import read_sampling_defaults
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
@@ -258,6 +259,8 @@ def _find_folder(settings: EngineSettings) -> str:
 
 
 def _resolve(name: str, revision: str | None = None) -> str:
-    from nanoserve.adapters.huggingface.hub import resolve_model  # noqa: PLC0415 - not needed for the built-in model
+    if found := present_model(name):  # what exists here wins over a hub name
+        return found
+    from nanoserve.adapters.huggingface.hub import download_model  # noqa: PLC0415 - loads 40 modules
 
-    return resolve_model(name, revision=revision, progress=sys.stderr.isatty())
+    return download_model(name, revision=revision, progress=sys.stderr.isatty())

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.huggingface.hub import resolve_model
+from nanoserve.adapters.huggingface.folders import present_model
+from nanoserve.adapters.huggingface.hub import download_model
 from nanoserve.ports.errors import ModelLoadError
 from tests.patience import PATIENCE
 
@@ -45,17 +46,22 @@ REPOSITORIES = {
 REFUSALS = {"tiny/gated": (403, "GatedRepo"), "tiny/private": (401, "RepoNotFound"), "tiny/broken": (500, "")}
 CLIENT = """
 import json, sys
-from nanoserve.adapters.huggingface.hub import resolve_model
+from nanoserve.adapters.huggingface.folders import present_model
+from nanoserve.adapters.huggingface.hub import download_model
 from nanoserve.ports.errors import ModelLoadError
 
 for line in sys.stdin:
     name, options = json.loads(line)
     try:
-        answer = {"folder": resolve_model(name, **options)}
+        answer = {"folder": present_model(name) or download_model(name, **options)}
     except ModelLoadError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))
 """
+
+
+def resolve_model(name: str) -> str:
+    return present_model(name) or download_model(name)
 
 
 class FakeHub(http.server.BaseHTTPRequestHandler):
@@ -118,7 +124,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def resolve(tmp_path: pathlib.Path, endpoint: str) -> Resolve:
-    """Runs `resolve_model` for one name after the other in a process of its own: the hub's settings are read at import.
+    """Finds a model, or downloads it, for one name after the other in a process of its own: the hub's settings are read at import.
 
     Returns the folders or errors; what the process wrote to its terminal is with the last one.
     """
