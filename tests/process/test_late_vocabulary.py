@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nanoserve.adapters.engine_process.host.process import warm_up
-from nanoserve.entrypoints.compose import building
+from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.ports.events import TokensGenerated
@@ -19,8 +19,13 @@ from nanoserve.ports.sampling import SamplingParams
 def test_it_is_made_by_the_first_constraint_or_when_the_start_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, make = list[object](), building.make_vocabulary
-    monkeypatch.setattr(building, "make_vocabulary", lambda *how: made.append(how) or make(*how))
+    made = list[object]()
+
+    def make(*how: Any) -> Any:
+        made.append(how)
+        return make_vocabulary(*how)
+
+    monkeypatch.setattr("nanoserve.entrypoints.compose.building.make_vocabulary", make)
 
     def generate(engine: Any, constraint: Constraint | None, ends: frozenset[int]) -> str:
         sampling = SamplingParams(temperature=0.0, max_tokens=8)
