@@ -48,12 +48,7 @@ from nanoserve.domain.kv.kinds import pool_needs
 from nanoserve.domain.ngrams import NGramDrafter
 from nanoserve.domain.scheduling.constraints import Constraints
 from nanoserve.entrypoints.compose import choices
-from nanoserve.entrypoints.compose.assembly import (
-    Assembly,
-    BenchParts,
-    Survey,
-    VerificationParts,
-)
+from nanoserve.entrypoints.compose.assembly import Assembly, BenchParts, Survey, VerificationParts
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.kinds import named_loras
 from nanoserve.entrypoints.compose.group import RankGroup, start_group

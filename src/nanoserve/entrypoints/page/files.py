@@ -19,12 +19,7 @@ FOLDER: Final = "/ui/"
 SAMPLING: Final = "sampling.js"
 """The sampling parameters as a script, made from their declarations."""
 _HEAD: Final = "// The sampling parameters, made from their declarations; see parameters.js.\n\n"
-_TYPES: Final = {
-    ".css": "text/css",
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
+_TYPES: Final = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @attrs.frozen
