@@ -152,7 +152,9 @@ def test_a_reader_that_leaves_ends_a_command_quietly(arguments: tuple[str, ...])
         )
     finally:
         os.close(writing)
-    assert (done.returncode, done.stderr) == (141, b"")
+    said = b"" if arguments[0] != "simulate" else rb"(\d+ replicas, \S+\n)*"  # of what takes long
+    assert done.returncode == 141
+    assert re.fullmatch(said, done.stderr)
 
 
 def without(streams: str) -> tuple[str, ...]:
