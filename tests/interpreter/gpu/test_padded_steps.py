@@ -24,9 +24,6 @@ from tests.process.encoder_models import make_encoder
 from tests.served import Served, is_greedy
 from tests.unit.adapters.pytorch.tiny_models import GEMMA3, TinyModel, make_prompt, make_tiny_model
 
-pytestmark = [  # what fills steps up is computed of memory that nobody has written
-    pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
-]
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {**GEMMA3, "head_dim": 24}),
     ("qwen3_moe", {}),
