@@ -309,7 +309,10 @@ def test_a_late_mask_delays_its_company_once_and_then_itself_alone() -> None:
     _until_ready(grammars, matchers)
 
 
-def test_few_masks_of_lexers_that_have_been_quick_are_filled_by_the_caller() -> None:
+def test_few_masks_of_lexers_that_have_been_quick_are_filled_by_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.thread_time", lambda: 0.0)
     grammars, seen = grammars_of(byte_level()), list[list[LLMatcher]]()
     (a,) = byte_level().encode("a", add_special_tokens=False).ids
     few = [compiled(grammars, "regex", each) for each in ("[ab]+", "a[bc]+", "ab?")]
