@@ -129,7 +129,7 @@ def test_what_an_encoder_cannot_do_is_one_error(tmp_path: pathlib.Path) -> None:
         with pytest.raises(BadValueError, match="dimensions: must be 48: this model's vectors cannot be cut"):
             llm.embed("A fox", dimensions=12)
         assert len(llm.embed("A fox", dimensions=48, use_tqdm=False)[0].embedding) == 48
-    with pytest.raises(ModelLoadError, match="--task generate is asked for, and an encoder writes no text"):
+    with pytest.raises(ModelLoadError, match="--task is generate, and an encoder writes no text"):
         LLM(tmp_path, **SETTINGS, task="generate")
     with pytest.raises(BadValueError, match="model: is an encoder, which writes no text to compare"):
         assemble_for_verification(EngineSettings(model=str(tmp_path)))

@@ -88,4 +88,7 @@ at_the_end = AtTheEnd()  # is forgotten when Python takes its modules apart
 def test_no_thread_of_a_rank_exchanges_tensors_while_python_ends() -> None:
     """It would free one without Python's lock, and end the process by SIGABRT."""
     done = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["2", "0"])
+    assert (done.returncode, done.stderr) == (0, "")
+    before, at_the_end = map(int, done.stdout.split())
+    assert before > 0
+    assert at_the_end == 0

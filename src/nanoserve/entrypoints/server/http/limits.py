@@ -256,7 +256,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _may_answer(self) -> bool:
         """True if a refusal would be neither inside another answer nor a second answer to one request."""
         if self._has_answered():
-            return not self._in_body
+            return self._answered is None or not self._in_body
         return self._in_body and not self.cycle.response_started and not self.pipeline
 
     def _is_idle(self) -> bool:

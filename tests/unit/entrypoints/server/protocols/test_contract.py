@@ -268,7 +268,7 @@ def test_what_cannot_be_answered_is_refused_in_the_protocols_own_shape(
     before = len(world.engine.requests)
     changes: list[tuple[Json, int, str]] = [
         ({"model": "other"}, 404, "other"),
-        ({prompt: long}, 400, "context"),
+        ({prompt: long}, 400, "prompt is too long" if dialect.path == "/v1/messages" else "context"),
         ({prompt: 5}, 400, prompt),
     ]
     for change, status, words in changes:
