@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from nanoserve.ports.errors import BadValueError, UnknownModelError
-from nanoserve.ports.lora import LoraFacts
 from nanoserve.ports.request import FinishReason
 from nanoserve.ports.step import StepPlan
 from tests.fakes.memory_runner import BrokenPlanError
 from tests.unit.domain.faults import Fault
+from tests.unit.domain.strict_runner import HeldLoras
 from tests.unit.domain.world import RecordingRunner, World, oracle
-
-
-class CountingStore:
-    """Reads any folder: its name is its numbers."""
-
-    def __init__(self) -> None:
-        self.held: Counter[bytes] = Counter()
-
-    def read(self, folder: str, /) -> LoraFacts:
-        self.held[folder.encode()] += 1
-        return LoraFacts(digest=folder.encode(), rank=8)
-
-    def drop(self, digest: bytes, /) -> None:
-        assert self.held[digest]
-        self.held[digest] -= 1
 
 
 class SlotRunner(RecordingRunner):
@@ -37,7 +21,7 @@ class SlotRunner(RecordingRunner):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.store_of_loras: CountingStore | None = None
+        self.store_of_loras: HeldLoras | None = None
         self.world: World | None = None
         self.filled: dict[int, bytes] = {}
         self.used: dict[int, int] = {}
@@ -68,8 +52,8 @@ class SlotRunner(RecordingRunner):
         super().keep(plan)
 
 
-def make_world(slots: int, **settings: Any) -> tuple[World, CountingStore, SlotRunner]:
-    store = CountingStore()
+def make_world(slots: int, **settings: Any) -> tuple[World, HeldLoras, SlotRunner]:
+    store = HeldLoras()
     world = World(runner=SlotRunner, lora_store=store, max_loras=slots, **settings)
     runner = world.runner
     assert isinstance(runner, SlotRunner)
