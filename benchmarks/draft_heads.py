@@ -76,14 +76,21 @@ def scripted(propose: Callable[..., None], vocab_size: int, agreement: float) ->
 
 
 @torch.inference_mode()
-def make_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> DecoderModel:
-    """A model in which ids follow upon one another, and a head of random weights."""
-    model = build_random_model(spec, dtype=dtype, device=device, seed=0)
+def make_counting_model(spec: ModelSpec, **form: Any) -> DecoderModel:
+    """A model in which each token is followed by the next id: `build_random_model`, with embedding and head turned."""
+    model = build_random_model(spec, **form)
     for parts in model.layers:
         for product in (each for part in parts for each in part.products() if each.added):
             product.linear.weight.mul_(QUIET)
     model.embedding.weight.normal_()
     model.head.weight = torch.nn.Parameter(model.embedding.weight.roll(1, 0), requires_grad=False)
+    return model
+
+
+@torch.inference_mode()
+def make_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> DecoderModel:
+    """A model that counts, and a head of random weights."""
+    model = make_counting_model(spec, dtype=dtype, device=device, seed=0)
     with device, default_dtype(dtype):
         head = EagleHead(model)
     for name, weight in head.named_parameters():
