@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,7 +130,7 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
         if found.device == "cuda":
             others: Any = {"ranks": communicator, "meet": lambda _: communicator.meet(build.port)}
             weights = ModelWeights(*what, memories=loaded.memories)
-            return _make_gpu_runner(settings, loaded, build.sizes, None, **others)[0], weights
+            return _make_gpu_runner(settings, loaded, build.sizes, None, Stopwatch(), **others)[0], weights
         made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         communicator.meet(build.port)
         return made, ModelWeights(*what, memories=host_memories(loaded.model, made.kv))
@@ -252,18 +253,17 @@ def _assemble(
 
 @attrs.frozen
 class _Built:
-    """A runner, the sizes that it was built for, where its memory went, and seconds of its start by name."""
+    """A runner, the sizes that it was built for, and where its memory went."""
 
     runner: Runner
     sizes: EngineSizes
     memory: MemoryBudget
-    phases: Mapping[str, float] = attrs.field(factory=dict)
 
 
 def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> tuple[Runner, EngineFacts]:
     """The runner of the device, for the longest sequences that fit beside the weights, and the other ranks behind it."""
     found = loaded.found
-    build = _build_gpu_runner if found.device == "cuda" else _build_cpu_runner
+    build = functools.partial(_build_gpu_runner, watch) if found.device == "cuda" else _build_cpu_runner
 
     def fits(max_model_len: int) -> _Built:
         return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
@@ -272,7 +272,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
     if loaded.group is not None:
         led = loaded.group.lead(built.runner, is_watchful=settings.paranoid, launches=found.device == "cuda")
         built = attrs.evolve(built, runner=led)
-    watch.lap_as(built.phases, rest="runner and KV pool")
+    watch.lap("runner and KV pool")
     facts = EngineFacts(
         **built.sizes.sizes(),
         pid=os.getpid(),
@@ -317,21 +317,28 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
     return _Built(runner, sizes, memory)
 
 
-def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
+def _build_gpu_runner(
+    watch: Stopwatch, settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes
+) -> _Built:
     group, pools = loaded.group, _pools(settings, loaded, sizes)
     others = {} if group is None else group.partners(loaded.available)
     try:
-        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, watch, **others)
     except StepFailedError as error:
         if group is None:
             raise
         group.others.lose(error)  # a rank is missed, which says why it has ended
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
-    return _Built(runner, sizes, memory, runner.rehearsal.start_phases)
+    return _Built(runner, sizes, memory)
 
 
 def _make_gpu_runner(
-    settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes, pools: PoolRequest | None, **others: Any
+    settings: EngineSettings,
+    loaded: _Loaded,
+    sizes: EngineSizes,
+    pools: PoolRequest | None,
+    watch: Stopwatch,
+    **others: Any,
 ) -> tuple[CudaRunner, MemoryBudget]:
     from nanoserve.adapters.pytorch.cuda import building  # noqa: PLC0415 - needs a GPU
 
@@ -350,6 +357,7 @@ def _make_gpu_runner(
         take=None if loaded.memories is None else loaded.memories[KV_CACHE].take,
         beside=bool(loaded.found.parked),
         spare=settings.park_spare,
+        lap=watch.lap,
     )
 
 

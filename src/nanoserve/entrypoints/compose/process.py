@@ -13,7 +13,7 @@ import importlib.metadata
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -133,12 +133,6 @@ class Stopwatch:
 
     def lap(self, name: str) -> None:
         """End a phase: the time since the last one ended belongs to `name`."""
-        self.lap_as({}, name)
-
-    def lap_as(self, parts: Mapping[str, float], rest: str) -> None:
-        """End a phase whose parts measured themselves, in seconds; the remaining time belongs to `rest`."""
         now = time.monotonic()
-        left = now - self._since - sum(parts.values())
-        for name, seconds in {**parts, rest: max(left, 0.0)}.items():
-            self.phases[name] = self.phases.get(name, 0.0) + seconds
+        self.phases[name] = self.phases.get(name, 0.0) + now - self._since
         self._since = now

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -88,20 +87,6 @@ class Partners:
     free: int | None = None
 
 
-class _Watch:
-    """Seconds of each phase, from now on."""
-
-    def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """The time since the last lap was this phase."""
-        now = time.perf_counter()
-        self.phases[phase] = now - self._last
-        self._last = now
-
-
 def by_ngrams(arena: Arena) -> Propose:
     """Drafts from the rows' tokens."""
 
@@ -125,11 +110,12 @@ def build_runner(
     take: Take | None = None,
     beside: bool = False,
     spare: bool = False,
+    lap: Callable[[str], object] = lambda _: None,
 ) -> tuple[CudaRunner, MemoryBudget]:
     """Build the runner of a model whose weights are on the GPU; `pools` is as in `plan_memory`, `partners` are other ranks.
 
     `drafter` makes drafts in an arena, where `sizes` have room for any. `take` makes the KV pools.
-    `beside` is as in `plan_memory`; with `spare`, room is left for the workspace of another engine that sleeps beside this one.
+    `beside` is as in `plan_memory`; with `spare`, room is left for the workspace of another engine that sleeps beside this one. `lap` is called with the name of each phase that has ended.
 
     `graphs` are those that steps are captured into; None makes them where there is a GPU, unless eager is enforced.
 
@@ -138,44 +124,43 @@ def build_runner(
         ModelLoadError: a kernel computes something else than its reference on this GPU.
         StepFailedError: another rank was missed.
     """
-    watch, on_gpu = _Watch(), next(model.parameters()).device.type == "cuda"
+    on_gpu = next(model.parameters()).device.type == "cuda"
     ranks = ALONE if partners is None else partners.ranks
     with compiling_ahead(os.cpu_count() or 1, ranks) if on_gpu else contextlib.nullcontext():
         site = _Site(model, sizes, partners, deterministic=deterministic, enforce_eager=enforce_eager)
         budget = site.plan_pools(pools, beside=beside, spare=spare)
-        watch.lap("memory profile")
+        lap("memory profile")
         if site.exchange is not None and partners is not None:
             partners.meet(attrs.evolve(sizes, num_blocks=budget.num_blocks))
             partners.watch(site.exchange.abandon)
             site.exchange.meet()
-            watch.lap("other ranks")
+            lap("other ranks")
         if graphs is None and on_gpu and not enforce_eager:
             graphs = Graphs()
         runner = site.assemble(budget, graphs, drafter, take)
-        watch.lap("KV pool")
+        lap("KV pool")
         if on_gpu:  # nothing runs yet: what is launched here only says what there is to compile
             runner.rehearsal.run()
             rehearse_checks(site.bench)
     if on_gpu:
-        watch.lap("compiling")
-        _get_ready(site, runner.rehearsal, watch)
-    runner.rehearsal.start_phases = watch.phases
+        lap("compiling")
+        _get_ready(site, runner.rehearsal, lap)
     runner.start_serving()
     return runner, budget
 
 
-def _get_ready(site: _Site, rehearsal: Rehearsal, watch: _Watch) -> None:
+def _get_ready(site: _Site, rehearsal: Rehearsal, lap: Callable[[str], object]) -> None:
     """Check the compiled kernels and the exchange between ranks, run every step once, and capture the first graphs."""
     check_kernels(site.bench)
     torch.cuda.empty_cache()
     if site.exchange is not None:
         site.exchange.try_out()
-    watch.lap("kernel self-test")
+    lap("kernel self-test")
     rehearsal.prepare()
     torch.cuda.synchronize(site.device)
     if site.exchange is not None:
         site.exchange.check()
-    watch.lap("warm-up and graphs")
+    lap("warm-up and graphs")
 
 
 class _Site:

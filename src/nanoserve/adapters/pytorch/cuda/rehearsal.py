@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -34,7 +34,6 @@ class Rehearsal:
 
     Attributes:
         step_seconds: tokens of steps and what these take, where rows have drafts.
-        start_phases: seconds that each part of getting ready took, by name.
     """
 
     _launcher: ForwardLauncher
@@ -47,7 +46,6 @@ class Rehearsal:
     _token_counts: Sequence[int] = attrs.field(kw_only=True)
     _invariant_counts: Sequence[int] = attrs.field(kw_only=True)
     step_seconds: tuple[tuple[int, float], ...] = attrs.field(default=(), init=False)
-    start_phases: Mapping[str, float] = attrs.field(factory=dict, init=False)
 
     @property
     def _first_sizes(self) -> list[int]:
