@@ -126,12 +126,16 @@ def test_lists_with_the_tiles_of_half_precision(
 def test_many_tokens_of_each_expert_are_rounded_to_8_bit_floats(
     tokens: int, clamp: float | None, form: Form, device: torch.device, *, invariant: bool
 ) -> None:
-    """These are multiplied exactly; some tokens have experts that are elsewhere."""
+    """These are multiplied exactly; some tokens have experts that are elsewhere.
+
+    Hopper's tensor cores cut each of 32 products, and their sum so far, to 13 bits below the largest before they add these up: sums of
+    some 200 are off by 1.4e-4 to 2.1e-4 of their usual size, and 1 to 4 of 20,000 results by 1.0 to 1.3 thousandths. Float32 would leave 5e-8.
+    """
     half, hidden = Inputs(device, torch.float16), 200
     experts = random_experts(half, 2, 40, hidden, form=form, clamp=clamp, bias=clamp is not None, others=1)
     chosen = random_choice(half, tokens, 2, 2, others=1)
     assert launch.lists_round(experts, half.normal(tokens, hidden), 2, invariant=invariant)
-    agree(check_feed_lists(half, experts, chosen, invariant=invariant), 1e-3)
+    agree(check_feed_lists(half, experts, chosen, invariant=invariant), 3e-3)
 
 
 def test_a_rounded_tokens_bits_do_not_depend_on_the_others(device: torch.device) -> None:
