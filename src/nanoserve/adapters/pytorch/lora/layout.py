@@ -122,8 +122,13 @@ class Layout:
         place = self.places[name]
         a, b = weights.at(place.site)
         a[place.part, : factor.rank].copy_(factor.a)
-        scaled = factor.b.to(torch.promote_types(factor.b.dtype, torch.float32)) * factor.scale
-        b[place.rows, : factor.rank] = scaled.to(b.dtype)
+        # Of the model's own dtype they are rounded once without a wider copy, too: torch multiplies halves by a number as floats.
+        is_own, wide = factor.b.dtype == b.dtype, torch.promote_types(factor.b.dtype, torch.float32)
+        stored = factor.b if is_own else factor.b.to(wide)
+        if isinstance(place.rows, slice):
+            torch.mul(stored, factor.scale, out=b[place.rows, : factor.rank])
+        else:
+            b[place.rows, : factor.rank] = (stored * factor.scale).to(b.dtype)
 
     def _cut(self, name: str, factor: Factors, part: int) -> Factors:
         """The rank's part: some rows of B of a layer that is split by its outputs, some columns of A of one that is split by its inputs."""
