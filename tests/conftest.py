@@ -13,7 +13,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -60,10 +61,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-browser", action="store_true", help="fail where there is no Chromium")
 
 
-def pytest_collection_finish() -> None:
-    """What has been imported lives to the end: garbage that a test collects need not be looked for in all of it."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported lives to the end: garbage need not be looked for in it, neither meanwhile nor by a test."""
+    gc.disable()
+    result = yield
+    gc.enable()
     gc.collect()
     gc.freeze()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ UNWRITTEN = "(overflow|invalid value|All-NaN slice) encountered"
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = pathlib.Path(__file__).parent
-    left_out = []
+    left_out = set()
     for item in items:
         if ON_GPU or not item.path.is_relative_to(here):
             continue
@@ -28,9 +28,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: run `make gpu` where there is one"))
         elif item.get_closest_marker("matrix") and not config.getoption("--matrix"):
-            left_out.append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+            left_out.add(item)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="module", autouse=True)
