@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the control plane's tests in an environment that has no torch: the proof that the domain needs none.
+# Run the control plane's tests in an environment that has no torch: the proof that the domain needs none. `make test-all` gives them more examples.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv-domain
@@ -12,4 +12,4 @@ if "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     echo "torch is installed in $venv, so this run would prove nothing; remove the folder" >&2
     exit 1
 fi
-PYTHONPATH=src "$venv/bin/python" -m pytest tests/unit/domain tests/cluster/domain -q -p no:cacheprovider --confcutdir=tests --hypothesis-profile=ci
+PYTHONPATH=src "$venv/bin/python" -m pytest tests/unit/domain tests/cluster/domain -q -p no:cacheprovider --confcutdir=tests
