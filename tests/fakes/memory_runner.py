@@ -227,22 +227,22 @@ class MemoryRunner:
             self._read_back(chunk)
         for index in plan.pooling_rows:
             self._pool(index, result)
-        counts, num_drafts, drafted_rows = [], 0, 0
+        counts, drafted = [], []
         for chunk in plan.chunks:
             if chunk.samples and chunk.row in missing:
                 self.rows[chunk.row].num_computed -= 1
                 counts.append(0)
+                drafted.append(0)
             elif chunk.samples:
                 counts.append(self.verify(chunk, masks.get(chunk.row), result))
-                num_drafts += chunk.unverified
-                drafted_rows += chunk.unverified > 0
+                drafted.append(chunk.unverified)
         for index in plan.decoding:
             row = self.rows[index]
             drafts = given.get(index, ()) if index in plan.masked else None
             every = masks.get(index) if index in plan.masked else None
             if every is not None and len(every) != (1 + len(drafts or ())) * (-(-self._vocab_size // 32) * 4):
                 raise BrokenPlanError(f"row {index} has masks for other drafts than it has")
-            gained, drafted = self._go_on_widely(row, plan.width, drafts, every)
+            gained, had = self._go_on_widely(row, plan.width, drafts, every)
             if index in missing:
                 del row.token_ids[len(row.token_ids) - len(gained) :]
                 row.num_computed -= len(gained)
@@ -251,12 +251,11 @@ class MemoryRunner:
                 self._go_on(group, row, row.num_computed - len(gained), len(gained))
             result.token_ids.extend(gained)
             counts.append(len(gained))
-            num_drafts += drafted
-            drafted_rows += drafted > 0
+            drafted.append(had)
             if row.logprobs:
                 result.logprobs[index] = tuple(map(score, gained))
         self.widths.append((plan.width, tuple(counts[len(counts) - len(plan.decoding) :])))
-        return attrs.evolve(result, counts=tuple(counts), num_drafts=num_drafts, drafted_rows=drafted_rows)
+        return attrs.evolve(result, counts=tuple(counts), drafts=tuple(drafted))
 
     def _go_on_widely(
         self, row: Row, width: int, drafts: Sequence[int] | None, masks: bytes | None

@@ -63,16 +63,14 @@ class Sequence:
         snapshots: by recurrent cache group, the newest kept copy of its state; empty unless running.
         junction, lost_tokens: what its groups of one kind did not keep of a prefix that all others have (`States.note_lost`).
         num_scheduled_tokens: tokens whose computation has been planned, before it joins the decode set.
-        decode_end: the length at which it leaves the decode set.
-        decode_offset: while it is in the decode set, where it stands there.
+        decode_end, decode_offset: the length at which it leaves the decode set, and where it stands there meanwhile.
         is_deterministic: whether it is computed by invariant steps (`verification.py`); `is_tentative`: at least in the end, by one that verifies what it decodes.
         most_unverified, num_unverified: tokens that it may decode by other steps meanwhile, and that it has, once it decodes no more.
         last_step: the newest step that computes it, kept up to date outside the decode set.
         hash_root: where its chain of block hashes starts; None where its blocks are never shared.
-        block_hashes: the chained hashes of its full blocks, as far as they were needed.
-        num_shared_blocks: how many leading blocks are registered in (or came from) the prefix cache.
+        block_hashes: those of its full blocks, as far as they were needed; `num_shared_blocks` leading ones are in the prefix cache, or came from it.
         lora, lora_slot: the digest of its adapter, empty for none, and where that is while it has a row.
-        acceptance: the share of its drafts that were right lately; a guess at first.
+        guessing, acceptance: in what share of its latest `wide_steps` it had drafts, and what share of these was right; guesses at first.
         fetches: how often it has waited for blocks of its prefix from other tiers since it ran last.
     """
 
@@ -105,7 +103,9 @@ class Sequence:
     num_cached_tokens: int = 0
     lora: bytes = b""
     lora_slot: int = 0
+    guessing: float = 1.0
     acceptance: float = 0.6
+    wide_steps: int = 0
     fetches: int = 0
     finish_reason: FinishReason | None = None
     stop: str | int | None = None

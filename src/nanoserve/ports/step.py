@@ -285,7 +285,7 @@ class StepResult:
     Attributes:
         token_ids: one id per row of `StepPlan.sampling_rows`, in that order; of a step with drafts all that a row has gained, row after row.
         counts: of a step with drafts, how many tokens each of these rows has gained; empty if each has one.
-        num_drafts: of a step with drafts, how many of them were compared, and `drafted_rows`, of how many rows.
+        drafts: of a step with drafts, how many each of these rows had; may be empty if none had any.
         logprobs: by row, for the rows that asked, of each token that it gained.
         prompt_logprobs: by row, by prompt position (>= 1) that its chunk computed, the log-probabilities of the prompt token there.
         pooled: by row, the vectors of the rows whose chunks pool.
@@ -297,8 +297,7 @@ class StepResult:
 
     token_ids: list[int]
     counts: tuple[int, ...] = ()
-    num_drafts: int = 0
-    drafted_rows: int = 0
+    drafts: tuple[int, ...] = ()
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = attrs.field(factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = attrs.field(factory=dict)
     pooled: dict[int, tuple[float, ...]] = attrs.field(factory=dict)

@@ -47,7 +47,7 @@ class TorchTicket:
         undrawn: until `draw`, of a step with masked rows: these, and what draws it by masks, but for rows that get none.
         unlearnt: until it is drawn, what a head is to read of the step, as `EagleDrafts.learn` takes it.
         rows: the rows that sampled, and `tokens`, [S], what they got; of a wide step each row as often as it gained a token.
-        counts, num_drafts, drafted_rows: of a wide step, as in `StepResult`.
+        counts, drafts: of a wide step, as in `StepResult`.
         asked: the rows that were to sample, where others than those.
         drawn_logits: [S] the logit of each token; one that is no finite number says that the row's logits are broken.
         scored_rows: the rows that asked for log-probabilities, and `scores`, theirs.
@@ -58,8 +58,7 @@ class TorchTicket:
     unlearnt: tuple[Sequence[Span], Tensor] | None = None
     rows: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
-    num_drafts: int = 0
-    drafted_rows: int = 0
+    drafts: tuple[int, ...] = ()
     asked: tuple[int, ...] = ()
     tokens: Tensor | None = None
     drawn_logits: Tensor | None = None
@@ -143,9 +142,9 @@ class TorchRunner:
         """A row without drafts costs the same as in a narrow step, and a row at its end nothing."""
         verified = {each.row: self._rewind(each) for each in plan.chunks if each.samples}
         drafts = self._draft(plan)
-        compared = [len(each) for each in (*verified.values(), *drafts.values())]
-        ticket = TorchTicket(step=plan.step, num_drafts=sum(compared), drafted_rows=sum(map(bool, compared)))
-        chunk_rows = list(verified)
+        chunk_rows, guesses = list(verified), verified | drafts
+        compared = tuple([len(guesses.get(row, ())) for row in (*chunk_rows, *plan.decoding)])
+        ticket = TorchTicket(step=plan.step, drafts=compared)
         ticket.counts = (1,) * len(chunk_rows) + (0,) * len(plan.decoding)
         if not plan.chunks and not drafts:
             return ticket
@@ -156,7 +155,6 @@ class TorchRunner:
         self._read_prompts(plan.chunks, hidden, ticket)
         if len(inputs.logits_indices):
             logits = self._model.logits(hidden.index_select(0, inputs.logits_indices))
-            guesses = verified | drafts
             asked = (*chunk_rows, *plan.decoding)
             self._draw_now_or_later(
                 plan, ticket, functools.partial(self._draw_wide, ticket, asked, guesses, logits)
@@ -302,8 +300,7 @@ class TorchRunner:
         result = StepResult(
             token_ids=token_ids,
             counts=ticket.counts,
-            num_drafts=ticket.num_drafts,
-            drafted_rows=ticket.drafted_rows,
+            drafts=ticket.drafts,
             logprobs=logprobs,
             prompt_logprobs=read_scores(ticket.prompt_scores) if ticket.prompt_scores else {},
             routed_experts=reports(ticket.routed) if ticket.routed else {},

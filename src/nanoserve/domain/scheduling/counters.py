@@ -31,7 +31,7 @@ class Counters:
 
     def note_drafts(self, result: StepResult) -> None:
         """Count a step's drafts, and how many were right."""
-        self.draft_tokens += result.num_drafts
-        self.drafted_rows += result.drafted_rows
+        self.draft_tokens += sum(result.drafts)
+        self.drafted_rows += sum(map(bool, result.drafts))
         if result.counts:
             self.accepted_tokens += len(result.token_ids) - len(result.counts) + result.counts.count(0)

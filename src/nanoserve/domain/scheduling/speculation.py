@@ -1,7 +1,8 @@
 """The width of the next step: the number of tokens that each decoding row computes, its newest and drafts after it (`ports/step.py`).
 
 Answers do not depend on it, so the fastest width is chosen. If a row's drafts are right with probability a, a step of width w
-brings (1 - a**w) / (1 - a) tokens on average; a is estimated from the row's latest steps, and a guess at first. What a step costs
+brings (1 - a**w) / (1 - a) tokens on average where the row has drafts, and one where it has none: n-grams find nothing in the
+steps behind an edit of a text that is copied. Both shares are estimated from the row's latest steps, and guesses at first. What a step costs
 follows from its tokens and from what its guesses take, which is measured when the engine starts (`Limits.step_seconds`, `guess_seconds`);
 where it is not, steps are as wide as they may be.
 
@@ -24,8 +25,9 @@ from nanoserve.domain.sequence import Sequence
 from nanoserve.ports.grammar import MOST_DRAFTED
 from nanoserve.ports.step import StepResult
 
-LEARNING_RATE: Final = 0.25
-"""The weight of the newest step in the estimate of a row."""
+LEARNING_RATE: Final = 0.125
+PROBE_RATE: Final = 0.25
+"""The weights of the newest step in the estimates of a row, and of one that tries drafts again; a row's first steps weigh more."""
 CLEARLY_BETTER: Final = 1.03
 """A wide step must bring this many times the tokens of a narrow one in the same time."""
 RECONSIDER: Final = 4
@@ -131,23 +133,17 @@ class Speculation:
         width = self._most_tokens_per_second(rows, most)
         self.drafts = {each: found[: width - 1] for each, found in self.drafts.items()}
         if width == 1:
-            self._note_gain(1.0)
+            self._per_row += TRIAL_RATE * (1 - self._per_row)
         return width
 
     def _pays(self, count: int) -> bool:
         """Find out if steps with drafts of grammars bring more than others."""
-        if not self._costs:
-            pays = self._per_row > CLEARLY_BETTER
-        else:
-            seconds = self._seconds(2 * count) + IDLE_SECONDS
-            pays = self._per_row / seconds > CLEARLY_BETTER / self._seconds(count)
+        wider = (self._seconds(2 * count) + IDLE_SECONDS) / self._seconds(count) if self._costs else 1.0
+        pays = self._per_row > CLEARLY_BETTER * wider
         self._untried = 0 if pays else self._untried + 1
         if self._untried > TRY_AGAIN_AFTER:
             self._per_row, pays = TRIAL, True
         return pays
-
-    def _note_gain(self, tokens_per_row: float) -> None:
-        self._per_row += TRIAL_RATE * (tokens_per_row - self._per_row)
 
     def _widest(self, rows: DecodingRows, most: int = 1 << 30) -> int:
         budget = min(self._limits.max_num_batched_tokens, most)
@@ -158,9 +154,8 @@ class Speculation:
         widths = [each for each in self._widths if each < 2 * max(most)]
         if not self._costs:
             return widths[-1]
-        rates = [(each.acceptance, bound) for each, bound in zip(rows.sequences, most, strict=True)]
         speeds = {
-            width: sum(_expected(rate, min(width, bound)) for rate, bound in rates)
+            width: sum(map(_expected, rows.sequences, [min(width, bound) for bound in most]))
             / (self._seconds(width * len(most)) + (width - 1) * _interpolate(self._guesses, len(most)))
             for width in widths
         }
@@ -179,9 +174,8 @@ class Speculation:
         return self._rounds.land(flight, result)
 
     def _note(self, flight: InFlightStep, result: StepResult) -> None:
-        """Count how many of each row's drafts were right."""
-        width = flight.plan.width
-        if width == 1:
+        """Learn from how many drafts each row had, and how many of them were right."""
+        if flight.plan.width == 1:
             return
         self._narrow_steps = 0
         self._wide_steps += 1
@@ -189,13 +183,17 @@ class Speculation:
         if self._best == 1 or sum(counts) <= len(counts) or self._wide_steps % RECONSIDER == 0:
             self._rows = None
         if flight.plan.masked and counts:
-            self._note_gain(sum(counts) / len(counts))
-        given = {each.row: len(each.token_ids) for each in flight.plan.drafts}
-        most = [given.get(row, 0 if row in flight.plan.masked else width - 1) for row in flight.plan.decoding]
-        for sequence, count, drafts in zip(flight.decoding.sequences, counts, most, strict=True):
-            if count and drafts:
-                seen = (count - 1) / min(count, drafts)
-                sequence.acceptance += LEARNING_RATE * (seen - sequence.acceptance)
+            self._per_row += TRIAL_RATE * (sum(counts) / len(counts) - self._per_row)
+        drafts = result.drafts[len(result.drafts) - len(counts) :] or (0,) * len(counts)
+        rows = zip(flight.decoding.sequences, flight.plan.decoding, counts, drafts, strict=True)
+        for sequence, row, count, had in rows:
+            # That a grammar leaves a choice is known before the width is chosen.
+            if count and (had or row not in flight.plan.masked):
+                weight = PROBE_RATE if self._best == 1 else max(LEARNING_RATE, 1 / (2 + sequence.wide_steps))
+                sequence.wide_steps += 1
+                sequence.guessing += weight * ((had > 0) - sequence.guessing)
+                if had:
+                    sequence.acceptance += weight * ((count - 1) / min(count, had) - sequence.acceptance)
 
 
 def _interpolate(measured: list[tuple[int, float]], count: int) -> float:
@@ -207,6 +205,7 @@ def _interpolate(measured: list[tuple[int, float]], count: int) -> float:
     return fast + (count - low) * (slow - fast) / (high - low)
 
 
-def _expected(rate: float, width: int) -> float:
+def _expected(row: Sequence, width: int) -> float:
     """The tokens that a row yields in a step, on average."""
-    return float(width) if rate > 0.999 else (1 - rate**width) / (1 - rate)
+    rate = min(row.acceptance, 0.999)
+    return 1 + row.guessing * ((1 - rate**width) / (1 - rate) - 1)

@@ -51,20 +51,18 @@ class Verified:
         if not self.parts:
             return result
         gained = {row: [token] for row, token in zip(self.others, result.token_ids, strict=True)}
-        logprobs, drafts = {**result.logprobs}, list[int]()
+        logprobs, drafts = {**result.logprobs}, dict[int, int]()
         for rows, width, coming, scores in self.parts:
             found, compared = gains(coming.wait().tolist(), len(rows), width)
             gained.update(zip(rows, found, strict=True))
-            drafts += compared
+            drafts.update(zip(rows, compared, strict=True))
             if scores is not None:
                 logprobs |= {row: each[: len(gained[row])] for row, each in scores.read().items()}
-        counts = tuple([len(gained[row]) for row in self.asked])
         return attrs.evolve(
             result,
             token_ids=[token for row in self.asked for token in gained[row]],
-            counts=counts,
-            num_drafts=sum(drafts),
-            drafted_rows=sum(map(bool, drafts)),
+            counts=tuple([len(gained[row]) for row in self.asked]),
+            drafts=tuple([drafts.get(row, 0) for row in self.asked]),
             logprobs=logprobs,
             broken=tuple([row for row in self.asked if min(gained[row], default=0) < 0] + [*result.broken]),
         )
@@ -151,13 +149,12 @@ class CudaTicket:
         """The result of a wide step: of each row the number of its tokens, that of its drafts, and its tokens, see `sample_and_append`."""
         drawn, rows = self.drawn_rows, self.rows
         arrived, drafts = gains(arrivals.wait(slot, len(drawn) * (self.width + 2)), len(drawn), self.width)
-        gained_of = dict(zip(drawn, arrived, strict=True))
+        gained_of, drafts_of = dict(zip(drawn, arrived, strict=True)), dict(zip(drawn, drafts, strict=True))
         gained = [gained_of.get(row, []) for row in rows]
         return StepResult(
             token_ids=[token for each in gained for token in each],
             counts=tuple(map(len, gained)),
-            num_drafts=sum(drafts),
-            drafted_rows=sum(map(bool, drafts)),
+            drafts=tuple([drafts_of.get(row, 0) for row in rows]),
             logprobs={row: scores[: len(gained_of[row])] for row, scores in logprobs.items()},
             broken=tuple(row for row, each in zip(rows, gained, strict=True) if min(each, default=0) < 0),
         )
