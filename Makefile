@@ -55,9 +55,9 @@ quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit tests/cluster --ignore tests/cluster/process $(PARALLEL)
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
-	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients
+	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients --ignore tests/cluster/process
 
-test-all: $(STAMP) ## run all tests: also engines over interpreted kernels, others' clients, the browser, attacks, faults, docs
+test-all: $(STAMP) ## run all tests: also engines over models of every family and over interpreted kernels, others' clients, the browser, attacks, faults, docs
 	$(ONE_MORE) $(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
 
 # Kernels of a processor with AVX2 and nothing newer, in numpy's BLAS library, torch and oneDNN: no AVX512, no bfloat16.
