@@ -79,7 +79,7 @@ def preload(*, wakes_gpu: bool = False) -> None:
         if has_gpu_driver():
             with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on
                 from nanoserve.adapters.pytorch.cuda import building as _  # noqa: F401, PLC0415 - loads Triton
-    gc.freeze()
+        gc.freeze()  # before a collection looks at all of it
 
 
 def _start_compilers(num_ranks: int = 1) -> None:
