@@ -83,6 +83,6 @@ if __name__ == "__main__":
     if sys.argv[1].isdigit():
         sys.exit(main(functools.partial(build, period=pace)))
     paced = functools.partial(remote_engine, command=command(pace))
-    unprepared = mock.patch("nanoserve.entrypoints.compose.process.launching.launch", side_effect=OSError)
+    unprepared = mock.patch("nanoserve.entrypoints.compose.early.launching.launch", side_effect=OSError)
     with unprepared, mock.patch("nanoserve.entrypoints.server.serve.remote_engine", paced):
         run_command_line()

@@ -17,12 +17,18 @@ def main() -> None:
     signal.signal(signal.SIGINT, interrupt)
     _replace_closed_streams()
     try:
-        from nanoserve.entrypoints.cli.main import main as run  # noqa: PLC0415 - Ctrl-C is taken care of first
+        from nanoserve.entrypoints.compose.early import begin_engine, take_engine  # noqa: PLC0415 - Ctrl-C is taken care of first
+
+        begin_engine(sys.argv[1:])
+        from nanoserve.entrypoints.cli.main import main as run  # noqa: PLC0415 - meanwhile
     except ModuleNotFoundError as error:
         missing = f"the package {error.name} is not installed"
         sys.stderr.write(f"nanoserve: {missing}; install nanoserve with all that it needs: pip install .\n")
         sys.exit(2)
-    run()
+    try:
+        run()
+    finally:
+        take_engine()
 
 
 def _replace_closed_streams() -> None:

@@ -13,7 +13,7 @@ from nanoserve.entrypoints.compose.engine_client import remote_engine
 def run(engine: str) -> None:
     """Run the command line; `engine` is the module that a server starts as its engine."""
     swapped = functools.partial(remote_engine, command=(sys.executable, "-m", engine))
-    unprepared = mock.patch("nanoserve.entrypoints.compose.process.launching.launch", side_effect=OSError)
+    unprepared = mock.patch("nanoserve.entrypoints.compose.early.launching.launch", side_effect=OSError)
     with unprepared, mock.patch("nanoserve.entrypoints.server.serve.remote_engine", swapped):
         main()
 

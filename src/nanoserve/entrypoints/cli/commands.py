@@ -207,28 +207,21 @@ def serve(configuration: Configuration) -> None:
     """
     from nanoserve.entrypoints.compose.process import prepared_engine  # noqa: PLC0415 - not needed for --help
 
-    if configuration.serve.listen.in_process:
-        _serve(configuration, None)
-    else:
-        with prepared_engine(configuration.engine) as engine:
-            _serve(configuration, engine)
+    with prepared_engine(configuration.engine, in_process=configuration.serve.listen.in_process) as engine:
+        from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - meanwhile
+        from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
+        from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
+        from nanoserve.entrypoints.server.sockets import with_code  # noqa: PLC0415 - as above
 
-
-def _serve(configuration: Configuration, engine: Any) -> None:
-    """Serve; `engine` is as in `prepared_engine`."""
-    from nanoserve.entrypoints.compose.log import configure_log  # noqa: PLC0415 - slow to import
-    from nanoserve.entrypoints.server.serve import serve as run  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.server.serving import Serving  # noqa: PLC0415 - as above
-    from nanoserve.entrypoints.server.sockets import with_code  # noqa: PLC0415 - as above
-
-    settings = Serving.of(configuration)
-    if configuration.values["log_json"].origin == "default":
-        settings = attrs.evolve(settings, log=attrs.evolve(settings.log, log_json=not sys.stderr.isatty()))
-    configure_log(settings.log)
-    try:
-        run(settings, lambda started: _announce(started, as_record=settings.log.log_json), engine=engine)
-    except NanoserveError as error:
-        raise with_code(error) from error
+        settings = Serving.of(configuration)
+        if configuration.values["log_json"].origin == "default":
+            log = attrs.evolve(settings.log, log_json=not sys.stderr.isatty())
+            settings = attrs.evolve(settings, log=log)
+        configure_log(settings.log)
+        try:
+            run(settings, lambda started: _announce(started, as_record=settings.log.log_json), engine=engine)
+        except NanoserveError as error:
+            raise with_code(error) from error
 
 
 def _announce(started: Any, *, as_record: bool) -> None:
@@ -236,8 +229,7 @@ def _announce(started: Any, *, as_record: bool) -> None:
     import structlog  # noqa: PLC0415 - slow to import
 
     with contextlib.suppress(OSError):  # a server is there for its clients, whoever reads this
-        for line in started.lines():
-            click.echo(line)
+        click.echo("\n".join(started.lines()))
     if as_record:
         structlog.get_logger().info("ready", **started.record())
     for warning in started.warnings:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +87,7 @@ def build_assembly(settings: EngineSettings, found: Survey, watch: Stopwatch) ->
     tokenizer = _tokenizer(found, watch)
     loaded = _load_all(settings, found, watch, group)
     grammars = _grammars(tokenizer, found.spec)
-    return _assemble(settings, loaded, tokenizer, watch, grammars=grammars, kv_events=kv_events)
+    return _assemble(settings, loaded, tokenizer, grammars=grammars, kv_events=kv_events)
 
 
 def build_verification(settings: EngineSettings, found: Survey) -> VerificationParts:
@@ -102,7 +101,7 @@ def build_verification(settings: EngineSettings, found: Survey) -> VerificationP
     group = start_group(settings, found)
     tokenizer = _tokenizer(found, watch)
     loaded = _load_all(settings, found, watch, group)
-    assembly = _assemble(settings, loaded, tokenizer, watch)
+    assembly = _assemble(settings, loaded, tokenizer)
     if found.device != "cpu" or group is not None:
         loaded = _load(settings, attrs.evolve(found, device="cpu"), watch)
     return VerificationParts(
@@ -115,7 +114,7 @@ def build_verification(settings: EngineSettings, found: Survey) -> VerificationP
 def build_bench(settings: EngineSettings, found: Survey, watch: Stopwatch) -> BenchParts:
     """An engine without tokenizer, over a model's own weights or random ones of a shape."""
     loaded = _load_all(settings, found, watch, start_group(settings, found))
-    runner, facts = _build_runner(settings, loaded, watch)
+    runner, facts = _build_runner(settings, loaded)
     engine = _build_engine(settings, loaded, runner, facts, tokenizer=None)
     return BenchParts(engine=engine, spec=found.spec, facts=facts)
 
@@ -130,7 +129,7 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
         if found.device == "cuda":
             others: Any = {"ranks": communicator, "meet": lambda _: communicator.meet(build.port)}
             weights = ModelWeights(*what, memories=loaded.memories)
-            return _make_gpu_runner(settings, loaded, build.sizes, None, Stopwatch(), **others)[0], weights
+            return _make_gpu_runner(settings, loaded, build.sizes, None, **others)[0], weights
         made = TorchRunner(loaded.model, build.sizes, NGramDrafter())
         communicator.meet(build.port)
         return made, ModelWeights(*what, memories=host_memories(loaded.model, made.kv))
@@ -140,7 +139,7 @@ def load_part(settings: EngineSettings, found: Survey, rank: int) -> tuple[int, 
 
 @attrs.frozen(eq=False)
 class _Loaded:
-    """A model in memory and its way of computing; the first rank's part if the model is split.
+    """A model in memory and its way of computing, and the watch of its start; the first rank's part if the model is split.
 
     Attributes:
         available: bytes for this part: where the ranks share a memory, its part of that; else what the rank with the least has.
@@ -151,11 +150,12 @@ class _Loaded:
     sizes: EngineSizes
     threads: int
     model: DecoderModel
+    watch: Stopwatch
     memories: Mapping[str, VirtualMemory] | None = None
-    group: RankGroup | None = None
-    available: int | None = None
     step_seconds: tuple[tuple[int, float], ...] = ()
     guess_seconds: tuple[tuple[int, float], ...] = ()
+    group: RankGroup | None = None
+    available: int | None = None
 
 
 def _load_all(settings: EngineSettings, found: Survey, watch: Stopwatch, group: RankGroup | None) -> _Loaded:
@@ -202,7 +202,7 @@ def _load(settings: EngineSettings, found: Survey, watch: Stopwatch, ranks: Comm
     costs, guesses = (step_costs(model, dtype), guess_costs(model, dtype)) if measured else ((), ())
     if costs:
         watch.lap("cost of wide steps")
-    return _Loaded(found, sizes, threads, model, memories, step_seconds=costs, guess_seconds=guesses)
+    return _Loaded(found, sizes, threads, model, watch, memories, costs, guesses)
 
 
 def _tokenizer(found: Survey, watch: Stopwatch) -> HFTokenizer:
@@ -229,12 +229,11 @@ def _assemble(
     settings: EngineSettings,
     loaded: _Loaded,
     tokenizer: HFTokenizer,
-    watch: Stopwatch,
     *,
     grammars: LLGrammars | None = None,
     kv_events: KVEventPublisher | None = None,
 ) -> Assembly:
-    runner, facts = _build_runner(settings, loaded, watch)
+    runner, facts = _build_runner(settings, loaded)
     return Assembly(
         folder=tokenizer.folder,
         engine=_build_engine(
@@ -260,10 +259,10 @@ class _Built:
     memory: MemoryBudget
 
 
-def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -> tuple[Runner, EngineFacts]:
+def _build_runner(settings: EngineSettings, loaded: _Loaded) -> tuple[Runner, EngineFacts]:
     """The runner of the device, for the longest sequences that fit beside the weights, and the other ranks behind it."""
     found = loaded.found
-    build = functools.partial(_build_gpu_runner, watch) if found.device == "cuda" else _build_cpu_runner
+    build = _build_gpu_runner if found.device == "cuda" else _build_cpu_runner
 
     def fits(max_model_len: int) -> _Built:
         return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
@@ -272,7 +271,7 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded, watch: Stopwatch) -
     if loaded.group is not None:
         led = loaded.group.lead(built.runner, is_watchful=settings.paranoid, launches=found.device == "cuda")
         built = attrs.evolve(built, runner=led)
-    watch.lap("runner and KV pool")
+    loaded.watch.lap("runner and KV pool")
     facts = EngineFacts(
         **built.sizes.sizes(),
         pid=os.getpid(),
@@ -317,13 +316,11 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
     return _Built(runner, sizes, memory)
 
 
-def _build_gpu_runner(
-    watch: Stopwatch, settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes
-) -> _Built:
+def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
     group, pools = loaded.group, _pools(settings, loaded, sizes)
     others = {} if group is None else group.partners(loaded.available)
     try:
-        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, watch, **others)
+        runner, memory = _make_gpu_runner(settings, loaded, sizes, pools, **others)
     except StepFailedError as error:
         if group is None:
             raise
@@ -333,12 +330,7 @@ def _build_gpu_runner(
 
 
 def _make_gpu_runner(
-    settings: EngineSettings,
-    loaded: _Loaded,
-    sizes: EngineSizes,
-    pools: PoolRequest | None,
-    watch: Stopwatch,
-    **others: Any,
+    settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes, pools: PoolRequest | None, **others: Any
 ) -> tuple[CudaRunner, MemoryBudget]:
     from nanoserve.adapters.pytorch.cuda import building  # noqa: PLC0415 - needs a GPU
 
@@ -357,7 +349,7 @@ def _make_gpu_runner(
         take=None if loaded.memories is None else loaded.memories[KV_CACHE].take,
         beside=bool(loaded.found.parked),
         spare=settings.park_spare,
-        lap=watch.lap,
+        lap=loaded.watch.lap,
     )
 
 

@@ -19,8 +19,8 @@ from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.early import HOST_COMMAND
 from nanoserve.entrypoints.compose.engine_host import Build, host
-from nanoserve.entrypoints.compose.process import HOST_COMMAND
 from nanoserve.ports.counts import Counts
 from nanoserve.ports.engine_link import Start
 

@@ -19,12 +19,9 @@ from typing import Final
 
 import psutil
 
-from nanoserve.adapters.engine_process import launching
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
+from nanoserve.entrypoints.compose.early import Launched, take_engine
 from nanoserve.ports.engine_link import Prepare
-
-Launched = launching.Launched
-HOST_COMMAND: Final = launching.own_program("nanoserve.entrypoints.compose.engine_host")
 
 SPIN_COUNT: Final = "10000"
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -45,17 +42,12 @@ def prepare_process() -> None:
 
 
 @contextlib.contextmanager
-def prepared_engine(settings: EngineSettings) -> Iterator[Launched | None]:
+def prepared_engine(settings: EngineSettings, *, in_process: bool) -> Iterator[Launched | None]:
     """A process that imports what an engine needs, while this one imports what a server needs; it ends with the context.
 
-    None where several ranks compute the model, which start while the first one imports, and where it could not be started.
+    None for an engine `in_process`, where several ranks compute the model, which start while the first one imports, and where it could not be started.
     """
-    if settings.tensor_parallel_size > 1:
-        yield None
-        return
-    try:
-        launched = launching.launch(HOST_COMMAND)
-    except OSError:
+    if (launched := take_engine(wanted=not in_process and settings.tensor_parallel_size == 1)) is None:
         yield None
         return
     try:

@@ -20,8 +20,9 @@ from nanoserve.entrypoints.compose.choices import choose_loras
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.compose.counting import Counting
+from nanoserve.entrypoints.compose.early import Launched
 from nanoserve.entrypoints.compose.engine_client import Sharing, local_engine, remote_engine
-from nanoserve.entrypoints.compose.process import Launched, Stopwatch, has_gpu_driver, usable_cores
+from nanoserve.entrypoints.compose.process import Stopwatch, has_gpu_driver, usable_cores
 from nanoserve.entrypoints.server import serving, sockets
 from nanoserve.entrypoints.server.app import Server, make_admin_app, make_app, make_metrics_app
 from nanoserve.entrypoints.server.http.security import KeyRing, read_keys, read_steering_keys

@@ -16,7 +16,7 @@ import pytest
 from nanoserve.adapters.engine_process import launching
 from nanoserve.adapters.engine_process.ranks.leader import Rank
 from nanoserve.adapters.engine_process.wire.codec import encode_command
-from nanoserve.entrypoints.compose import process
+from nanoserve.entrypoints.compose import early, process
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 from nanoserve.entrypoints.server.http.security import KeyRing
 from nanoserve.entrypoints.server.sockets import StartError
@@ -124,10 +124,10 @@ def test_a_process_that_ends_before_it_is_told_to_prepare_is_no_failure(
         launched.process.wait()
         return launched
 
-    monkeypatch.setattr(process, "launching", SimpleNamespace(launch=launch_to_the_end))
+    monkeypatch.setattr(early, "launching", SimpleNamespace(launch=launch_to_the_end))
 
     async def check() -> None:
-        with process.prepared_engine(EngineSettings()) as first:
+        with process.prepared_engine(EngineSettings(), in_process=False) as first:
             async with started(scripted_engine(first=first)) as engine:
                 assert (await read(engine.submit(request("a")))).ids
                 assert engine.restarts == 0
@@ -136,13 +136,55 @@ def test_a_process_that_ends_before_it_is_told_to_prepare_is_no_failure(
 
 
 def test_a_process_that_prepared_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "HOST_COMMAND", (sys.executable, "-c", "import signal; signal.pause()"))
-    with process.prepared_engine(EngineSettings()) as launched:
+    monkeypatch.setattr(early, "HOST_COMMAND", (sys.executable, "-c", "import signal; signal.pause()"))
+    with process.prepared_engine(EngineSettings(), in_process=False) as launched:
         assert launched is not None
         assert launched.process.poll() is None
     assert launched.process.poll() is not None
-    with process.prepared_engine(EngineSettings(tensor_parallel_size=2)) as launched:
+
+
+@pytest.mark.parametrize(("ranks", "in_process"), [(2, False), (1, True)])
+def test_a_process_that_began_early_is_taken_once_or_ended(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, in_process: bool
+) -> None:
+    begun: list[launching.Launched] = []
+
+    def launch(_command: object) -> launching.Launched:
+        begun.append(launching.launch((sys.executable, "-c", "import signal; signal.pause()")))
+        return begun[-1]
+
+    monkeypatch.setattr(early, "launching", SimpleNamespace(launch=launch))
+    for arguments in ([], ["generate", "serve"], ["serve"]):
+        early.begin_engine(arguments)
+    with process.prepared_engine(EngineSettings(), in_process=False) as launched:
+        assert [launched] == begun
+    early.begin_engine(["serve", "--port", "0"])
+    with process.prepared_engine(
+        EngineSettings(tensor_parallel_size=ranks), in_process=in_process
+    ) as launched:
         assert launched is None
+        assert begun[1].process.poll() is not None
+    assert early.take_engine() is None
+    assert len(begun) == 2
+
+
+BEGINS = """
+import os, sys
+from nanoserve.adapters.engine_process import launching
+from nanoserve import __main__
+
+def launch(command):
+    print(command[-1], "rich_click" in sys.modules, "nanoserve.entrypoints.cli.main" in sys.modules, flush=True)
+    os._exit(0)
+
+launching.launch, sys.argv = launch, ["nanoserve", "serve"]
+__main__.main()
+"""
+
+
+def test_a_server_begins_its_engine_before_it_reads_its_command_line() -> None:
+    done = subprocess.run([sys.executable, "-c", BEGINS], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["nanoserve.entrypoints.compose.engine_host", "False", "False"]
 
 
 def test_an_engine_that_can_never_be_started_is_one_error(refuse: Any) -> None:
