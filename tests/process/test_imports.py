@@ -36,6 +36,25 @@ from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
 warm_up(assemble(EngineSettings(model=str(model_folder()))).engine)
 print(json.dumps(list(sys.modules)))
 """
+HOST = (
+    """
+import json, sys
+from nanoserve.entrypoints.compose.bootstrap import preload
+
+preload()
+import torch
+import inspect
+inspect.getmodule(inspect.currentframe())  # looks through all modules
+"""
+    + ENGINE
+    + """
+from torch._meta_registrations import meta_index_Tensor
+row = torch.zeros(4, device="meta")
+assert row[torch.zeros(3, dtype=torch.int64, device="meta")].shape == (3,)
+assert torch._meta_registrations.meta_index_Tensor is meta_index_Tensor
+assert "torch._decomp" in sys.modules
+"""
+)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +79,9 @@ print(json.dumps(list(sys.modules)))
             {"torch"},
             {"transformers", "sympy", "torch._dynamo", "litestar", "httpx", "huggingface_hub"},
         ),
+        (HOST, {"torch", "torch._meta_registrations"}, {"torch._decomp", "torch._refs", "torch._dynamo"}),
     ],
-    ids=["HTTP", "engine"],
+    ids=["HTTP", "engine", "prepared engine"],
 )
 def test_a_process_loads_only_what_it_uses(program: str, present: set[str], absent: set[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

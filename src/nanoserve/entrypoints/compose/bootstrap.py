@@ -27,7 +27,7 @@ from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.adapters.pytorch.cuda.compilers import start_compilers
-from nanoserve.adapters.pytorch.garbage import no_garbage_collected
+from nanoserve.adapters.pytorch.garbage import leave_unread, no_garbage_collected
 from nanoserve.adapters.system import environment as machine
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -73,6 +73,7 @@ def preload(*, wakes_gpu: bool = False) -> None:
     if wakes_gpu:
         wake_gpu()
         _start_compilers()
+    leave_unread()
     with no_garbage_collected():
         from nanoserve.entrypoints.compose import building  # noqa: F401, PLC0415 - loads torch
 
