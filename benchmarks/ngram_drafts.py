@@ -3,7 +3,8 @@
     python -m benchmarks.ngram_drafts MODEL [--copied 0.9 0.95] [--rows 1 8 64 256] [--input-len 128] [--output-len 256] [--rounds 5]
                                       [OPTIONS OF THE ENGINE, as of nanoserve serve]
 
-Without `--copied` the text is random, and the engine with `--speculate auto` also serves requests that want no drafts. With `--copied`, for each share, a prompt
+Without `--copied` the text is random, and the engine with `--speculate auto` also serves requests that want no drafts. A second engine without drafts shows how
+far two equal ones lie apart. With `--copied`, for each share, a prompt
 holds the answer that follows, but for one token in 1 / (1 - share), each of which an edit changed; the model's embedding and head are turned so that it writes
 exactly that answer (of a published shape with an output head of its own, such as Llama 3.1 8B), and `--speculate ngram` is measured, too.
 
@@ -40,14 +41,15 @@ def main() -> None:
     """Measure each number of rows in turn."""
     given = _arguments()
     engines: dict[str, BenchParts] = {}
-    for speculate in ("off", "auto") if given.copied is None else ("off", "ngram", "auto"):
-        names = (each.name for each in attrs.fields(EngineSettings)[1:])
-        flags = {name: getattr(given, name) for name in ("model", "temperature", *names)}
+    second = ("off, again", "off") if given.copied is None else ("ngram", "ngram")
+    for name, speculate in (("off", "off"), second, ("auto", "auto")):
+        fields = (each.name for each in attrs.fields(EngineSettings)[1:])
+        flags = {field: getattr(given, field) for field in ("model", "temperature", *fields)}
         configuration = read_configuration(flags | {"speculate": speculate}, os.environ)
         subject = choose_subject(configuration, given.input_len + given.output_len, rows=max(given.rows))
         maker = build_random_model if given.copied is None else make_counting_model
         with mock.patch("nanoserve.entrypoints.compose.building.build_random_model", maker):
-            engines[speculate] = load_model(subject)
+            engines[name] = load_model(subject)
     print(subject.title, flush=True)
     kinds = {name: (parts, subject.sampling) for name, parts in engines.items()}
     draws: dict[str, Draw] = {f"{share:.0%} copied": Copied(share) for share in given.copied or ()}
