@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import gc
 import importlib.util
 import inspect
 import os
+import ssl
 import sys
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -24,6 +26,9 @@ from tests.triton_interpreter import interpret
 
 for name in [each for each in os.environ if each.startswith("NANOSERVE_")]:
     del os.environ[name]
+
+# Every client of HTTP would read the certificates of a hundred authorities for itself, though no test speaks TLS.
+setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))  # noqa: B010 - a function has no other type
 
 settings.register_profile(
     "quick",
@@ -69,6 +74,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     return result
 
 
