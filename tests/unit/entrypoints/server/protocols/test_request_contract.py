@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 from typing import Any, Final
@@ -348,12 +349,17 @@ ODD: Final = ({"odd": True}, {"1": 9.5}, "odd", 977, ["odd"], [977], True, False
 """Values of which one is of each field's type, and is not harmless."""
 
 
+@functools.cache
+def required(kind: type[msgspec.Struct]) -> Fields:
+    """The fields that a body must have, with a value."""
+    needed = {"prompt": "x", "messages": [], "input": "x", "max_tokens": 1, "model": "m"}
+    return {each.name: needed[each.name] for each in msgspec.structs.fields(kind) if each.required}
+
+
 def refusal_of(kind: type[msgspec.Struct], fields: Fields) -> str | None:
     """The parameter that is not supported; None where all are taken."""
-    needed = {"prompt": "x", "messages": [], "input": "x", "max_tokens": 1, "model": "m"}
-    body = {each.name: needed[each.name] for each in msgspec.structs.fields(kind) if each.required}
     try:
-        decode_body(json.dumps(body | fields).encode(), kind, BoundSettings())
+        decode_body(json.dumps(required(kind) | fields).encode(), kind, BoundSettings())
     except BadValueError as error:
         return error.parameter
     return None
