@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -293,8 +295,24 @@ class TinyModel:
         return seen
 
 
+_MADE: dict[str, tuple[Any, dict[str, bytes], Tensor]] = {}
+"""The model, its files and the state of torch's draws after it, by what it is made of."""
+
+
 def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0, **config: Any) -> TinyModel:
     """Make and save a model; `config` overrides the transformers config, `rope` names one of `ROPES`."""
+    key = repr((architecture, seed, sorted(config.items())))
+    if key not in _MADE:
+        _MADE[key] = _make(architecture, seed, config)
+    reference, files, draws = _MADE[key]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    torch.set_rng_state(draws)
+    return TinyModel(read_spec(str(folder)), copy.deepcopy(reference), folder)
+
+
+def _make(architecture: str, seed: int, config: dict[str, Any]) -> tuple[Any, dict[str, bytes], Tensor]:
     rope = dict(ROPES[config.pop("rope", "default")])  # transformers writes into it
     config_type, model_type = _classes(architecture)
     settings = {**_SHAPE, "rope_parameters": rope, **_EXPERTS.get(architecture, {}), **config}
@@ -302,8 +320,10 @@ def make_tiny_model(folder: Path, architecture: str = "llama", *, seed: int = 0,
     torch.manual_seed(seed)
     reference = model_type(made).eval().float()
     enlarge(reference)
-    reference.save_pretrained(folder)
-    return TinyModel(read_spec(str(folder)), reference, folder)
+    with tempfile.TemporaryDirectory() as saved:
+        reference.save_pretrained(saved)
+        files = {each.name: each.read_bytes() for each in Path(saved).iterdir()}
+    return reference, files, torch.get_rng_state()
 
 
 def enlarge(reference: Any) -> None:
