@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --co
 # Modules are compiled when they are first imported: most of them never are. Unless that is kept, each of a hundred processes compiles torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test test-all test-avx2 coverage matrix soak test-domain browser screenshots film pictures gpu check format bench chart dist lock clean
+.PHONY: help demo quick bytecode test test-all test-avx2 coverage matrix soak test-domain browser screenshots film pictures gpu check format bench chart dist lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,6 +53,9 @@ PARALLEL = --numprocesses auto --maxprocesses 8 --dist worksteal --timeout 600
 
 quick: $(STAMP) ## run the unit tests, in two minutes on two cores
 	$(PYTEST) tests/unit tests/cluster --ignore tests/cluster/process $(PARALLEL)
+
+bytecode: $(STAMP) ## compile what tests import, once: each of several processes that begin together would do so for itself
+	-$(PYTEST) tests README.md docs --collect-only --quiet > /dev/null
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
 	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients --ignore tests/cluster/process
