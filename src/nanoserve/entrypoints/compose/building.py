@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 
 Runner: TypeAlias = "TorchRunner | CudaRunner | LeadingRunner[Any]"
+_Built: TypeAlias = tuple[Runner, EngineSizes, MemoryBudget]
+"""With the sizes that it was built for, and where its memory went."""
 
 
 def survey_device(settings: EngineSettings, spec: ModelSpec, folder: str | None) -> Survey:
@@ -250,15 +252,6 @@ def _assemble(
     )
 
 
-@attrs.frozen
-class _Built:
-    """A runner, the sizes that it was built for, and where its memory went."""
-
-    runner: Runner
-    sizes: EngineSizes
-    memory: MemoryBudget
-
-
 def _build_runner(settings: EngineSettings, loaded: _Loaded) -> tuple[Runner, EngineFacts]:
     """The runner of the device, for the longest sequences that fit beside the weights, and the other ranks behind it."""
     found = loaded.found
@@ -267,13 +260,12 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded) -> tuple[Runner, En
     def fits(max_model_len: int) -> _Built:
         return build(settings, loaded, attrs.evolve(loaded.sizes, max_model_len=max_model_len))
 
-    built = choices.choose_model_length(settings, found.spec, fits)
+    runner, sizes, memory = choices.choose_model_length(settings, found.spec, fits)
     if loaded.group is not None:
-        led = loaded.group.lead(built.runner, is_watchful=settings.paranoid, launches=found.device == "cuda")
-        built = attrs.evolve(built, runner=led)
+        runner = loaded.group.lead(runner, is_watchful=settings.paranoid, launches=found.device == "cuda")
     loaded.watch.lap("runner and KV pool")
     facts = EngineFacts(
-        **built.sizes.sizes(),
+        **sizes.sizes(),
         pid=os.getpid(),
         model=settings.model or "built-in",
         device=found.device,
@@ -282,10 +274,10 @@ def _build_runner(settings: EngineSettings, loaded: _Loaded) -> tuple[Runner, En
         tensor_parallel_size=settings.tensor_parallel_size,
         depth=choices.choose_depth(settings, found.device),
         loras=tuple(named_loras(settings.lora)),
-        kv_bytes=built.memory.kv * settings.tensor_parallel_size,
-        memory=built.memory.shares(kept_bytes(loaded.model)) if found.device == "cuda" else {},
+        kv_bytes=memory.kv * settings.tensor_parallel_size,
+        memory=memory.shares(kept_bytes(loaded.model)) if found.device == "cuda" else {},
     )
-    return built.runner, facts
+    return runner, facts
 
 
 def _pools(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> PoolRequest | None:
@@ -313,7 +305,7 @@ def _build_cpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
     runner = TorchRunner(loaded.model, sizes, NGramDrafter())
     if loaded.group is not None:
         loaded.group.meet(sizes)
-    return _Built(runner, sizes, memory)
+    return runner, sizes, memory
 
 
 def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSizes) -> _Built:
@@ -326,7 +318,7 @@ def _build_gpu_runner(settings: EngineSettings, loaded: _Loaded, sizes: EngineSi
             raise
         group.others.lose(error)  # a rank is missed, which says why it has ended
     sizes = attrs.evolve(sizes, num_blocks=memory.num_blocks)
-    return _Built(runner, sizes, memory)
+    return runner, sizes, memory
 
 
 def _make_gpu_runner(
