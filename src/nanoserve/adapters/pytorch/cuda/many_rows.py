@@ -92,6 +92,15 @@ class InvariantProducts(VendorProducts):
         invariant_linear(x, weight, out, bias=bias, residual=out if add else None)
 
 
+class NoProducts(VendorProducts):
+    """None of the vendor's, where the kernels around them are launched to be compiled: each shape that is new to its library takes milliseconds."""
+
+    def multiply_plain(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool
+    ) -> None:
+        """Leave what stands in `out`."""
+
+
 class ManyRows:
     """The products of many rows, as the next step is launched with them.
 
@@ -108,9 +117,9 @@ class ManyRows:
         return self.products.invariant
 
     @contextlib.contextmanager
-    def made_invariant(self) -> Iterator[None]:
-        """Launch invariant kernels, until this ends."""
-        before, self.products = self.products, InvariantProducts()
+    def made(self, products: VendorProducts) -> Iterator[None]:
+        """Launch these, until this ends, unless all are invariant."""
+        before, self.products = self.products, self.products if self.is_invariant else products
         try:
             yield
         finally:

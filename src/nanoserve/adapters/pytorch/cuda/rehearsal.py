@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -17,6 +19,7 @@ from nanoserve.adapters.pytorch.cuda.decoding import Decoding
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import FIRST_GRAPHS, TYPICAL_LENGTH, Key
+from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts, NoProducts
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps
 from nanoserve.adapters.pytorch.cuda.recovery import Recovery
 from nanoserve.adapters.pytorch.cuda.row_updates import RowUpdates
@@ -68,11 +71,12 @@ class Rehearsal:
             self._chunks()
             return
         for size, every_splits in self._batches():
-            for splits in every_splits:
-                for width in (0, *widths_of(size, self._arena.sizes)):
-                    self._decoding.rehearse(Key(size, splits, samples=True, width=width))
-            if self._launcher.loras is not None:
-                self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
+            with self._products(size):
+                for splits in every_splits:
+                    for width in (0, *widths_of(size, self._arena.sizes)):
+                        self._decoding.rehearse(Key(size, splits, samples=True, width=width))
+                if self._launcher.loras is not None:
+                    self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
         self._chunks()
         self._beside_a_chunk()
 
@@ -82,7 +86,7 @@ class Rehearsal:
         tokens, sizes = self._chunk_tokens(), buckets(self._arena.sizes.max_num_seqs)
         most_beside = self._arena.sizes.max_num_batched_tokens - tokens
         places, before = self._arena.places, self._arena.places.clone()
-        with self._launcher.many.made_invariant():
+        with self._launcher.many.made(InvariantProducts()):
             for size in sizes:
                 for adapted in {False, self._launcher.loras is not None}:
                     self._decoding.rehearse(Key(size, 1, samples=False, adapted=adapted, invariant=True))
@@ -125,6 +129,11 @@ class Rehearsal:
         self._drawing.find_ring()
         return tuple(found)
 
+    def _products(self, size: int) -> AbstractContextManager[None]:
+        """All products for common sizes of batch; for others, those whose kernels are ours. The first step of a size may load what it needs."""
+        is_common = size in self._first_sizes
+        return contextlib.nullcontext() if is_common else self._launcher.many.made(NoProducts())
+
     def _batches(self) -> Iterator[tuple[int, set[int]]]:
         """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""
         common, every_size = self._first_sizes, buckets(self._arena.sizes.max_num_seqs)
@@ -163,10 +172,11 @@ class Rehearsal:
         chunk = self._describe_chunks([tokens])
         most_beside = self._arena.sizes.max_num_batched_tokens - tokens
         for size, every_splits in self._batches():
-            for splits in every_splits:
-                hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
-                self._learn(chunk, min(size, most_beside), splits)
-            logits = launcher.logits.of(launcher.logits.choose(hidden, size))
+            with self._products(size):
+                for splits in every_splits:
+                    hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
+                    self._learn(chunk, min(size, most_beside), splits)
+                logits = launcher.logits.of(launcher.logits.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._draw(shaped, size)
                 self._decoding.special.blocks.exclude(shaped)

@@ -22,6 +22,7 @@ from nanoserve.adapters.pytorch.cuda.batches import Batches
 from nanoserve.adapters.pytorch.cuda.compiles import compiling_ahead
 from nanoserve.adapters.pytorch.cuda.drawing import Drawing
 from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
+from nanoserve.adapters.pytorch.cuda.many_rows import InvariantProducts
 from nanoserve.adapters.pytorch.cuda.rehearsal import Rehearsal
 from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 from nanoserve.adapters.pytorch.cuda.tickets import Verified
@@ -98,13 +99,13 @@ class Windows:
             with compiling_ahead(os.cpu_count() or 1):
                 self.rehearse()
             self.rehearse()
-        with self._launcher.many.made_invariant():
+        with self._launcher.many.made(InvariantProducts()):
             yield
 
     def rehearse(self) -> None:
         """Launch every kernel of invariant steps; no row changes."""
         self._rehearsal.run_invariant()
-        with self._launcher.many.made_invariant():
+        with self._launcher.many.made(InvariantProducts()):
             for count in self._launcher.logits.invariant_ways(len(self._take_room())):
                 places, logits, where = self._compute(
                     (self._arena.sink_row,), WINDOW, count * [0], self._space.normed
