@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
 from nanoserve.ports.errors import BadValueError, ModelLoadError
@@ -107,6 +107,17 @@ def test_a_lone_surrogate_is_refused(tokenizer: HFTokenizer, text: str) -> None:
         tokenizer.encode(text)
     with pytest.raises(BadValueError, match="lone surrogate"):
         tokenizer.encode_without_added_tokens(text)
+
+
+@pytest.mark.parametrize("ids", [(0, 1), (0, 7), (1, 2), (5, 1)])
+@pytest.mark.parametrize("added", [(), ("b",), ("c", "d")])
+def test_the_largest_id_counts_where_some_are_missing(
+    tmp_path: pathlib.Path, ids: tuple[int, ...], added: tuple[str, ...]
+) -> None:
+    made = Tokenizer(models.WordLevel(dict(zip("ab", ids, strict=True)), unk_token="a"))
+    made.add_tokens(list(added))
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert HFTokenizer(str(tmp_path)).vocab_size == max(made.get_vocab().values()) + 1
 
 
 def test_ids_beyond_the_vocabulary_are_nothing_and_half_a_character_is_a_mark(
