@@ -18,6 +18,7 @@ from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import EngineSizes
 
 VOCAB = 4096
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -53,7 +54,7 @@ def measured(rows: int) -> Memory:
         block_size=16,
         num_blocks=8,
     )
-    space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB))
+    space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB, device=DEVICE))
     memory = Memory()
     with torch.inference_mode(), memory:
         workspace.shape_and_score(spec, space, sizes)

@@ -74,8 +74,8 @@ class QwenLayer(nn.Module):
 def make_mtp(folder: Path, family: str, **config: Any) -> TinyMtp:
     """Make a model and write it with such a layer, as its family is published."""
     tiny = make_tiny_model(folder, family, **CASES[family] | config)
-    if not hasattr(modeling_layers, "MtpModel"):
-        pytest.skip("this transformers has no MtpModel")
+    if not hasattr(getattr(modeling_layers, "MtpModel", None), "forward_layer"):
+        pytest.skip("this transformers has no MtpModel that computes one layer")
     is_qwen = family == "qwen3_next"
     layers: Any = QwenLayer(tiny.reference) if is_qwen else modeling_layers.MtpModel(tiny.reference, 1)
     layers.eval()
