@@ -1,7 +1,7 @@
 """Records which kernels Triton would compile for a real GPU, as rehearsals and as serving launch them, and runs none.
 
 A module of its own process, where kernels are not interpreted: `python -m tests.interpreter.cuda.variants` prints, for each case,
-how many variants were rehearsed and which ones serving alone has met. Models have real sizes and no memory.
+how many variants were rehearsed which ones serving alone has met, and the rows of logits that the vendor's library multiplies in rehearsals. Models have real sizes and no memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import attrs
 import torch
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime import driver
@@ -23,6 +24,7 @@ from triton.runtime.jit import JITFunction
 from nanoserve.adapters.pytorch import models
 from nanoserve.adapters.pytorch.cuda import building
 from nanoserve.adapters.pytorch.cuda.batches import buckets
+from nanoserve.adapters.pytorch.cuda.many_rows import VendorProducts
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
 from nanoserve.adapters.pytorch.cuda.workspace import EVERYTHING, shape_and_score
 from nanoserve.entrypoints.compose.shapes import SHAPES
@@ -69,10 +71,11 @@ class NoGpu(CudaDriver):  # type: ignore[misc]
 
 
 class Recorder:
-    """Every variant that was launched, and by which kind of step first."""
+    """Every variant that was launched, and by which kind of step first; and the rows of logits that rehearsals leave to the vendor."""
 
     def __init__(self) -> None:
         self.variants: dict[tuple[str, str], str] = {}
+        self.rows, self.vocab_size = set[int](), 0
         self.step = ""
 
     def of(self, step: str) -> int:
@@ -85,6 +88,22 @@ def launch(kernel: Any, recorder: Recorder, *arguments: Any, grid: Any, warmup: 
     *_, bind = kernel.device_caches[0]
     _, specialization, options = bind(*arguments, **named)
     recorder.variants.setdefault((kernel.fn.__name__, f"{specialization} {options}"), recorder.step)
+
+
+def multiply(
+    products: VendorProducts,
+    x: Tensor,
+    weight: Tensor,
+    bias: object,
+    out: object,
+    *,
+    add: bool,
+    recorder: Recorder,
+) -> None:
+    """In the place of the vendor's products."""
+    del products, bias, out, add
+    if recorder.step == "rehearsal" and len(weight) == recorder.vocab_size:
+        recorder.rows.add(len(x))
 
 
 def two_of_each_layer(spec: ModelSpec) -> ModelSpec:
@@ -146,6 +165,7 @@ def late(name: str, recorder: Recorder, *, deterministic: bool) -> list[str]:
     )
     runner, _ = building.build_runner(model, sizes, deterministic=deterministic)
     recorder.variants.clear()
+    recorder.rows, recorder.vocab_size = set(), spec.vocab_size
     recorder.step = "rehearsal"
     shape_and_score(spec, runner._launcher._space, sizes)
     runner.rehearsal.run()
@@ -166,12 +186,18 @@ def main() -> None:
     # Operators without memory are Python functions, which would import torch's compiler for seconds, and are slow.
     sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")
     vars(compiler).update(disable=lambda function, *_, **__: function)
-    vars(torch).update(_dynamo=compiler, addmm=lambda *_, out, **__: out)
+    vars(torch).update(_dynamo=compiler)
+    products: Any = VendorProducts
+    products.multiply_plain = functools.partialmethod(multiply, recorder=recorder)
     found = {}
     with torch.inference_mode():
         for name, deterministic in CASES:
             missing = late(name, recorder, deterministic=deterministic)
-            found[f"{name}{', deterministic' * deterministic}"] = recorder.of("rehearsal"), missing
+            found[f"{name}{', deterministic' * deterministic}"] = (
+                recorder.of("rehearsal"),
+                missing,
+                sorted(recorder.rows),
+            )
     sys.stdout.write(json.dumps(found))
 
 
