@@ -300,7 +300,7 @@ def test_packed_numbers_in_slices(
 ) -> None:
     """Even ones, and ones that reach beyond what there is; the last to arrive adds, and leaves the counters as they were."""
     monkeypatch.setattr(linear, "packed_pays", lambda *_: True)
-    monkeypatch.setattr(linear, "packed_tile", lambda *_: (PACKED_TILES[1], 4))
+    monkeypatch.setattr(linear, "packed_tile", lambda *_: (PACKED_TILES[-1], 4))
     monkeypatch.setattr(linear, "packed_scratch", lambda *_: (1 << 17, 8))
     product = stored_product(inputs := Inputs(device, torch.float16), 70, k, form, bias=True, added=True)
     agree(check_packed_linear(inputs, product, [65, 3]), TOLERANCE[torch.float16])
@@ -320,7 +320,8 @@ def test_packed_numbers_are_widened_before_where_their_programs_take_turns() -> 
     assert packed_pays(256, 6144, 4096)
     assert not packed_pays(320, 6144, 4096)
     assert packed_pays(512, 28672, 4096)
-    assert not packed_pays(513, 28672, 4096)
+    assert packed_pays(1024, 28672, 4096)
+    assert not packed_pays(1025, 28672, 4096)
 
 
 @cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)

@@ -35,6 +35,14 @@ def described_blocks(tensor: Tensor, *block: int) -> TensorDescriptor:
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
 
 
+def described_rows(x: Tensor, *block: int) -> TensorDescriptor:
+    """Blocks of contiguous rows. The copy engine takes longer for rows that are not there: it reads what lies behind the last, if anything does."""
+    num_rows, k = x.shape
+    room = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
+    rows = min(triton.cdiv(num_rows, block[0]) * block[0], room)
+    return described_blocks(x.as_strided((rows, k), (k, 1)), *block)
+
+
 @functools.cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may have: 99 KiB to 227 KiB."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nanoserve.kernels.device.launch import (
     described_blocks,
+    described_rows,
     has_wgmma,
     launch_options,
     shared_memory,
@@ -253,11 +254,7 @@ def invariant_linear(
     described = _is_described(x, k)
     tile, read, matrix = invariant_tile(x.dtype, num_rows, n, described=described), x, weight
     if described:
-        # The copy engine takes longer for rows that are not there: it reads what lies behind the last, if anything does.
-        room = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
-        rows = min(triton.cdiv(num_rows, tile.bt) * tile.bt, room)
-        read = described_blocks(x.as_strided((rows, k), (k, 1)), tile.bt, tile.bk)
-        matrix = described_blocks(weight, tile.bn, tile.bk)
+        read, matrix = described_rows(x, tile.bt, tile.bk), described_blocks(weight, tile.bn, tile.bk)
     invariant_kernel[(triton.cdiv(num_rows, tile.bt) * triton.cdiv(n, tile.bn),)](
         x_ptr=read, x_scale_ptr=None, weight_ptr=matrix, scale_ptr=None, out_ptr=out, bias_ptr=bias, residual_ptr=residual,
         T=num_rows, N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, GROUP=1, SCALES=0, SHARED=False, DESCRIBED=described, PDL=False,
@@ -313,11 +310,11 @@ def packed_linear(
         residual: [T, N], contiguous, added to the sum; may be `out` itself.
     """
     n, k = weight.shape
-    tile, splits = packed_tile(triton.cdiv(len(x), 64) * 64, n, k)
+    (tile, splits), described = packed_tile(triton.cdiv(len(x), 64) * 64, n, k), has_wgmma(x.device)
     packed_kernel[(triton.cdiv(len(x), tile.bt) * triton.cdiv(n, tile.bn), splits)](
-        x_ptr=x, **step_arguments(weight), out_ptr=out, bias_ptr=bias, residual_ptr=residual,
+        x_ptr=described_rows(x, tile.bt, tile.bk) if described else x, **step_arguments(weight), out_ptr=out, bias_ptr=bias, residual_ptr=residual,
         partials_ptr=workspace.partials, counters_ptr=workspace.counters, T=len(x), N=n, K=k, BT=tile.bt, BN=tile.bn, BK=tile.bk, BAND=tile.band, SPLITS=splits,
-        PAIRS=_pairs(x), num_warps=tile.warps, num_stages=tile.stages,
+        PAIRS=_pairs(x), DESCRIBED=described, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_slice
-from nanoserve.kernels.forms.triton import add_left, load_step_scales
+from nanoserve.kernels.forms.triton import load_step_scales, step
 from nanoserve.kernels.linear.triton import is_last
 
 
@@ -116,12 +116,12 @@ def _join_slices(sums, partials_ptr, counters_ptr, program, SPLITS: tl.constexpr
 def packed_kernel(
     x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, residual_ptr, partials_ptr, counters_ptr, T,
     N: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr, SPLITS: tl.constexpr,
-    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
+    FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Program (i, s): a tile [BT, BN] of out = x weight^T + bias + residual, of a stored weight that is widened in registers, as the left factor.
 
-    Rows behind the last are others again, rather than the last, which many would ask for at once, or left out, which takes a comparison for each load.
-    Where K is in slices, the last program of a tile to arrive adds the sums up in order.
+    DESCRIBED: `x_ptr` is a descriptor of blocks [BT, BK]. Else rows behind the last are others again, rather than the last, which many would ask for at once, or
+    left out, which takes a comparison for each load. Where K is in slices, the last program of a tile to arrive adds the sums up in order.
     """
     SLICE: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK
     EVEN: tl.constexpr = K % (BK * SPLITS) == 0
@@ -132,15 +132,21 @@ def packed_kernel(
     columns = column_tile * BN + tl.arange(0, BN)
     ks, words = start + tl.arange(0, BK), start // PACK + tl.arange(0, BK // PACK)
     rows = tl.minimum(columns, N - 1)
-    x_ptrs = x_ptr + (ts % T)[None, :].to(tl.int64) * K + ks[:, None]
+    x_ptrs = x_ptr if DESCRIBED else x_ptr + (ts % T)[None, :].to(tl.int64) * K + ks[:, None]
     weight_ptrs = weight_ptr + rows[:, None].to(tl.int64) * (K // PACK) + words[None, :]
     scale_ptrs = scale_ptr + rows * SCALES
     sums = tl.zeros([BN, BT], tl.float32)
     for k in range(0, SLICE, BK):
         stored = load_slice(weight_ptrs + k // PACK, words[None, :] < (K - k) // PACK, EVEN, "")
         scales = load_step_scales(scale_ptrs, start + k, K, BK, GROUP, SCALES, FORM)
-        x = load_slice(x_ptrs + k, ks[:, None] < K - k, EVEN, "")
-        sums = add_left(sums, stored, scales, x, GROUP, FORM, PAIRS)
+        if DESCRIBED:
+            x = tl.trans(x_ptr.load([first_row, start + k]))
+        else:
+            x = load_slice(x_ptrs + k, ks[:, None] < K - k, EVEN, "")
+        wide, _ = step(stored, scales, x.dtype, True, GROUP, FORM, PAIRS)
+        sums = tl.dot(wide, x, sums, input_precision="ieee")
+        if DESCRIBED:  # an instruction that is none makes the next step wait (see `add_left`)
+            sums = tl.inline_asm_elementwise("", "=f,0", [sums], dtype=tl.float32, is_pure=True, pack=1)
     if SPLITS > 1:
         sums, last = _join_slices(sums, partials_ptr, counters_ptr, program, SPLITS)
         if last == 0:

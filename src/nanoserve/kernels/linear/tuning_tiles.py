@@ -72,20 +72,24 @@ Times of an H200 with an 8B model's products, one scale for each row of the weig
 """
 
 
-PACKED_TILES: Final = InvariantTile(128, 64, 128, 8, 4, 3), InvariantTile(64, 64, 128, 8, 4, 4)
-"""Tiles of products of packed numbers: 4-bit integers take 0.98 of bfloat16's time by cuBLAS for 128 rows with gate and up of an 8B and 1.0 with down, 1.4 with qkv."""
-MOST_PACKED_ROWS = 512
-"""The most rows that these may multiply; more were not measured, and to widen the weight first then costs 20 to 29% of the product at 1,024 rows, and 3 to 9% at 8,192."""
-ALONE, BESIDE = {128: 6.3e-3, 64: 4.4e-3}, {128: 8.2e-3, 64: 5.9e-3}
+_PACKED = (128, 64, 128, 8, 4, 3), (256, 64, 64, 8, 4, 3), (64, 64, 128, 8, 4, 4)
+PACKED_TILES: Final = tuple(InvariantTile(*each) for each in _PACKED)
+"""Tiles of products of packed numbers, by which 4-bit ones take 0.84 of bfloat16's time by cuBLAS for 128 rows with gate and up of an 8B, 1.06 for 256 and 1.3 for 512."""
+MOST_PACKED_ROWS = 1024
+"""The most rows that these may multiply; to widen the weight first then costs 20 to 26% of the product at so many rows, 11 to 16% at 2,048, and 3 to 9% at 8,192."""
+ALONE, BESIDE = {256: 9.8e-3, 128: 5.3e-3, 64: 4.4e-3}, {256: 12.4e-3, 128: 7.2e-3, 64: 5.9e-3}
 """Microseconds of a program of so many rows for each number of K, by itself on its multiprocessor or beside another one."""
-WIDENING, READING, FLOPS, LAUNCH = 7.2e-7, 7e-7, 7.5e8, 2.5
+WIDENING, READING, FLOPS, LAUNCH = 6.2e-7, 7e-7, 7.7e8, 2.5
 """Microseconds for each number that is widened, and read by a product of halves; how many operations that computes in one; and what one more kernel takes."""
 
 
 @cache
 def fp8_tile(rows: int, n: int, *, blocks: bool) -> InvariantTile:
     """The tile of a product of 8-bit floats, for this many rows with a weight of n, that has scales of blocks or one for each row."""
-    return _tile(FP8_TILES[2:] if blocks else FP8_TILES, rows, n)
+    tiles = FP8_TILES[2:] if blocks else FP8_TILES
+    return next(
+        tile for tile, least in tiles if triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) >= least
+    )
 
 
 def fp8_rows(n: int, *, blocks: bool) -> list[int]:
@@ -105,16 +109,13 @@ def _packed_time(rows: int, n: int, k: int, tile: InvariantTile, splits: int) ->
     programs = triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) * splits
     turns, left = divmod(programs, 2 * MULTIPROCESSORS)
     last = 0.0 if left == 0 else (ALONE if left <= MULTIPROCESSORS else BESIDE)[tile.bt]
-    joining = 0.0 if splits == 1 else JOINING + splits * rows * n * 4 / 1e6
+    joining = 0.0 if splits == 1 else JOINING + splits * rows * n * 2 / 1e6
     return k / splits * (turns * BESIDE[tile.bt] + last) + joining
 
 
 @cache
 def packed_pays(rows: int, n: int, k: int) -> bool:
-    """True if packed numbers [n, k] multiply so many rows in less time than it takes to widen them before a product of halves.
-
-    By times of an H200 of twelve products of 1B, 8B and 14B models at 128 to 512 rows; what it chooses takes 0.5% longer than the faster way on average, and at most 10%.
-    """
+    """True if packed numbers [n, k] multiply so many rows in less time than it takes to widen them before a product of halves, by an H200's times of 4-bit ones."""
     rows = triton.cdiv(rows, 64) * 64
     widening = n * k * (WIDENING + max(READING, 2 * rows / FLOPS)) + LAUNCH
     return rows <= MOST_PACKED_ROWS and _packed_time(rows, n, k, *packed_tile(rows, n, k)) <= widening
@@ -128,16 +129,7 @@ def packed_ways(n: int, k: int) -> list[int]:
 
 def packed_scratch(n: int, k: int) -> tuple[int, int]:
     """The most partial sums that such a product leaves, and the most tiles that it leaves them for."""
-    partials = tiles = 0
-    for rows in range(64, MOST_PACKED_ROWS + 1, 64):
-        tile, splits = packed_tile(rows, n, k)
-        if splits > 1:
-            count = triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn)
-            partials, tiles = max(partials, count * splits * tile.bt * tile.bn), max(tiles, count)
-    return partials, tiles
-
-
-def _tile(tiles: tuple[tuple[InvariantTile, int], ...], rows: int, n: int) -> InvariantTile:
-    return next(
-        tile for tile, least in tiles if triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn) >= least
-    )
+    every = [(rows, *packed_tile(rows, n, k)) for rows in range(64, MOST_PACKED_ROWS + 1, 64)]
+    cut = [(splits, tile, triton.cdiv(rows, tile.bt) * triton.cdiv(n, tile.bn)) for rows, tile, splits in every if splits > 1 and packed_pays(rows, n, k)]  # fmt: skip
+    partials = max((count * splits * tile.bt * tile.bn for splits, tile, count in cut), default=0)
+    return partials, max((count for *_, count in cut), default=0)
