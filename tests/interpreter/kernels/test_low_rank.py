@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.forms import FORMS
-from nanoserve.kernels.linear.cases import check_adapted
-from nanoserve.kernels.linear.low_rank.cases import Runs, add_low_rank, check_add_low_rank
-from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product
+from nanoserve.kernels.linear import cases as linear_cases
+from nanoserve.kernels.linear import triton as linear_kernels
+from nanoserve.kernels.linear.cases import LinearCase, check_adapted, multiply_adapted
+from nanoserve.kernels.linear.launch import LinearWorkspace, skinny_linear, split_linear
+from nanoserve.kernels.linear.launch import slice_count as slice_count_of
+from nanoserve.kernels.linear.low_rank import triton as low_rank_kernels
+from nanoserve.kernels.linear.low_rank.cases import Runs, add_low_rank, check_add_low_rank, random_delta
+from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, shrink
 from nanoserve.kernels.linear.low_rank.tuning import (
+    AT_ONCE,
     ITEM,
     PADDING,
     describe,
@@ -21,6 +28,7 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     shrink_ways,
     slice_count,
 )
+from nanoserve.kernels.pointwise.launch import add_rms_norm_into
 from nanoserve.kernels.testing import Inputs, random_stored
 from tests.interpreter.kernels.agreement import agree
 from tests.interpreter.kernels.random_weights import random_product
@@ -28,6 +36,9 @@ from tests.interpreter.matrix import cases
 
 QKV = ((0, 70, 0), (70, 90, 1), (90, 110, 2))
 CROWD = [token % 4 for token in range(70)]
+INTERPRETED = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="kernels are interpreted where there is no GPU"
+)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -67,6 +78,130 @@ def test_products_with_stored_weights_do(form: str, inputs: Inputs) -> None:
     agree(check_adapted(inputs, product, ((0, 66, 0),), [1, 3]), TOLERANCES[inputs.dtype])
 
 
+@cases(
+    ("rows", "ranks", "parts"),
+    [
+        (6, (16,) * 5, {"gate": "silu"}),
+        (20, (16, 32, 64, 16, 16, 32, 16), {"added": True}),
+    ],
+    also=[
+        (64, (16,) * 33, {"bias": True}),
+        (17, (128,) * 9, {"gate": "silu"}),
+        (40, (16, 48, 128, 32, 16, 64, 16, 16, 112), {"added": True}),
+    ],
+)
+def test_several_adapters_are_multiplied_at_once(
+    rows: int, ranks: tuple[int, ...], parts: dict[str, Any], device: torch.device
+) -> None:
+    halves = Inputs(device, torch.float16)
+    runs: Runs = ((0, 34, 0), (34, 68, 1)) if "gate" in parts else ((0, 33, 0), (33, 40, 1), (40, 68, 2))
+    product = random_product(halves, 68, 272, **parts)
+    agree(check_adapted(halves, product, runs, [rows], ranks=ranks), TOLERANCES[torch.float16])
+
+
+@cases("ranks", [(16,) * 6], also=[(32, 64, 16, 128, 16)])
+def test_behind_a_product_they_are_too(ranks: tuple[int, ...], device: torch.device) -> None:
+    tokens = [token % (len(ranks) + 1) for token in range(70)]
+    agree(check_add_low_rank(Inputs(device, torch.float16), QKV, 80, tokens, ranks=ranks), 4e-3)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("parts", [{"gate": "silu"}, {"added": True}])
+def test_a_product_that_begins_beside_the_kernel_that_shrinks_reads_nothing_early(
+    parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, inputs: Inputs
+) -> None:
+    runs: Runs = ((0, 34, 0), (34, 68, 1))
+    product = random_product(inputs, 68, 600, **parts)
+    x = inputs.normal(20, 600)
+    delta, _ = random_delta(inputs, runs, x, [token % 4 for token in range(20)])
+    space = LinearWorkspace.create([product.weight], max_m=20, dtype=inputs.dtype, device=inputs.device)
+    out = inputs.poisoned(20, 34 if "gate" in parts else 68)
+    how: dict[str, Any] = {"product": product, "delta": delta, "space": space}
+    multiply_adapted(x, out, **how)
+    wanted, there, shrunk = out.clone(), x.clone(), delta.shrunk.clone()
+    seen: list[str] = []
+
+    def x_is_there(ready: torch.Tensor | None, _: bool) -> None:
+        assert ready is not None
+        seen.append("x")
+        x.copy_(there)
+
+    def all_is_there(_: bool) -> None:
+        assert seen[-1] == "x"
+        if len(seen) == 1:
+            assert out.isnan().all(), "the first program has stored"
+        seen.append("all")
+        delta.shrunk.copy_(shrunk)
+
+    def nothing_is_there(*_: Any, **__: Any) -> None:
+        for each in (x, delta.shrunk, out):
+            each.fill_(torch.nan)
+
+    monkeypatch.setattr(linear_cases, "shrink", nothing_is_there)
+    monkeypatch.setattr(linear_kernels, "wait_for_x", x_is_there)
+    monkeypatch.setattr(linear_kernels, "wait_for_last", all_is_there)
+    multiply_adapted(x, out, **how)
+    assert torch.equal(out, wanted)
+    assert seen[:2] == ["x", "all"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [2, 8, 40, 64])
+def test_products_that_begin_early_have_the_bits_of_those_that_wait(rows: int, inputs: Inputs) -> None:
+    width, slots_of_tokens = 512, [token % 10 for token in range(rows)]
+    x, streams = inputs.poisoned(rows, width), inputs.normal(6, rows, width)
+    norm, outs = inputs.normal(width) + 1, []
+    launches = list[tuple[Delta, LinearCase, torch.Tensor]]()
+    for number in range(len(streams)):
+        n = 256 * (1 + number % 3)
+        product = random_product(inputs, n, width, added=number % 2 > 0)
+        delta, _ = random_delta(inputs, ((0, n, 0),), x, slots_of_tokens, ranks=(16,) * 9)
+        if launches:
+            delta = delta._replace(shrunk=launches[0][0].shrunk, ready=launches[0][0].ready)
+        slices = slice_count_of(rows, product.weight) if product.added else 1
+        outs.append(inputs.poisoned(slices, rows, n, dtype=torch.float32))
+        launches.append((delta, product, outs[-1]))
+    weights = [product.weight for _, product, _ in launches]
+    space = LinearWorkspace.create(weights, max_m=rows, dtype=inputs.dtype, device=inputs.device)
+
+    def step(*, pdl: bool) -> None:
+        for stream, (delta, product, out) in zip(streams, launches, strict=True):
+            add_rms_norm_into(stream, norm, x, eps=1e-5, pdl=pdl)
+            how: dict[str, Any] = {"delta": delta, "pdl": pdl}
+            shrink(x, **how)
+            if product.added:
+                split_linear(x, product.weight, out, **how)
+            else:
+                skinny_linear(x, product.weight, out[0], workspace=space, **how)
+
+    step(pdl=False)
+    wanted, pdl = [out.clone() for out in outs], supports_pdl(inputs.device)
+    step(pdl=pdl)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(pdl=pdl)
+    for _ in range(300):
+        for out in outs:
+            out.fill_(torch.nan)
+        graph.replay()
+        assert all(torch.equal(out, each) for out, each in zip(outs, wanted, strict=True))
+
+
+@INTERPRETED
+def test_the_kernel_that_shrinks_says_that_x_is_there_once_it_is(
+    monkeypatch: pytest.MonkeyPatch, inputs: Inputs
+) -> None:
+    x = inputs.normal(3, 48)
+    delta, _ = random_delta(inputs, ((0, 64, 0),), x, [1, 0, 1])
+    seen = []
+    monkeypatch.setattr(low_rank_kernels, "wait_for_last", lambda _: seen.append(int(delta.ready)))
+    for _ in range(2):
+        shrink(x, delta)
+        assert seen[0] == 0
+        assert int(delta.ready) == 1
+        seen.clear()
+
+
 def test_a_token_has_the_bits_it_has_alone(inputs: Inputs) -> None:
     width, rank = 144, 32
     numbers = inputs.normal(3, rank * (2 * width + 96))
@@ -79,7 +214,7 @@ def test_a_token_has_the_bits_it_has_alone(inputs: Inputs) -> None:
         adapters = Adapters(numbers, *lists, *(inputs.these(each) for each in made[2:]))
         out = torch.zeros(len(tokens), 96, dtype=inputs.dtype, device=inputs.device)
         shrunk = torch.empty(1, len(tokens), 2 * rank, dtype=torch.float32, device=inputs.device)
-        add_low_rank(x[tokens], out, Delta(adapters, product, shrunk, invariant=True))
+        add_low_rank(x[tokens], out, Delta(adapters, product, shrunk, inputs.these([0]), invariant=True))
         return out
 
     together = deltas(list(range(21)))
@@ -98,6 +233,7 @@ def test_units_are_of_one_slot_and_name_every_token_that_has_one() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 100])
 def test_units_and_items_fit_into_their_room(tokens: int) -> None:
+    assert PADDING >= 8 * (1 + AT_ONCE)
     for slots in (1, 3, 32):
         spread = describe(((1 + token % slots, 1) for token in range(tokens)), dict.fromkeys(range(33), 64))
         assert spread.units[0] <= most_units(tokens, slots) - PADDING

@@ -20,6 +20,7 @@ from nanoserve.kernels.device.launch import (
 from nanoserve.kernels.forms import FP8, PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.gates import Activation
 from nanoserve.kernels.linear.low_rank.launch import Delta, delta_arguments
+from nanoserve.kernels.linear.low_rank.tuning import STAGES
 from nanoserve.kernels.linear.triton import row_kernel, skinny_kernel, widen_kernel
 from nanoserve.kernels.linear.triton_tiles import invariant_kernel, packed_kernel
 from nanoserve.kernels.linear.tuning import (
@@ -390,8 +391,8 @@ def _launch(
     skinny_kernel[(triton.cdiv(n, tile.bn), tile.splits)](
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
         N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight, straight=tile.straight), PAIRS=_pairs(x),
-        STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
-        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta, tile=tile.bm),
-        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages,
+        ready_ptr=delta.ready if delta and not tile.straight else None, STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
+        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta),
+        PDL=pdl, num_warps=tile.warps, num_stages=tile.stages if delta is None or tile.straight else max(tile.stages, STAGES),
         **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits else {}), **launch_options(pdl),
     )  # fmt: skip

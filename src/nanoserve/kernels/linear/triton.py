@@ -22,8 +22,8 @@ from nanoserve.kernels.linear.low_rank.triton import (
     expand_row,
     load_factor,
     load_row_factor,
-    load_shrunk,
     prefetch,
+    wait_for_x,
 )
 from nanoserve.kernels.linear.straight.triton import multiply_row, multiply_straight, row_words
 
@@ -129,45 +129,33 @@ def _load_x(ptrs, exists, present, FORM: tl.constexpr, EVEN: tl.constexpr):
 
 
 @triton.jit
-def _load_shrunk(delta, factor, BM: tl.constexpr, SHAPE: tl.constexpr):
-    """Loads of what few tokens have shrunk to, under way while the product is computed: more would take too many registers."""
-    shrunk = ()
-    if delta is not None and BM <= 16:
-        shrunk = load_shrunk(delta, factor, 0, tl.arange(0, BM), SHAPE)
-    return shrunk
-
-
-@triton.jit
 def _multiply_whole(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, delta, factor,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, ready_ptr,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, SHAPE: tl.constexpr, PDL: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The product of a slice that is one step long, and what tokens have shrunk to: the weight is on its way before the wait."""
+    """The product of a slice that is one step long: the weight is on its way before the wait."""
     words, scales = _load_step(
         weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
     )
-    wait_for_last(PDL)
+    wait_for_x(ready_ptr, PDL)
     x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
-    shrunk = _load_shrunk(delta, factor, x.shape[1], SHAPE)
     sums = tl.zeros([BN, x.shape[1]], tl.float32)
-    return add_left(sums, words, scales, x, GROUP, FORM, PAIRS), shrunk
+    return add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
 
 
 @triton.jit
 def _multiply_in_steps(
-    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, delta, factor,
+    weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, left, ready_ptr,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr,
-    SHAPE: tl.constexpr, PDL: tl.constexpr,
+    PAIRS: tl.constexpr, EVEN: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The product of a longer slice: a pipelined loop, all of it after the wait. That it says STAGES itself makes scales part of the pipeline."""
     ONE: tl.constexpr = GROUP >= K
     if ONE:
         row_scales = load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
-    wait_for_last(PDL)
-    shrunk = _load_shrunk(delta, factor, BM, SHAPE)
+    wait_for_x(ready_ptr, PDL)
     sums = tl.zeros([BN, BM], tl.float32)
     for k in tl.range(0, SLICE, BK, num_stages=STAGES):
         words, scales = _load_step(
@@ -175,12 +163,12 @@ def _multiply_in_steps(
         )  # fmt: skip
         x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
         sums = add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
-    return sums, shrunk
+    return sums
 
 
 @triton.jit(do_not_specialize=["M"])
 def skinny_kernel(  # noqa: PLR0912 - constants choose
-    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, M, delta,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, bias_ptr, partials_ptr, counters_ptr, ready_ptr, M, delta,
     N: tl.constexpr, K: tl.constexpr, GATE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, PAIRS: tl.constexpr,
     STRAIGHT: tl.constexpr, AHEAD: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr,
@@ -193,7 +181,8 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
     registers at a time, or come after it. Without `out_ptr` the sums of slice s go to partials[s, m, n]; with it and
     more than one slice, the last program of a tile to arrive adds them up in order.
     """
-    let_next_start(PDL)
+    if ready_ptr is None:
+        let_next_start(PDL)
     SLICE: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK
     EVEN: tl.constexpr = K % (BK * SPLITS) == 0
     tile = tl.program_id(0)
@@ -228,19 +217,20 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
             x_ptr, weight_ptr, scale_ptr, rows, loaded_rows, start, M,
             K, BM, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, PDL,
         )  # fmt: skip
-        shrunk = ()
     elif SLICE == BK:
-        sums, shrunk = _multiply_whole(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, delta, factor,
-            K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, SHAPE, PDL,
+        sums = _multiply_whole(
+            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, ready_ptr,
+            K, BN, BK, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, PDL,
         )  # fmt: skip
     else:
-        sums, shrunk = _multiply_in_steps(
-            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, delta, factor,
-            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, SHAPE, PDL,
+        sums = _multiply_in_steps(
+            weight_ptrs, scale_ptrs, x_ptrs, ks, present, start, K - start, ready_ptr,
+            K, BM, BN, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, EVEN, EVICTION, STAGES, PDL,
         )  # fmt: skip
     if delta is not None:
-        sums = expand(sums, delta, factor, shrunk, rows, ms, split, SHAPE, SPLITS)
+        if ready_ptr is not None:
+            wait_for_last(PDL)
+        sums = expand(sums, delta, factor, rows, ms, split, SHAPE, SPLITS)
 
     if out_ptr is None:
         places = (split * M + ms[None, :]) * N + columns[:, None]

@@ -73,6 +73,7 @@ class DeviceLoras:
         widest = max(site.num_parts for site in layout.sites.values()) * self.rank
         most = most_partials(max(sizes.max_num_seqs, sizes.max_num_batched_tokens))
         self._shrunk = torch.empty(widest * most, dtype=torch.float32, device=device)
+        self._ready = torch.zeros(1, dtype=torch.int32, device=device)
         self._rows: dict[int, int] = {}
         self._ranks: dict[int, int] = {}
         self._batch, self._is_adapted = EMPTY, False
@@ -153,7 +154,7 @@ class DeviceLoras:
         slices = slice_count(tokens, width, invariant=self.many.is_invariant)
         shape = (slices, tokens, product.num_parts * self.rank)
         shrunk = self._shrunk[: shape[0] * shape[1] * shape[2]].view(shape)
-        delta = Delta(adapters, product, shrunk, self.many.is_invariant)
+        delta = Delta(adapters, product, shrunk, self._ready, self.many.is_invariant)
         shrink(x, delta, norm_weight=norm_weight, pdl=pdl)
         return delta
 

@@ -51,7 +51,7 @@ def random_delta(
     product = Product(START, start_b, parts, part_of.to(inputs.device) if parts > 1 else None)
     slices = slices or slice_count(tokens, width, invariant=invariant)
     shrunk = inputs.poisoned(slices, tokens, parts * max(ranks), dtype=torch.float32)
-    return Delta(adapters, product, shrunk, invariant), wanted
+    return Delta(adapters, product, shrunk, inputs.these([0]), invariant), wanted
 
 
 def check_add_low_rank(

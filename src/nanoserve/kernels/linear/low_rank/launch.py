@@ -10,13 +10,14 @@ from torch import Tensor
 from nanoserve.kernels.device.launch import launch_options
 from nanoserve.kernels.linear.low_rank.triton import expand_kernel, shrink_kernel
 from nanoserve.kernels.linear.low_rank.tuning import (
+    AT_ONCE,
     MOST_PROGRAMS,
     PADDING,
+    STAGES,
     UNIT,
     WARPS,
     expand_tile,
     shrink_step,
-    units_at_once,
 )
 
 
@@ -56,15 +57,17 @@ class Delta(NamedTuple):
     Attributes:
         shrunk: float32 [slices of x, T, parts * the largest rank], contiguous, A x of the tokens that have adapters.
         invariant: whether the bits of a token depend on no other one.
+        ready: int32 [1], written where x is there, for products of several tokens that begin beside `shrink`.
     """
 
     adapters: Adapters
     product: Product
     shrunk: Tensor
+    ready: Tensor
     invariant: bool = False
 
-    def arguments(self, *, tile: int = 0, repeats: float = 0) -> dict[str, Any]:
-        """Arguments of kernels that multiply with B for this many tokens at a time, or for one by this many threads for each row."""
+    def arguments(self, *, repeats: float = 0) -> dict[str, Any]:
+        """Arguments of kernels that multiply with B, of one token by this many threads for each row."""
         (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
         splits, _, width = shrunk.shape
         delta = (
@@ -75,7 +78,7 @@ class Delta(NamedTuple):
         if repeats:
             at_once = triton.next_power_of_2(max(splits, int(repeats) // rank))
         else:
-            at_once = 1 if self.invariant else units_at_once(tile, numbers.element_size())
+            at_once = 1 if self.invariant or numbers.element_size() == 4 else AT_ONCE
         return {"delta": delta, "SHAPE": (product.num_parts, rank, splits, at_once)}
 
 
@@ -103,6 +106,7 @@ def shrink(x: Tensor, delta: Delta, *, norm_weight: Tensor | None = None, pdl: b
         x_ptr=x, x_stride=x.stride(0), norm_ptr=norm_weight,
         numbers_ptr=numbers, slot_stride=numbers.stride(0), items_ptr=items, order_ptr=order,
         shrunk_ptr=shrunk, start_a=product.start_a, split_stride=shrunk.stride(0),
+        ready_ptr=delta.ready if tokens > 1 else None,
         K=k, WIDTH=width, RANK=width // product.num_parts, TILE=tile, STEP=step, STEPS=triton.cdiv(k, splits * step),
         SPLITS=splits, SEVERAL=beside < most, WARPS=WARPS, PDL=pdl, num_warps=WARPS, **launch_options(pdl),
     )  # fmt: skip
@@ -119,5 +123,5 @@ def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
     (tokens, n), (bn, bm) = out.shape, expand_tile(delta.adapters.numbers.element_size())
     expand_kernel[(triton.cdiv(n, bn), triton.cdiv(tokens, bm))](
         out_ptr=out, out_stride=out.stride(0), T=tokens, N=n, BM=bm, BN=bn,
-        **delta.arguments(tile=bm), PDL=pdl, num_warps=4, **launch_options(pdl),
+        **delta.arguments(), PDL=pdl, num_warps=4, num_stages=STAGES, **launch_options(pdl),
     )  # fmt: skip

@@ -11,8 +11,8 @@ UNIT: Final = 16
 """Ranks that are multiplied at once, and tokens: the narrowest matrix that tensor cores multiply."""
 ITEM: Final = 5
 """Numbers of a unit or an item: slot, rank of the slot, first rank of the item, first place in `order`, number of tokens."""
-PADDING: Final = 33
-"""Rows before and behind units: kernels look further than to the last, and use nothing of that."""
+PADDING: Final = 48
+"""Rows before and behind units: each of up to eight slices of a product looks `AT_ONCE` further than to the last, and uses nothing of that."""
 STEP: Final = 1024
 """Elements of each row of x and A that one program multiplies at a time; they are in flight all together."""
 WARPS: Final = 4
@@ -21,6 +21,10 @@ FEW: Final = 16
 """Tokens, if there are several, up to which x is cut into steps of half the length: their partial sums are few, and come while the product is computed."""
 MOST_WHOLE: Final = 64
 """Tokens from which on programs wait for room, and multiply half a step at a time: that kept 88.8% of an 8B's speed at 256 tokens on an H200, and not 87.9."""
+AT_ONCE: Final = 4
+"""Adapters behind the first whose B is multiplied at once: their columns fill a line of shared memory."""
+STAGES: Final = 4
+"""The least steps of the loop over adapters behind the first, one of which is multiplied while the others are in flight. The loop must not name them itself, or loads of slots count as steps, too."""
 MOST_SLICES: Final = (14, 8)
 """Slices of x of up to `FEW` tokens, and of more: whoever multiplies with B adds them up."""
 MOST_PARTIALS: Final = 1024
@@ -106,11 +110,6 @@ def shrink_ways(widths: Sequence[int], most: int, *, invariant: bool) -> list[in
         few = (tokens == 1) + (tokens <= FEW) + (tokens <= MOST_WHOLE)
         found.setdefault((*slices, 0 if invariant else few), tokens)
     return sorted(found.values())
-
-
-def units_at_once(tokens: int, itemsize: int) -> int:
-    """Adapters whose B is multiplied at once with what so many tokens have shrunk to. Speed kept of an 8B at 8 and 64 tokens of one adapter and 64 of 32, on an H200: one 93.4, 88.9, 51.1%; two 92.8, 88.5, 58.5%; four at 64 87.2, 63.2%."""
-    return 1 if itemsize == 4 or tokens <= FEW else 2
 
 
 def expand_tile(itemsize: int) -> tuple[int, int]:
