@@ -3,10 +3,12 @@
     python -m benchmarks.ngram_drafts MODEL [--copied 0.9 0.95] [--rows 1 8 64 256] [--input-len 128] [--output-len 256] [--rounds 5]
                                       [OPTIONS OF THE ENGINE, as of nanoserve serve]
 
-Without `--copied` the text is random, and the engine with `--speculate auto` also serves requests that want no drafts. A second engine without drafts shows how
-far two equal ones lie apart. With `--copied`, for each share, a prompt
-holds the answer that follows, but for one token in 1 / (1 - share), each of which an edit changed; the model's embedding and head are turned so that it writes
-exactly that answer (of a published shape with an output head of its own, such as Llama 3.1 8B), and `--speculate ngram` is measured, too.
+Without `--copied` the text is random, and the engine with `--speculate auto` also serves requests that want no drafts. A second engine without drafts
+shows how far two equal ones lie apart.
+
+With `--copied`, for each share, a prompt holds the answer that follows, but for one token in 1 / (1 - share), each of which an edit changed. The model's
+embedding and head are turned so that it writes exactly that answer (of a published shape with an output head of its own, such as Llama 3.1 8B), and
+`--speculate ngram` is measured, too.
 
 All engines are in one process, so `--kv-memory` must leave room for the others. They take turns, in an order that changes from round to round. Each
 ratio is the median of the rounds' own, with the least and the most, after a round that does not count.

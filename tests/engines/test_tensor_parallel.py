@@ -88,9 +88,8 @@ def test_greedy_text_equals_transformers_though_a_rank_is_late(
 ) -> None:
     """Every other rank is stopped until the first one waits for it, and says that it has little memory; draws are compared in every step."""
     family, config, size = (MODELS | SPREAD | MORE)[name]
-    reports = (
-        family in FAMILIES and "sliding_window" not in config
-    )  # experts are kept where a layer keeps all tokens
+    # Experts of tokens are kept where a layer keeps all tokens.
+    reports = family in FAMILIES and "sliding_window" not in config
     tiny = make_tiny_model(tmp_path, family, **config)
     launched: list[Rank] = []
     launch, loaded = Rank.launch, Ranks.loaded

@@ -1,7 +1,7 @@
 """Records which kernels Triton would compile for a real GPU, as rehearsals and as serving launch them, and runs none.
 
 A module of its own process, where kernels are not interpreted: `python -m tests.interpreter.cuda.variants` prints, for each case,
-how many variants were rehearsed which ones serving alone has met, and the rows of logits that the vendor's library multiplies in rehearsals. Models have real sizes and no memory.
+how many variants were rehearsed, which ones serving alone has met, and the rows of logits that the vendor's library multiplies in rehearsals. Models have real sizes and no memory.
 """
 
 from __future__ import annotations
