@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from nanoserve.kernels.forms import Form, StoredWeight
-
 POISON: Final = -7
 """The value of integers before a kernel writes them; floats are NaN."""
 MARGIN: Final = 16
@@ -222,14 +220,6 @@ class Inputs:
             for name, (now, before) in kept.items():
                 unchanged = (now == before) | (now != now)  # noqa: PLR0124 - NaN is not
                 yield Comparison(f"{name} stays, {case}", unchanged, torch.ones_like(unchanged), exact=True)
-
-
-def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
-    """A weight that keeps the size of vectors about the same; every 16 numbers of a row have another size."""
-    *others, width = shape
-    sizes = inputs.normal(*others, -(-width // 16), dtype=torch.float32).exp().repeat_interleave(16, -1)
-    weight = inputs.normal(*shape, dtype=torch.float32) * sizes[..., :width]
-    return StoredWeight(form, *form.quantize(weight * (weight.std() * width**0.5).reciprocal()))
 
 
 def copy_apart(blocks: Tensor) -> Tensor:

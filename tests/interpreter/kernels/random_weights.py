@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanoserve.kernels.experts.reference import Experts
 from nanoserve.kernels.forms import Form, StoredWeight
 from nanoserve.kernels.linear.cases import LinearCase
-from nanoserve.kernels.testing import Inputs, random_stored
+from nanoserve.kernels.testing import Inputs
+
+
+def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
+    """A weight that keeps the size of vectors about the same; every 16 numbers of a row have another size."""
+    *others, width = shape
+    sizes = inputs.normal(*others, -(-width // 16), dtype=torch.float32).exp().repeat_interleave(16, -1)
+    weight = inputs.normal(*shape, dtype=torch.float32) * sizes[..., :width]
+    return StoredWeight(form, *form.quantize(weight * (weight.std() * width**0.5).reciprocal()))
 
 
 def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:

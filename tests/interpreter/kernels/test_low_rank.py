@@ -29,9 +29,9 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     slice_count,
 )
 from nanoserve.kernels.pointwise.launch import add_rms_norm_into
-from nanoserve.kernels.testing import Inputs, random_stored
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
-from tests.interpreter.kernels.random_weights import random_product
+from tests.interpreter.kernels.random_weights import random_product, random_stored
 from tests.interpreter.matrix import cases
 
 QKV = ((0, 70, 0), (70, 90, 1), (90, 110, 2))

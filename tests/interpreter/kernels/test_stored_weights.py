@@ -40,9 +40,9 @@ from nanoserve.kernels.linear.tuning_tiles import (
     packed_ways,
 )
 from nanoserve.kernels.pointwise.cases import check_quantize_rows
-from nanoserve.kernels.testing import Inputs, random_stored
+from nanoserve.kernels.testing import Inputs
 from tests.interpreter.kernels.agreement import agree
-from tests.interpreter.kernels.random_weights import random_experts, random_product
+from tests.interpreter.kernels.random_weights import random_experts, random_product, random_stored
 from tests.interpreter.matrix import cases
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
