@@ -13,7 +13,7 @@ from nanoserve.adapters.pytorch.models import DecoderModel
 from nanoserve.adapters.pytorch.weights.kv_scales import kv_scales
 
 
-class RoundingCache(DynamicCache):
+class RoundingCache(DynamicCache):  # type: ignore[misc]
     """Rounds those of the layers that have scales, float32 [2, num_kv_heads]."""
 
     def __init__(self, config: Any, scales: Mapping[int, Tensor]) -> None:
@@ -27,7 +27,8 @@ class RoundingCache(DynamicCache):
         if layer_idx in self.scales:
             key_scale, value_scale = self.scales[layer_idx][:, :, None, None]
             key_states, value_states = rounded(key_states, key_scale), rounded(value_states, value_scale)
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        kept: tuple[Tensor, Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return kept
 
 
 def rounded(numbers: Tensor, scale: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from tests.hostile.shapes import error_flaw
 PROBES = {"/livez", "/readyz", "/health"}
 
 
-@schemathesis.check
+@schemathesis.check  # type: ignore[untyped-decorator]
 def error_shape(
     ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case[Any]
 ) -> None:

@@ -35,7 +35,7 @@ def test_openai_gets_the_same_vectors_in_both_forms(embedder: tuple[ServerProces
     expected = reference.encode(TEXTS)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client:
         for more in ({}, {"encoding_format": "float"}):
-            answer = client.embeddings.create(model="model", input=TEXTS, **more)  # type: ignore[arg-type]
+            answer = client.embeddings.create(model="model", input=TEXTS, **more)
             for place, each in enumerate(answer.data):
                 assert each.embedding == pytest.approx(expected[place].tolist(), abs=1e-5)
         assert answer.usage.prompt_tokens == sum(map(len, reference.tokenizer(TEXTS)["input_ids"]))

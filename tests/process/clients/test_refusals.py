@@ -58,13 +58,14 @@ def test_a_wrong_key(server: ServerProcess) -> None:
 
 
 def test_what_does_not_exist(client: openai.OpenAI) -> None:
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: client.models.retrieve("another"),
         lambda: client.chat.completions.create(**CHAT | {"model": "another"}),
         lambda: client.chat.completions.create(**CHAT | {"model": "another"}, stream=True),
         lambda: client.completions.create(model="another", prompt="a"),
         lambda: client.responses.create(model="another", input="a"),
-    ):
+    )
+    for call in calls:
         with pytest.raises(openai.NotFoundError) as caught:
             call()
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")

@@ -76,7 +76,7 @@ def _continue(model: Any, ids: list[int], limit: int) -> list[int]:
 
 
 def _eos(tokenizer: PreTrainedTokenizerFast) -> int:
-    return tokenizer.get_vocab()["<|end|>"]
+    return int(tokenizer.get_vocab()["<|end|>"])
 
 
 def _answer(model: Any, tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]) -> str:

@@ -33,7 +33,7 @@ class HFReferenceModel:
     """
 
     def __init__(self, folder: str) -> None:
-        disable_progress_bar()  # type: ignore[no-untyped-call]
+        disable_progress_bar()
         is_gguf = (pathlib.Path(folder) / GGUF_INDEX).is_file()
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar of GGUF files that has no switch

@@ -130,7 +130,8 @@ def values(packed: np.ndarray, kind: GGMLQuantizationType) -> Tensor:
         return blocks_of_five_bits(raw.view(-1, 22 if kind == GGMLQuantizationType.Q5_0 else 24)).view(
             256, 256
         )
-    return dequant.dequantize(raw, int(kind)).view(256, 256)
+    plain: Tensor = dequant.dequantize(raw, int(kind))
+    return plain.view(256, 256)
 
 
 def blocks_of_five_bits(blocks: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ def test_older_thinking_is_cleared_and_counted(client: anthropic.Anthropic, talk
 def test_what_is_wrong_is_named(client: anthropic.Anthropic, edit: Any, where: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.beta.messages.create(**asked(edit), max_tokens=9)
-    assert caught.value.body["error"]["message"].startswith(where)  # type: ignore[index]
+    assert caught.value.body["error"]["message"].startswith(where)
 
 
 def test_each_kind_of_edit_stands_once_as_each_renders_the_conversation(client: anthropic.Anthropic) -> None:

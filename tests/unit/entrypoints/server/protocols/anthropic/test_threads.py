@@ -75,7 +75,7 @@ def test_a_conversation_goes_on_as_if_all_of_it_had_been_sent(
 def test_the_runner_of_the_official_client_asks_its_tool_in_a_thread(
     client: anthropic.Anthropic, talker: Talker
 ) -> None:
-    @anthropic.beta_tool
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
     def weather(city: str, days: int = 1) -> str:
         """Say whether it rains."""
         return f"no rain in {city} for {days} days"
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_named(client: anthropic.Anthropic, thread: Any, header
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(model="talker", max_tokens=9, messages=[{"role": "user", "content": "hello"}],
                                extra_body={"thread": thread}, extra_headers=headers)  # fmt: skip
-    assert caught.value.body["error"]["message"].startswith(f"{param}: ")  # type: ignore[index]
+    assert caught.value.body["error"]["message"].startswith(f"{param}: ")
 
 
 @pytest.fixture(scope="module")

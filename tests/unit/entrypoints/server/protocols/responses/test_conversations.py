@@ -15,7 +15,7 @@ from tests.unit.entrypoints.server.protocols.responses.conftest import openai_cl
 
 def nameless(response: Response) -> dict[str, Any]:
     """The fields but for those that name one answer, or that depend on what was cached."""
-    fields = response.to_dict()
+    fields: dict[str, Any] = response.to_dict()
     for name in ("id", "created_at", "completed_at"):
         fields.pop(name)
     output: Any = fields["output"]
