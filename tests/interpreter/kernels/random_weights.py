@@ -18,7 +18,11 @@ def random_stored(inputs: Inputs, form: Form, *shape: int) -> StoredWeight:
     *others, width = shape
     sizes = inputs.normal(*others, -(-width // 16), dtype=torch.float32).exp().repeat_interleave(16, -1)
     weight = inputs.normal(*shape, dtype=torch.float32) * sizes[..., :width]
-    return StoredWeight(form, *form.quantize(weight * (weight.std() * width**0.5).reciprocal()))
+    numbers, scales = form.quantize(weight * (weight.std() * width**0.5).reciprocal())
+    if scales.dtype is torch.int64 and inputs.dtype is torch.bfloat16:
+        # Scales and minima are multiplied as bfloat16: q * scale less the minimum leaves their rounding where it cancels.
+        scales = scales.view(torch.float32).bfloat16().float().view(torch.int64)
+    return StoredWeight(form, numbers, scales)
 
 
 def random_product(inputs: Inputs, n: int, k: int, **parts: Any) -> LinearCase:

@@ -238,7 +238,7 @@ def test_many_rows_multiply_with_the_very_weight_that_is_meant(
     ids=str,
 )
 def test_products_of_8_bit_floats(sizes: tuple[int, int], rows: int, form: FP8, device: torch.device) -> None:
-    """The numbers are multiplied exactly, so nothing but the result is rounded."""
+    """The numbers are multiplied exactly; Hopper's tensor cores cut sums of 32 products as in experts, which is absolute where terms cancel."""
     inputs = Inputs(device, torch.float16)
     stored = random_stored(inputs, FP8(form.group), *sizes)
     if form.rows > 1:  # as of blocks: every row has the scales of the first of 128
@@ -246,7 +246,7 @@ def test_products_of_8_bit_floats(sizes: tuple[int, int], rows: int, form: FP8, 
     weight = StoredWeight(form, stored.numbers, stored.scales)
     for parts in ({"bias": True}, {"added": True}):
         product = random_product(inputs, *sizes, **parts)._replace(weight=weight)
-        agree(check_fp8_linear(inputs, product, [rows]), TOLERANCE[torch.float16])
+        agree(check_fp8_linear(inputs, product, [rows]), TOLERANCE[torch.float16], atol=1e-2)
 
 
 @cases("form", [FP8()], also=[FP8(BLOCK)], ids=str)
