@@ -1,4 +1,4 @@
-"""What the processes of `nanoserve serve` have loaded once they are ready, counted in modules."""
+"""What the processes of `nanoserve serve` have loaded once they are ready, and `nanoserve generate` at its end, counted in modules."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def announce(started):
 
 model = EngineSettings(model=str(model_folder()))
 serve(Serving(engine=model, serve=ServeSettings(listen=ListenSettings(port=0)), log=LogSettings()), announce)
+"""
+GENERATE = """
+import json, sys
+from nanoserve.entrypoints.cli.main import run_command
+
+assert run_command(["generate", "Once", "--max-tokens", "2", "--device", "cpu"]) == 0
+print(json.dumps(list(sys.modules)))
 """
 ENGINE = """
 import json, sys
@@ -55,6 +62,10 @@ assert torch._meta_registrations.meta_index_Tensor is meta_index_Tensor
 assert "torch._decomp" in sys.modules
 """
 )
+UNREAD = {
+    *("torch._decomp", "torch._refs", "torch._dynamo"),
+    *("transformers", "sympy", "litestar", "httpx", "huggingface_hub"),
+}
 
 
 @pytest.mark.parametrize(
@@ -74,14 +85,10 @@ assert "torch._decomp" in sys.modules
                 "nanoserve.domain.engine",
             },
         ),
-        (
-            ENGINE,
-            {"torch"},
-            {"transformers", "sympy", "torch._dynamo", "litestar", "httpx", "huggingface_hub"},
-        ),
-        (HOST, {"torch", "torch._meta_registrations"}, {"torch._decomp", "torch._refs", "torch._dynamo"}),
+        (GENERATE, {"torch"}, {*UNREAD, "triton"}),
+        (HOST, {"torch", "torch._meta_registrations"}, UNREAD),
     ],
-    ids=["HTTP", "engine", "prepared engine"],
+    ids=["HTTP", "generate", "prepared engine"],
 )
 def test_a_process_loads_only_what_it_uses(program: str, present: set[str], absent: set[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

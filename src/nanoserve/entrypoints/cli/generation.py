@@ -15,7 +15,7 @@ import rich_click as click
 from nanoserve.entrypoints.app.traces.writer import check_trace_path
 from nanoserve.entrypoints.cli.prompt_sources import Source
 from nanoserve.entrypoints.compose.assembly import Assembly
-from nanoserve.entrypoints.compose.bootstrap import assemble, check_constraint, trace_format
+from nanoserve.entrypoints.compose.bootstrap import assemble, check_constraint, leave_unread, trace_format
 from nanoserve.entrypoints.compose.config.command_settings import GenerateSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, override_sampling
 from nanoserve.entrypoints.compose.log import log_model
@@ -44,6 +44,7 @@ def run_generation(
     if configuration.trace.trace is not None:
         check_trace_path(configuration.trace.trace)
     started = time.monotonic()
+    leave_unread()
     assembly = assemble(configuration.engine)
     load_seconds = time.monotonic() - started
     log_model(assembly)
@@ -274,6 +275,7 @@ def run_embedding(
     configuration: Configuration, sources: Sequence[Source], prompt_name: str | None, dimensions: int | None
 ) -> None:
     """Write one JSON object for each source, in their order, once all are computed."""
+    leave_unread()
     assembly = assemble(configuration.engine)
     log_model(assembly)
     with contextlib.closing(Session(assembly)) as session:

@@ -23,7 +23,7 @@ from rich.text import Text
 from nanoserve.entrypoints.app.answer import read_events
 from nanoserve.entrypoints.app.generation import choose_reading
 from nanoserve.entrypoints.client.server import OpenAIServer, open_server, read_address
-from nanoserve.entrypoints.compose.bootstrap import assemble
+from nanoserve.entrypoints.compose.bootstrap import assemble, leave_unread
 from nanoserve.entrypoints.compose.config.command_settings import AnswerSettings
 from nanoserve.entrypoints.compose.config.configuration import Configuration, settings_of
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
@@ -97,6 +97,7 @@ def run_chat(configuration: Configuration, *, key: str | None, sampling: tuple[S
 
 
 def _load(configuration: Configuration) -> Answering:
+    leave_unread()
     with Console(stderr=True).status("loading the model"):
         session = Session(assemble(configuration.engine))
     log_model(session.assembly)

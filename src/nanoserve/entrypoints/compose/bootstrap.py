@@ -26,8 +26,9 @@ from nanoserve.adapters.huggingface.generation_config import read_sampling_defau
 from nanoserve.adapters.huggingface.pooler import choose_pooler
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.huggingface.tokenizer import HFTokenizer
+from nanoserve.adapters.pytorch import garbage
 from nanoserve.adapters.pytorch.cuda.compilers import start_compilers
-from nanoserve.adapters.pytorch.garbage import leave_unread, no_garbage_collected
+from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.adapters.system import environment as machine
 from nanoserve.adapters.system.process import SystemClock, wake_gpu
 from nanoserve.adapters.trace.codec import JsonTraceFormat
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from nanoserve.adapters.llguidance.workers import FairWorkers
 
 environment = machine.environment
+leave_unread = garbage.leave_unread
 _MOST_COMPILERS: Final = 32
 """A model has some 70 kernels, and each process that compiles has 100 MB of its own."""
 

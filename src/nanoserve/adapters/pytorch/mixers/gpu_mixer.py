@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 import torch
 from torch import Tensor
 
-from nanoserve.adapters.pytorch.kernel_checks import Check
 from nanoserve.adapters.pytorch.step_inputs import Pages
 from nanoserve.kernels.tiles import make_tiles
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import Rotation
+
+if TYPE_CHECKING:
+    from nanoserve.adapters.pytorch.kernel_checks import (
+        Check,
+    )  # loads Triton, and a CPU's mixers are asked, too
 
 ChunkSpan = tuple[int, int, int, int]
 """A chunk: its row, its first position, its number of tokens, and the index of the first one in the step."""
