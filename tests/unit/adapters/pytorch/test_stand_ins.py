@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from nanoserve.adapters.pytorch.cuda.graphs import StandIns
+from nanoserve.adapters.pytorch.cuda.graphs import DRAW_ALONE, PATIENCE, Key, Keys, StandIns
 from nanoserve.adapters.pytorch.cuda.mixed_steps import MixedSteps, Shape
+from nanoserve.ports.engine_facts import EngineSizes
 
 
 def test_others_stand_in_for_a_graph_until_it_has_been_asked_for_often() -> None:
@@ -32,6 +33,25 @@ def test_a_larger_size_stands_in_until_it_has_cost_as_much_as_a_capture() -> Non
     assert stand_ins.choose(16, ()) == 16
     assert [stand_ins.choose(12, (16,)) for _ in range(5)] == [16, 16, 16, 12, 12]
     assert [stand_ins.choose(15, (16,)) for _ in range(11)] == [16] * 10 + [15]
+
+
+def test_a_batch_of_the_same_size_stands_in_before_a_larger_one_however_its_attention_is_cut() -> None:
+    sizes = EngineSizes(
+        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=256, vocab_size=9, block_size=16
+    )
+    keys = Keys(sizes, lambda places, _: 32 // places)
+    owned = [Key(1, 32, samples=True), Key(1, 16, samples=True), Key(2, 4, samples=True)]
+    special = [
+        Key(1, 4, samples=False),
+        Key(1, 4, samples=True, adapted=True),
+        Key(1, DRAW_ALONE, samples=True),
+    ]
+    keys.stand_ins.owners |= {*owned, *special}
+    asked = Key(1, 4, samples=True)
+    assert {keys.stand_in(asked) for _ in range(PATIENCE)} == {Key(1, 16, samples=True)}
+    assert keys.stand_in(asked) == asked
+    assert keys.stand_in(Key(2, 64, samples=True)) == Key(2, 4, samples=True)
+    assert keys.stand_in(Key(3, 4, samples=True)) == Key(3, 4, samples=True)
 
 
 @pytest.mark.parametrize(("most_tokens", "larger"), [(6000.0, [768, 2048]), (300.0, [768])])

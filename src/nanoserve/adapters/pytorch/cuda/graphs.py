@@ -6,6 +6,7 @@ The keys of decoding steps round sizes and lengths, so that few graphs serve all
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -159,9 +160,18 @@ class Keys:
         return self.stand_ins.choose(key, self._nearly(key))
 
     def _nearly(self, key: Key) -> Iterator[Key]:
-        """Keys of plain steps that compute what this one's does: any number of splits is right, and places beyond the batch are padded."""
+        """Keys of plain steps that compute what this one's does, the nearest first: any number of splits is right, and places beyond the batch are padded.
+
+        Of the two places take longer: a second row of 4-bit weights takes half as long again.
+        """
         if key.splits == DRAW_ALONE or key.adapted or key.width:
             return
-        for places in [each for each in self._buckets if key.places <= each <= 2 * key.places + 8]:
-            for splits in (key.splits, max(key.splits // 2, 1), key.splits * 2):
-                yield key._replace(places=places, splits=splits)
+        most = 2 * key.places + 8
+        near = [
+            each
+            for each in self.stand_ins.owners
+            if each.splits and each[2:] == key[2:] and key.places <= each.places <= most
+        ]
+        yield from sorted(
+            near, key=lambda each: (each.places, abs(math.log(each.splits / key.splits)), each.splits)
+        )
