@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,9 +17,13 @@ from typing import Any, Final
 
 import attrs
 
+from nanoserve.adapters.engine_process import DUMP_SIGNAL
+
 _OWNER_ONLY: Final = 0o600
 _PAUSES: Final = (0.1, 0.3)
 """Seconds before another try. The caller waits for them: they are rare, and short."""
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def own_program(module: str) -> tuple[str, ...]:
@@ -81,3 +88,21 @@ def launch(command: Sequence[str]) -> Launched:
         launched = Launched(start_program(command, [theirs.fileno()], start_new_session=True), ours)
         unless_started.pop_all()
     return launched
+
+
+def become_host(connection: int | None = None) -> None:
+    """End only when the parent says so, or has ended: at once if it has closed its end of this `connection`, a file descriptor.
+
+    A terminal's Ctrl-C and a service manager's SIGTERM may reach every process of the server; the parent drains first and
+    closes the connection then.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable(sys.stderr)
+    faulthandler.register(DUMP_SIGNAL, sys.stderr, all_threads=True)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if connection is not None:
+        (closed := select.poll()).register(connection, 0)
+        if closed.poll(0):
+            os._exit(0)

@@ -15,7 +15,6 @@ from nanoserve.adapters.engine_process.client.kept_engine import KeptEngine
 from nanoserve.adapters.engine_process.client.sharing import Membership
 from nanoserve.adapters.engine_process.client.supervisor import STALL_TIMEOUT, Supervisor
 from nanoserve.adapters.engine_process.client.thread import EngineThread
-from nanoserve.adapters.engine_process.host.process import become_host
 from nanoserve.entrypoints.compose.bootstrap import assemble
 from nanoserve.entrypoints.compose.config.command_settings import LogSettings
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
@@ -27,6 +26,7 @@ from nanoserve.ports.engine_link import Start
 Member = sharing.Member
 Sharing = sharing.Sharing
 own_program, start_program = launching.own_program, launching.start_program
+become_host = launching.become_host
 JoinedEngine = KeptEngine[Membership]
 
 
@@ -46,10 +46,6 @@ def remote_engine(
 def joined_engine(connection: socket.socket, counts: Counts | None = None) -> JoinedEngine:
     """The engine that the process at the other end keeps alive and shares."""
     return KeptEngine(Membership(connection), counts)
-
-
-become_member = become_host
-"""As an engine's process, one that has joined an engine ends only with the process that keeps the engine alive."""
 
 
 def local_engine(

@@ -7,6 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from nanoserve.adapters.engine_process.launching import become_host
+
+if __name__ == "__main__":
+    become_host(int(sys.argv[1]))  # its parent may end while it imports
+
 import attrs
 
 from nanoserve.adapters.engine_process.host.loop import EngineLoop

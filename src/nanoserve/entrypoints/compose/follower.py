@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from nanoserve.adapters.engine_process.host.process import become_host
+from nanoserve.adapters.engine_process.launching import become_host
 from nanoserve.adapters.engine_process.ranks.follower import MakeRunner, follow
 from nanoserve.adapters.engine_process.wire.plans import Join
 from nanoserve.entrypoints.compose.bootstrap import survey

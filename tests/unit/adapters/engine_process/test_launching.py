@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import psutil
 import pytest
 
 from nanoserve.adapters.engine_process import launching
@@ -34,6 +37,8 @@ from tests.unit.adapters.engine_process.client.engines import (
     started,
 )
 
+PATIENCE = 60.0
+"""Seconds for a process to end."""
 SOURCES = Path(__file__).parents[4] / "src"
 NOTHING = (sys.executable, "-c", "")
 ENDS_WHEN_ASKED = (
@@ -185,6 +190,52 @@ __main__.main()
 def test_a_server_begins_its_engine_before_it_reads_its_command_line() -> None:
     done = subprocess.run([sys.executable, "-c", BEGINS], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["nanoserve.entrypoints.compose.engine_host", "False", "False"]
+
+
+BEGINS_ONE = """
+import signal, sys
+from nanoserve.entrypoints.compose import early
+
+early.begin_engine(["serve"])
+print(early._begun[0].process.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_an_engine_that_still_imports_ends_with_the_process_that_has_begun_it(tmp_path: Path) -> None:
+    imports = tmp_path / "imports"
+    os.mkfifo(imports)
+    (tmp_path / "structlog.py").write_text(
+        f"import signal\nopen({str(imports)!r}, 'w').close()\nsignal.pause()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", BEGINS_ONE]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))
+        imports.read_text()
+        parent.kill()
+    _, alive = psutil.wait_procs([engine], timeout=PATIENCE)
+    for each in alive:
+        each.kill()
+    assert not alive
+
+
+def test_an_engine_whose_parent_has_ended_before_imports_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        command = [
+            sys.executable,
+            "-v",
+            "-P",
+            "-m",
+            "nanoserve.entrypoints.compose.engine_host",
+            str(theirs.fileno()),
+        ]
+        done = subprocess.run(command, pass_fds=[theirs.fileno()], capture_output=True, text=True, check=True)
+    assert "import 'nanoserve.adapters.engine_process.launching'" in done.stderr
+    assert "import 'structlog'" not in done.stderr
 
 
 def test_an_engine_that_can_never_be_started_is_one_error(refuse: Any) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
 import gc
 import select
-import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nanoserve.adapters.engine_process import DUMP_SIGNAL
+from nanoserve.adapters.engine_process.launching import become_host
 from nanoserve.adapters.engine_process.wire import codec
 from nanoserve.ports.driving import EngineHandle, Link, LinkClosedError
 from nanoserve.ports.engine_link import Began, Command, Failed, Prepare, Prepared, Refused, Report, Start
@@ -180,20 +176,3 @@ def warm_up(engine: EngineHandle, pooling: Pooling | None = None) -> None:
     engine.start_counting()
     gc.collect()
     gc.freeze()
-
-
-_PR_SET_PDEATHSIG: Final = 1
-
-
-def become_host() -> None:
-    """End only when the parent says so, or has ended.
-
-    A terminal's Ctrl-C and a service manager's SIGTERM may reach every process of the server; the parent drains first and
-    closes the connection then.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable(sys.stderr)
-    faulthandler.register(DUMP_SIGNAL, sys.stderr, all_threads=True)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -21,7 +21,7 @@ import uvloop
 
 from nanoserve.entrypoints.app.measurements import PID
 from nanoserve.entrypoints.compose.bootstrap import assemble_text
-from nanoserve.entrypoints.compose.engine_client import JoinedEngine, become_member, joined_engine
+from nanoserve.entrypoints.compose.engine_client import JoinedEngine, become_host, joined_engine
 from nanoserve.entrypoints.compose.log import configure_log
 from nanoserve.entrypoints.compose.process import silence_warnings
 from nanoserve.entrypoints.server import serving
@@ -76,7 +76,7 @@ def receive_start(connection: socket.socket) -> WorkerStart:
 
 def main(descriptors: Sequence[int]) -> None:
     """Answer HTTP until the main process stops the engine or ends."""
-    become_member()
+    become_host()
     silence_warnings()
     link, door, table, *listening = descriptors
     connection = socket.socket(fileno=link)
