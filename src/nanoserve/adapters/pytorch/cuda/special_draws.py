@@ -137,12 +137,7 @@ class SpecialDraws:
         return ticket
 
     def draw_window(
-        self,
-        rows: tuple[int, ...],
-        places: Tensor,
-        logits: Tensor,
-        width: int,
-        **instead: Tensor,
+        self, rows: tuple[int, ...], places: Tensor, logits: Tensor, width: int, **instead: Tensor
     ) -> ComingScores | None:
         """Draw `width` places of each of `rows`, int32 `places` on the device, as `Drawing.draw` does; returns their scores."""
         special = self._sampler.special(rows)

@@ -216,12 +216,7 @@ def build_random_model(
 
 
 def split_spec(
-    spec: ModelSpec,
-    size: int,
-    *,
-    rank: int = 0,
-    expert_parallel: bool = False,
-    deals_latents: bool = False,
+    spec: ModelSpec, size: int, *, rank: int = 0, expert_parallel: bool = False, deals_latents: bool = False
 ) -> ModelSpec:
     """The model as one of `size` ranks computes it: heads and feeds are divided, the vocabulary remains whole.
 

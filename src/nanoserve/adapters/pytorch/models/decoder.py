@@ -123,10 +123,7 @@ class DecoderModel(nn.Module):
         """
         step = self.prepare(inputs, kv)
         ops = TorchLinearOps(
-            self.embed(inputs),
-            ranks=self.ranks,
-            invariant=self.is_invariant,
-            low_rank=low_rank,
+            self.embed(inputs), ranks=self.ranks, invariant=self.is_invariant, low_rank=low_rank
         )
 
         def show(name: str) -> None:

@@ -41,9 +41,6 @@ class DensePenalties(Occurrences[PenalizedPlaces]):
     def observe(self, chosen: PenalizedPlaces, tokens: Tensor) -> bool:
         """Count the tokens [S] that the step's rows have just been given."""
         count_tokens(
-            tokens,
-            batch_rows=chosen.rows,
-            output_counts=self.output_counts,
-            strengths=chosen.strengths,
+            tokens, batch_rows=chosen.rows, output_counts=self.output_counts, strengths=chosen.strengths
         )
         return False

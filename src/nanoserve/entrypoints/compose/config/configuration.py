@@ -83,10 +83,7 @@ def sampling_settings(door: sampling.Door) -> tuple[Setting, ...]:
 
 
 _ADDED: Final = load_extensions(EXTENSIONS, lambda _, declared: settings_of(declared))
-ALL_SETTINGS: Final = (
-    *itertools.chain(*map(settings_of, _TABLE_OF), *_ADDED.values()),
-    *SAMPLING_SETTINGS,
-)
+ALL_SETTINGS: Final = (*itertools.chain(*map(settings_of, _TABLE_OF), *_ADDED.values()), *SAMPLING_SETTINGS)
 _BY_NAME: Final = {each.name: each for each in ALL_SETTINGS}
 SettingsT = TypeVar("SettingsT")
 

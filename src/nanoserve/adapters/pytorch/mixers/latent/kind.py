@@ -77,13 +77,7 @@ class LatentKind:
 
 
 def _attend_together(
-    query: Tensor,
-    entries: Tensor,
-    plan: Any,
-    *,
-    latent_dim: int,
-    scale: float,
-    ranks: Communicator,
+    query: Tensor, entries: Tensor, plan: Any, *, latent_dim: int, scale: float, ranks: Communicator
 ) -> Tensor:
     """As `kernels.latent_attention`, over entries that ranks have dealt out: each attends with all heads to its own, and merges for its heads."""
     tokens, heads, _ = query.shape
