@@ -12,16 +12,13 @@ import attrs
 import pytest
 import torch
 
-from nanoserve.adapters.pytorch.cuda.batches import bucket_of
 from nanoserve.adapters.pytorch.cuda.building import _Site
-from nanoserve.adapters.pytorch.cuda.graphs import FIRST_GRAPHS
 from nanoserve.adapters.pytorch.models import build_random_model
 from nanoserve.kernels.experts.launch import list_ways
 from nanoserve.kernels.experts.reference import Experts
 from nanoserve.kernels.experts.tuning import list_tile, sorting
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import ExpertsSpec
-from tests.interpreter.cuda.variants import MOST_ROWS
 from tests.tiny_spec import TINY
 
 LEAST_VARIANTS = 30
@@ -44,10 +41,8 @@ def test_no_family_compiles_a_kernel_while_serving() -> None:
     found = json.loads(done.stdout)
     assert {name: late for name, (_, late, _) in found.items() if late} == {}
     assert all(rehearsed > LEAST_VARIANTS for rehearsed, _, _ in found.values()), found
-    captured_first = sorted({bucket_of(each, MOST_ROWS) for each in FIRST_GRAPHS})
-    # Each size that is new to the vendor's library takes milliseconds.
-    for name, (*_, rows) in found.items():
-        assert rows == ([] if "deterministic" in name else captured_first), name
+    # Each number of rows that is new to the vendor's library takes milliseconds.
+    assert {name: rows for name, (*_, rows) in found.items() if rows} == {}
 
 
 @pytest.mark.parametrize(("count", "slots"), [(8, 2), (128, 8), (512, 11)])

@@ -12,6 +12,8 @@ import torch
 from nanoserve.adapters.huggingface.spec import read_spec
 from nanoserve.adapters.pytorch.cuda import mixed_steps
 from nanoserve.adapters.pytorch.cuda.building import build_runner
+from nanoserve.adapters.pytorch.cuda.chunks import ChunkStep
+from nanoserve.adapters.pytorch.cuda.forward_launcher import ForwardLauncher
 from nanoserve.adapters.pytorch.cuda.graphs import Graphs, Key
 from nanoserve.adapters.pytorch.cuda.mixed_steps import Shape
 from nanoserve.adapters.pytorch.cuda.runner import CudaRunner
@@ -94,11 +96,19 @@ def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
     tiny: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixed_steps, "CROWDS", ((8, 60), (64, 60)))
-    graphs = KeptLaunches()
+    graphs, layers, mixed = KeptLaunches(), list[int](), ForwardLauncher.mixed
+
+    def launch(launcher: ForwardLauncher, step: ChunkStep, count: int, **how: Any) -> torch.Tensor:
+        if step.num_tokens + count == 64 + 8:
+            layers.append(len(launcher._layers))
+        return mixed(launcher, step, count, **how)
 
     def make_runner(limits: Limits) -> CudaRunner:
         runner = build_runner(tiny.build(device=DEVICE), limits, graphs=graphs)[0]
-        runner.rehearsal.prepare()
+        monkeypatch.setattr(ForwardLauncher, "mixed", launch)
+        for _ in range(2):  # again without graphs, where kernels are loaded
+            graphs.drop()
+            runner.rehearsal.prepare()
         return runner
 
     sizes: dict[str, Any] = {
@@ -108,12 +118,16 @@ def test_steps_of_prompts_beside_a_crowd_are_captured_before_they_come(
         "max_model_len": 64,
     }
     served = Served(tiny.build(device=DEVICE), make_runner, depth=2, **sizes)
-    assert [key[:4] for key in graphs.replayed if isinstance(key, Shape)] == [(64, 8, 16, 16)]
+    whole = len(tiny.spec.layers)
+    assert layers == 2 * [len({*tiny.spec.layers}), whole], (
+        "few layers load the kernels, and no graph is of few"
+    )
+    assert [key[:4] for key in graphs.replayed if isinstance(key, Shape)] == 2 * [(64, 8, 16, 16)]
     prompts = [make_prompt(each, vocab_size=tiny.spec.vocab_size, seed=each) for each in (40, 52, 20)]
     sampling = [SamplingParams(temperature=0.0, max_tokens=each) for each in (5, 3, 3)]
     for prompt, answer in zip(prompts, served.texts(prompts, sampling), strict=True):
         assert is_greedy(tiny.reference, prompt, answer)
-    _, *later = [key for key in graphs.replayed if isinstance(key, Shape)]
+    _, _, *later = [key for key in graphs.replayed if isinstance(key, Shape)]
     assert later
     assert {key[:4] for key in later} == {(64, 8, 16, 16)}
     decoded = {key.places for key in graphs.replayed if isinstance(key, Key)}

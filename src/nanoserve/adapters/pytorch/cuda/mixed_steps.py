@@ -110,16 +110,21 @@ class MixedSteps:
         self._stand_ins = StandIns[Shape](2 * self._most_tokens, self._padding)
         self._states: dict[Shape, Tensor] = {}
 
-    def capture_first(self) -> None:
-        """Capture the steps in which prompts come beside a crowd, over the sink row: captured while they serve, they would keep all of it waiting."""
+    def capture_first(self, brief: ForwardLauncher) -> None:
+        """Capture the steps in which prompts come beside a crowd, over the sink row: captured while they serve, they would keep all of it waiting. `brief` loads their kernels."""
         crowds = CROWDS if self._launcher.head is None else ()
         for places, tokens in [each for each in crowds if each[0] <= self._arena.sizes.max_num_seqs]:
             chunk = Chunk(self._arena.sink_row, 0, tokens, samples=False)
             width = int(self._arena.sizes.max_width > 1)
             if (shape := self._shape((chunk,), places, TYPICAL_LENGTH, width)) is not None:
-                for _ in range(2):  # the second one captures
-                    self._padded(shape, (attrs.evolve(chunk, length=1),), EMPTY)
-                    self._drawing.note_draw()
+                what = (attrs.evolve(chunk, length=1),), EMPTY
+                step = self._describe(*what, padded=shape[:4])
+                self._arena.flush()
+                self._launch(shape, step, brief)
+                self._drawing.note_draw()
+                self._seen.add(shape)
+                self._padded(shape, *what)
+                self._drawing.note_draw()
 
     def run(self, plan: StepPlan, batch: Batch, longest: int, *, special: bool) -> MixedRun:
         """Queue the step of a plan, whose batch's longest row has so many tokens; and its draw where it is a graph, unless rows are `special`."""
@@ -149,7 +154,8 @@ class MixedSteps:
         """Queue a step as a graph of this shape, which the second such step captures."""
         step = self._describe(chunks, batch, padded=shape[:4], pooled=pooled)
         self._arena.flush()
-        how = self._replay(shape, shape, self._seen, functools.partial(self._launch, shape, step))
+        launch = functools.partial(self._launch, shape, step, self._launcher)
+        how = self._replay(shape, shape, self._seen, launch)
         self._let_learn(step, shape.places, shape.splits, 0 if shape.pools else shape.chosen, shape)
         return step, how
 
@@ -254,13 +260,13 @@ class MixedSteps:
             self._arena.write("added_rows", rows + [0] * (step.num_tokens - len(rows)))
         return step
 
-    def _launch(self, shape: Shape, step: ChunkStep) -> None:
+    def _launch(self, shape: Shape, step: ChunkStep, launcher: ForwardLauncher) -> None:
         chosen = shape.chosen or None
-        hidden = self._launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=chosen)
+        hidden = launcher.mixed(step, shape.places, splits=shape.splits, num_chosen=chosen)
         if shape.pools:
             self._states[shape] = hidden
         else:
-            logits = self._launcher.logits.of(hidden)
+            logits = launcher.logits.of(hidden)
             if shape.width is not None:
                 places = self._arena.sampling_places[: shape.chosen]
                 self._drawing.draw(logits, places, width=shape.width, pdl=False)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -61,24 +59,27 @@ class Rehearsal:
         self.run()
         self._recovery.recover()
         self.step_seconds = self.capture_first()
-        self._mixed_steps.capture_first()
+        self._mixed_steps.capture_first(self._launcher)
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Launch every kernel of any step, of rows that decode, of chunks and of both together; no row changes. An encoder decodes nothing."""
+        """Launch every kernel of ours of any step, of rows that decode, of chunks and of both together; no row changes. An encoder decodes nothing.
+
+        The vendor's library needs kernels of its own for most numbers of tokens: what captures a step loads them before, others are loaded by their first step.
+        """
         self._row_updates.copy_sinks()
         if self._launcher.model.spec.encoder is not None:
             self._chunks()
             return
-        for size, every_splits in self._batches():
-            with self._products(size):
+        with self._launcher.many.made(NoProducts()):
+            for size, every_splits in self._batches():
                 for splits in every_splits:
                     for width in (0, *widths_of(size, self._arena.sizes)):
                         self._decoding.rehearse(Key(size, splits, samples=True, width=width))
                 if self._launcher.loras is not None:
                     self._decoding.rehearse(Key(size, min(every_splits), samples=True, adapted=True))
-        self._chunks()
-        self._beside_a_chunk()
+            self._chunks()
+            self._beside_a_chunk()
 
     @torch.inference_mode()
     def run_invariant(self) -> None:
@@ -129,11 +130,6 @@ class Rehearsal:
         self._drawing.find_ring()
         return tuple(found)
 
-    def _products(self, size: int) -> AbstractContextManager[None]:
-        """All products for common sizes of batch; for others, those whose kernels are ours. The first step of a size may load what it needs."""
-        is_common = size in self._first_sizes
-        return contextlib.nullcontext() if is_common else self._launcher.many.made(NoProducts())
-
     def _batches(self) -> Iterator[tuple[int, set[int]]]:
         """Every size of batch, the largest first, and splits to rehearse it with: all of a common size, of the others new ones or one."""
         common, every_size = self._first_sizes, buckets(self._arena.sizes.max_num_seqs)
@@ -172,11 +168,10 @@ class Rehearsal:
         chunk = self._describe_chunks([tokens])
         most_beside = self._arena.sizes.max_num_batched_tokens - tokens
         for size, every_splits in self._batches():
-            with self._products(size):
-                for splits in every_splits:
-                    hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
-                    self._learn(chunk, min(size, most_beside), splits)
-                logits = launcher.logits.of(launcher.logits.choose(hidden, size))
+            for splits in every_splits:
+                hidden = launcher.mixed(chunk, min(size, most_beside), splits=splits)
+                self._learn(chunk, min(size, most_beside), splits)
+            logits = launcher.logits.of(launcher.logits.choose(hidden, size))
             for shaped in (logits, logits.float()):  # penalties and biases make float32
                 self._draw(shaped, size)
                 self._decoding.special.blocks.exclude(shaped)
