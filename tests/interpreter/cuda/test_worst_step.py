@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nanoserve.adapters.pytorch import devices
 from nanoserve.adapters.pytorch.cuda import workspace
 from nanoserve.adapters.pytorch.sampling.device_sampler import DeviceSampler
 from nanoserve.ports.engine_facts import EngineSizes
@@ -26,12 +28,14 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operators = self.held = self.peak = 0
+        self.held = self.peak = 0
+        self.operators: list[tuple[str, str]] = []
         self._known = weakref.WeakSet[Any]()
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.operators += 1
+        dtype = str(args[0].dtype) if args and isinstance(args[0], torch.Tensor) else ""
+        self.operators.append((func.overloadpacket.__name__, dtype))
         for each in tree_leaves(made):
             if isinstance(each, torch.Tensor) and (storage := each.untyped_storage()) not in self._known:
                 self._known.add(storage)
@@ -44,7 +48,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.held)
 
 
-def measured(rows: int) -> Memory:
+def measured(rows: int, dtype: torch.dtype = torch.float32) -> Memory:
     spec: Any = types.SimpleNamespace(vocab_size=VOCAB)
     sizes = EngineSizes(
         max_num_seqs=rows,
@@ -54,7 +58,7 @@ def measured(rows: int) -> Memory:
         block_size=16,
         num_blocks=8,
     )
-    space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB, device=DEVICE))
+    space: Any = types.SimpleNamespace(logits=torch.zeros(rows, VOCAB, dtype=dtype, device=DEVICE))
     memory = Memory()
     with torch.inference_mode(), memory:
         workspace.shape_and_score(spec, space, sizes)
@@ -62,7 +66,29 @@ def measured(rows: int) -> Memory:
 
 
 def test_more_rows_take_no_more_operators() -> None:
-    assert measured(8).operators == measured(32).operators
+    assert len(measured(8).operators) == len(measured(32).operators)
+
+
+def test_what_is_slow_to_load_is_loaded_beside_imports() -> None:
+    early = Memory()
+    with early:
+        devices.compute_alike(DEVICE, rows=4, columns=64)
+    slow = {"index_put_", "index_add_", "topk", "sort", "logsumexp", "gather"}
+    taken = {each for each in measured(4, torch.bfloat16).operators if each[0] in slow}
+    assert len({name for name, _ in taken}) == len(slow)
+    assert taken <= {*early.operators}
+    assert ("mm", "torch.bfloat16") in early.operators
+
+
+def test_they_are_loaded_in_a_thread_that_is_over_when_a_runner_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(devices, "compute_alike", lambda _: done.append(threading.current_thread().name))
+    devices.load_operators()
+    devices.wait_for_operators()
+    assert done == ["operators"]
+    assert "operators" not in {each.name for each in threading.enumerate()}
 
 
 def test_it_takes_the_memory_of_rows_that_each_have_their_own_settings(

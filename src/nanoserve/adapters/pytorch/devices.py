@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import mmap
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
@@ -27,6 +28,35 @@ LEAST_CAPABILITY: Final = (8, 0)
 
 FLOAT8_CAPABILITY: Final = (8, 9)
 """Compute capability 8.9 (Ada) is the first that converts 8-bit floats."""
+
+_loading: Final[list[threading.Thread]] = []
+
+
+def load_operators() -> None:
+    """Let the driver load what every start on a GPU computes with, in a thread beside imports: each kernel when it is first launched, most of a second in all."""
+    _loading.append(threading.Thread(target=compute_alike, args=(DEVICES["cuda"],), name="operators"))
+    _loading[-1].start()
+
+
+def wait_for_operators() -> None:
+    """Until they are loaded, and their memory is free."""
+    while _loading:
+        _loading.pop().join()
+
+
+@torch.inference_mode()
+def compute_alike(device: torch.device, rows: int = 64, columns: int = 1 << 17) -> None:
+    """Multiply, and shape and score logits, by the operators that load slowest; whatever fails fails again where it counts."""
+    with contextlib.suppress(Exception):
+        few, one = (torch.zeros(2, dtype=each, device=device) for each in (torch.int64, torch.bfloat16))
+        few.int().index_add_(0, few, few.int())
+        narrow = one[:1].repeat(rows, columns)
+        for logits in (narrow, narrow.float()):
+            equal = (logits == logits.topk(20).values[:, -1:]).int().topk(20, largest=False).values.long()
+            order = torch.cat((equal, equal), dim=-1).sort(dim=-1).values
+            logits.gather(-1, order.gather(-1, order)).sort(dim=-1, descending=True, stable=True)
+            torch.mm(logits[:, :rows], logits[:, :rows].t())
+        logits.index_put_((few, few), logits.logsumexp(-1)[:2], accumulate=True)
 
 
 def set_threads(count: int | None) -> int:

@@ -77,7 +77,11 @@ def preload(*, wakes_gpu: bool = False) -> None:
         _start_compilers()
     leave_unread()
     with no_garbage_collected():
-        from nanoserve.entrypoints.compose import building  # noqa: F401, PLC0415 - loads torch
+        from nanoserve.adapters.pytorch.devices import load_operators  # noqa: PLC0415 - loads torch
+
+        if wakes_gpu and has_gpu_driver():
+            load_operators()
+        from nanoserve.entrypoints.compose import building  # noqa: F401, PLC0415 - meanwhile
 
         if has_gpu_driver():
             with contextlib.suppress(ImportError):  # without Triton there is no GPU to compute on

@@ -33,7 +33,7 @@ from nanoserve.adapters.pytorch.cuda.special_draws import SpecialDraws
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.cuda.windows import Windows
 from nanoserve.adapters.pytorch.cuda.workspace import make_sampler, make_workspace, worst_step_bytes
-from nanoserve.adapters.pytorch.devices import Take
+from nanoserve.adapters.pytorch.devices import Take, wait_for_operators
 from nanoserve.adapters.pytorch.kv_store import KVStore
 from nanoserve.adapters.pytorch.layers.rotary import make_rotaries
 from nanoserve.adapters.pytorch.lora.store import HostLoras
@@ -126,6 +126,7 @@ def build_runner(
     """
     on_gpu = next(model.parameters()).device.type == "cuda"
     ranks = ALONE if partners is None else partners.ranks
+    wait_for_operators()
     with compiling_ahead(os.cpu_count() or 1, ranks) if on_gpu else contextlib.nullcontext():
         site = _Site(model, sizes, partners, deterministic=deterministic, enforce_eager=enforce_eager)
         budget = site.plan_pools(pools, beside=beside, spare=spare)
