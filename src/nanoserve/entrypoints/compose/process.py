@@ -25,11 +25,12 @@ from nanoserve.ports.engine_link import Prepare
 
 SPIN_COUNT: Final = "10000"
 _WAITING: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-_QUIET: Final = {
+_UNLESS_SET: Final = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "KINETO_LOG_LEVEL": "99",
+    "TRITON_STORE_BINARY_ONLY": "1",  # a kernel that is in the cache is read with all that lies beside it
 }
 
 
@@ -37,7 +38,7 @@ def prepare_process() -> None:
     """Set variables that the user has not set; without effect on torch once it is imported."""
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-    for name, value in _QUIET.items():
+    for name, value in _UNLESS_SET.items():
         os.environ.setdefault(name, value)
 
 
