@@ -258,7 +258,13 @@ def test_arguments_that_begin_as_an_object_are_json_whatever_follows(soup: list[
 
 @given(
     st.dictionaries(
-        st.text(), st.recursive(JSON, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+        st.text(),
+        st.recursive(
+            JSON,
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+            max_leaves=10,
+        ),
+        max_size=4,
     ),
     st.sampled_from([None, 2]),
 )
