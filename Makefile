@@ -95,7 +95,7 @@ gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(PYTEST) tests/interpreter --numprocesses 8 --dist worksteal
 
 test-domain: ## run the control plane's tests in an environment that has no torch
-	tools/test_domain_without_torch.sh
+	tools/test_domain_without_torch.sh $(DOMAIN_OPTIONS)
 
 check: $(STAMP) ## format, lint, types, architecture
 	$(BIN)/ruff format --check .
