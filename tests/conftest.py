@@ -72,7 +72,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
     gc.disable()
     result = yield
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     return result
