@@ -154,11 +154,13 @@ def test_keys_that_repeat_lose_nothing() -> None:
     close(in_pieces(delta_rule, projected, weights, ()), exact(projected, weights))
 
 
-@pytest.mark.parametrize("rule", [delta_rule, invariant_delta_rule], ids=["in tiles", "one by one"])
-def test_four_thousand_tokens_drift_nowhere(rule: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "count"), [(delta_rule, 4096), (invariant_delta_rule, 1024)], ids=["in tiles", "one by one"]
+)
+def test_thousands_of_tokens_drift_nowhere(rule: Callable[..., Tensor], count: int) -> None:
     heads = DeltaHeads(1, 2, 8, 8, 4)
-    projected, weights = tokens(4096, heads)
-    rows = {"starts": (0,), "lengths": (4096,)}
+    projected, weights = tokens(count, heads)
+    rows = {"starts": (0,), "lengths": (count,)}
     states = empty(heads)
     got = rule(projected, states, weights, heads, slots=torch.tensor([SLOT]), **rows)
     wanted, after, _ = reference.delta_rule(projected, empty(heads), weights, heads, slots=[SLOT], **rows)
