@@ -9,11 +9,13 @@ import copy
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from docs.examples.train_async_grpo import make_trainer
@@ -50,14 +52,19 @@ class Reference:
         self._policies = judged.policies
 
     @torch.no_grad()
-    def distance(self, sample: Any, version: int) -> float:
-        """The greatest |d logprob| of a sample's tokens under a policy."""
+    def distances(self, samples: Sequence[Any], version: int) -> list[float]:
+        """Of each sample the greatest |d logprob| of its tokens under a policy. A causal model sees nothing of what fills up the rows."""
+        if not samples:
+            return []
         set_peft_model_state_dict(self._model, self._policies[version])
-        ids = torch.from_numpy(sample.input_ids)
-        made = torch.from_numpy(sample.completion_mask).bool()[1:]
-        told = torch.from_numpy(sample.old_log_probs)[1:]
-        scores = self._model(ids[None]).logits[0, :-1].log_softmax(-1)
-        return float((scores.gather(1, ids[1:, None])[:, 0] - told)[made].abs().max())
+        ids = pad_sequence([torch.from_numpy(each.input_ids) for each in samples], batch_first=True)
+        scores = self._model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        found = []
+        for sample, row in zip(samples, scores, strict=True):
+            made = torch.from_numpy(sample.completion_mask).bool()[1:]
+            told = torch.from_numpy(sample.old_log_probs)[1:]
+            found.append(float((row[: len(told)] - told)[made].abs().max()))
+        return found
 
 
 def differences(judged: Judged, reference: Reference, close: float) -> list[tuple[float, int]]:
@@ -66,14 +73,16 @@ def differences(judged: Judged, reference: Reference, close: float) -> list[tupl
     A group has the version at which it began; a request that was sent later may name a later one. The first policy that
     predicts the sample's numbers is the one that was asked.
     """
-    found = []
-    for sample, newest in judged.samples:
-        nearest = (math.inf, 0)
-        for version in range(sample.model_version, newest + 1):
-            nearest = min(nearest, (reference.distance(sample, version), version - sample.model_version))
-            if nearest[0] < close:
-                break
-        found.append(nearest)
+    found = [(math.inf, 0)] * len(judged.samples)
+    for version in sorted(judged.policies):
+        asked = [
+            place
+            for place, (sample, newest) in enumerate(judged.samples)
+            if sample.model_version <= version <= newest and found[place][0] >= close
+        ]
+        samples = [judged.samples[place][0] for place in asked]
+        for place, sample, far in zip(asked, samples, reference.distances(samples, version), strict=True):
+            found[place] = min(found[place], (far, version - sample.model_version))
     return found
 
 
@@ -92,7 +101,7 @@ def main(model: str, url: str, folder: str, close: str) -> None:
                 "rewards": [entry["reward"] for entry in history],
                 "retries": sum(entry.get("rollout/vllm_retry_total", 0) for entry in history),
                 "differences": differences(judged, reference, float(close)),
-                "foreign": reference.distance(judged.samples[0][0], max(judged.policies)),
+                "foreign": reference.distances([judged.samples[0][0]], max(judged.policies))[0],
             }
         )
     )
