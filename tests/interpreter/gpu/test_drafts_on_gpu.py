@@ -190,14 +190,14 @@ def test_states_are_those_of_the_tokens_that_count(
     deterministic: bool,
     acceptance: float,
 ) -> None:
-    chosen = range(len(PARAMS)) if ON_GPU else (0, 2, 3)
+    chosen = range(len(PARAMS)) if ON_GPU else (0, 2)
     asked = [[*SHARED, *prompts[each]] for each in chosen], [PARAMS[each] for each in chosen]
     model = make("qwen3_next").build(device=DEVICE)
     without = serve(model, deterministic=deterministic).answers(*asked)
     drafting = by(knowing(asked[0], without, acceptance, vocab_size=VOCAB))
     how: dict[str, Any] = {"deterministic": deterministic, "max_width": 4, "depth": 2, "block_size": 4}
     for each in (drafting, by_ngrams) if ON_GPU else (drafting,):  # those of the device in graphs
-        served = serve(model, each, **how, num_blocks=70 if ON_GPU else 10, max_num_batched_tokens=41)
+        served = serve(model, each, **how, num_blocks=70 if ON_GPU else 7, max_num_batched_tokens=41)
         for _ in range(2):  # the second time prompts are found in the cache
             for one, other in zip(served.answers(*asked), without, strict=True):
                 same(one, other)
