@@ -22,17 +22,17 @@ def prefetch(ptrs):
 
 
 @triton.jit
-def _load_item(items_ptr, item):
-    """An item: its slot, the slot's rank, the first of its ranks, its first place and the number of its tokens, 0 behind the last."""
+def _load_item(items_ptr, item, num_items):
+    """The item there: its slot, the slot's rank, the first of its ranks, its first place and the number of its tokens, 0 behind the last."""
     ptr = items_ptr + _ITEM * (item + 1)
     slot, rank, first = tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2)
     place, count = tl.load(ptr + 3), tl.load(ptr + 4)
-    return slot, rank, first, place, tl.where(item < tl.load(items_ptr), count, 0)
+    return slot, rank, first, place, tl.where(item < num_items, count, 0)
 
 
 @triton.jit
 def _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K: tl.constexpr):
-    """A [WARPS, 16, PIECE] of an item's ranks and the elements `ks` from `start` on, of which so many are left."""
+    """A [PIECES, 16, PIECE] of an item's ranks and the elements `ks` from `start` on, of which so many are left."""
     slot, rank, first, _, count = item
     a_start = tl.multiple_of((slot - 1).to(tl.int64) * slot_stride + rank.to(tl.int64) * start_a, 16) + start
     ranks = (part * rank + first + tl.arange(0, _UNIT)).to(tl.int64)
@@ -41,15 +41,21 @@ def _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K: t
 
 
 @triton.jit
-def _add_step(sums, x, a, norm_ptrs, within):
-    """Sums [WARPS, TILE, 16] plus the product of a step of x and A."""
+def _load_norm(norm_ptr, start, ks, left):
+    """The norm's weight of these elements."""
+    norm = 1.0
+    if norm_ptr is not None:
+        norm = tl.load(norm_ptr + start + ks, mask=ks < left, other=0.0).to(tl.float32)
+    return norm
+
+
+@triton.jit
+def _add_step(sums, x, a, norm):
+    """Sums [PIECES, TILE, 16] plus the product of a step of x and A."""
     if x.shape[1] > 1:
         sums = tl.dot(x, tl.permute(a, [0, 2, 1]), sums, input_precision="ieee")
     else:
-        x = x.to(tl.float32)
-        if norm_ptrs is not None:
-            x *= tl.load(norm_ptrs, mask=within, other=0.0).to(tl.float32)
-        sums += tl.sum(a.to(tl.float32) * x, 2)[:, None, :]
+        sums += tl.sum(a.to(tl.float32) * (x.to(tl.float32) * norm), 2)[:, None, :]
     return sums
 
 
@@ -77,17 +83,21 @@ def shrink_kernel(
     let_next_start(PDL)
     part, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     i, units = tl.arange(0, TILE), tl.arange(0, _UNIT)
-    PIECE: tl.constexpr = STEP // WARPS
-    ks = (tl.arange(0, WARPS) * PIECE)[:, None, None] + tl.arange(0, PIECE)[None, None, :]
+    PIECES: tl.constexpr = 1 if TILE == 1 else WARPS  # or A changes places between threads
+    PIECE: tl.constexpr = STEP // PIECES
+    ks = (tl.arange(0, PIECES) * PIECE)[:, None, None] + tl.arange(0, PIECE)[None, None, :]
     start = split * (STEP * STEPS)
     left = K - start
-    norm_ptrs = None
-    if norm_ptr is not None:
-        norm_ptrs = norm_ptr + start + ks
-    item = _load_item(items_ptr, tl.program_id(1))
+    num_items = tl.load(items_ptr)
+    item = _load_item(items_ptr, tl.program_id(1), num_items)
     tokens = tl.load(order_ptr + item[3] + i, mask=i < item[4], other=0).to(tl.int64)
     a = _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
-    num_items = tl.load(items_ptr)
+    norm = _load_norm(norm_ptr, start, ks, left)
+    next_item = item
+    if SEVERAL:
+        next_item = _load_item(
+            items_ptr, tl.minimum(tl.program_id(1) + tl.num_programs(1), num_items), num_items
+        )
     wait_for_last(PDL)
     _say_ready(ready_ptr, 1)
     for number in tl.range(tl.program_id(1), num_items, tl.num_programs(1), num_stages=1):
@@ -95,21 +105,20 @@ def shrink_kernel(
         x_ptrs = x_ptr + tokens[None, :, None] * x_stride + start + ks
         present = (i < count)[None, :, None]
         x = tl.load(x_ptrs, mask=present & (ks < left), other=0.0)
-        later, later_tokens, later_a = item, tokens, a
+        later, later_tokens, later_a = next_item, tokens, a
         if SEVERAL:  # noqa: SIM102 - a constant
             if number + tl.num_programs(1) < num_items:
-                later = _load_item(items_ptr, number + tl.num_programs(1))
-                later_tokens = tl.load(order_ptr + later[3] + i, mask=i < later[4], other=0).to(tl.int64)
                 if STEPS == 1:
                     later_a = _load_a(later, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
-        sums = _add_step(tl.zeros([WARPS, TILE, _UNIT], tl.float32), x, a, norm_ptrs, ks < left)
+                later_tokens = tl.load(order_ptr + later[3] + i, mask=i < later[4], other=0).to(tl.int64)
+                next_item = _load_item(
+                    items_ptr, tl.minimum(number + 2 * tl.num_programs(1), num_items), num_items
+                )
+        sums = _add_step(tl.zeros([PIECES, TILE, _UNIT], tl.float32), x, a, norm)
         for k in tl.range(STEP, STEPS * STEP, STEP, num_stages=1):
-            within = ks < left - k
-            if norm_ptr is not None:
-                norm_ptrs = norm_ptr + start + k + ks
             a = _load_a(item, numbers_ptr, slot_stride, start_a, part, start + k, ks, left - k, K)
-            x = tl.load(x_ptrs + k, mask=present & within, other=0.0)
-            sums = _add_step(sums, x, a, norm_ptrs, within)
+            x = tl.load(x_ptrs + k, mask=present & (ks < left - k), other=0.0)
+            sums = _add_step(sums, x, a, _load_norm(norm_ptr, start + k, ks, left - k))
         columns = part * RANK + first + units
         shrunk_ptrs = shrunk_ptr + split * split_stride + tokens[:, None] * WIDTH + columns[None, :]
         tl.store(shrunk_ptrs, tl.sum(sums, 0), mask=(i < count)[:, None])
