@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from nanoserve.kernels.device.launch import supports_pdl
 from nanoserve.kernels.forms import FORMS
@@ -16,7 +17,7 @@ from nanoserve.kernels.linear.launch import LinearWorkspace, skinny_linear, spli
 from nanoserve.kernels.linear.launch import slice_count as slice_count_of
 from nanoserve.kernels.linear.low_rank import triton as low_rank_kernels
 from nanoserve.kernels.linear.low_rank.cases import Runs, add_low_rank, check_add_low_rank, random_delta
-from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, shrink
+from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, expand_into, shrink
 from nanoserve.kernels.linear.low_rank.tuning import (
     AT_ONCE,
     ITEM,
@@ -103,6 +104,30 @@ def test_several_adapters_are_multiplied_at_once(
 def test_behind_a_product_they_are_too(ranks: tuple[int, ...], device: torch.device) -> None:
     tokens = [token % (len(ranks) + 1) for token in range(70)]
     agree(check_add_low_rank(Inputs(device, torch.float16), QKV, 80, tokens, ranks=ranks), 4e-3)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("ranks", [(16,) * 6, (32, 16, 64, 16, 16, 48)])
+def test_what_is_copied_lies_in_the_slots_even_where_nothing_is(
+    ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    halves = Inputs(device, torch.float16)
+    x = halves.normal(70, 80)
+    delta, _ = random_delta(halves, QKV, x, [token % 7 for token in range(70)], ranks=ranks)
+    numbers, load, seen = delta.adapters.numbers, InterpreterBuilder.create_masked_load, 0
+    first, last = numbers.data_ptr(), numbers.data_ptr() + numbers.nbytes - numbers.element_size()
+
+    def watch(builder: Any, ptrs: Any, mask: Any, *how: Any) -> Any:
+        nonlocal seen
+        if ((ptrs.data >= first) & (ptrs.data <= last) & mask.data).any():
+            seen += 1
+            assert first <= ptrs.data.min() <= ptrs.data.max() <= last
+        return load(builder, ptrs, mask, *how)
+
+    shrink(x, delta)
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", watch)
+    expand_into(delta, torch.zeros(70, 110, dtype=torch.float16, device=device))
+    assert seen > 10
 
 
 @INTERPRETED

@@ -392,7 +392,7 @@ def _launch(
         x_ptr=x, out_ptr=out, bias_ptr=bias, partials_ptr=partials, counters_ptr=counters, M=len(x),
         N=n, K=k, BM=tile.bm, BN=tile.bn, BK=tile.bk, SPLITS=tile.splits, **step_arguments(weight, straight=tile.straight), PAIRS=_pairs(x),
         ready_ptr=delta.ready if delta and not tile.straight else None, STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
-        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta),
+        GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta, tokens=triton.cdiv(n, tile.bn) * tile.splits * tile.bm),
         PDL=pdl, num_warps=tile.warps, num_stages=tile.stages if delta is None or tile.straight else max(tile.stages, STAGES),
         **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits else {}), **launch_options(pdl),
     )  # fmt: skip

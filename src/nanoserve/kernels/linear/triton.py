@@ -210,7 +210,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
     factor = None
     if delta is not None:
         ends = weight_rows(tile, 0, N, BN, GATE), weight_rows(tile, BN - 1, N, BN, GATE)
-        factor = load_factor(delta, split, rows, ends, ms, M, SHAPE, SPLITS, PDL)
+        factor = load_factor(delta, split, rows, ends, ms, M, SHAPE)
     if STRAIGHT:
         loaded_rows = weight_rows(tile, fragment_rows(i, BN // 16), N, BN, GATE)
         sums = multiply_straight(

@@ -66,13 +66,14 @@ class Delta(NamedTuple):
     ready: Tensor
     invariant: bool = False
 
-    def arguments(self, *, repeats: float = 0) -> dict[str, Any]:
-        """Arguments of kernels that multiply with B, of one token by this many threads for each row."""
+    def arguments(self, *, repeats: float = 0, tokens: int = 0) -> dict[str, Any]:
+        """Arguments of kernels that multiply with B: of one token by this many threads for each row, or by programs that have so many in all."""
         (numbers, units, _, _, slots), product, shrunk = self.adapters, self.product, self.shrunk
         splits, _, width = shrunk.shape
         delta = (
             numbers, numbers.stride(0), units, slots, slots if product.parts is None else product.parts,
             shrunk, shrunk.stride(0), product.start_b,
+            shrunk if repeats else numbers.new_empty(tokens * UNIT),
         )  # fmt: skip
         rank = width // product.num_parts
         if repeats:
@@ -123,5 +124,5 @@ def expand_into(delta: Delta, out: Tensor, *, pdl: bool = False) -> None:
     (tokens, n), (bn, bm) = out.shape, expand_tile(delta.adapters.numbers.element_size())
     expand_kernel[(triton.cdiv(n, bn), triton.cdiv(tokens, bm))](
         out_ptr=out, out_stride=out.stride(0), T=tokens, N=n, BM=bm, BN=bn,
-        **delta.arguments(), PDL=pdl, num_warps=4, num_stages=STAGES, **launch_options(pdl),
+        **delta.arguments(tokens=triton.cdiv(n, bn) * triton.cdiv(tokens, bm) * bm), PDL=pdl, num_warps=4, num_stages=STAGES, **launch_options(pdl),
     )  # fmt: skip

@@ -148,7 +148,7 @@ def load_row_factor(delta, rows, SHAPE: tl.constexpr):
 
     `rows` repeats each row UNITS RANK times, UNITS being at least the slices of x: so many that each thread has one element to load, and not all of them.
     """
-    numbers_ptr, slot_stride, units_ptr, _, parts_ptr, shrunk_ptr, split_stride, start_b = delta
+    numbers_ptr, slot_stride, units_ptr, _, parts_ptr, shrunk_ptr, split_stride, start_b, _ = delta
     slot, rank = tl.load(units_ptr + _ITEM), tl.load(units_ptr + _ITEM + 1)
     rank = tl.where(tl.load(units_ptr) > 0, rank, 0)
     i = tl.arange(0, rows.shape[0])
@@ -171,65 +171,70 @@ def expand_row(factor, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _load_slots(delta, first, count, rank, UNITS: tl.constexpr):
-    """Slots of the adapters from `first` on, 0 where there is none of that rank, and their ranks: scalars, which take no registers of a tile."""
-    slots, ranks = (), ()
-    for unit in tl.static_range(UNITS):
-        unit_ptr = delta[2] + _ITEM * (first + unit + 1)
-        slot, all_ranks = tl.load(unit_ptr), tl.load(unit_ptr + 1)
-        slots += (tl.where((first + unit < count) & (rank < all_ranks), slot, 0),)  # type: ignore[assignment]
-        ranks += (all_ranks,)  # type: ignore[assignment]
-    return slots, ranks
+def _load_units(delta, first, count, rank, SHAPE: tl.constexpr, UNITS: tl.constexpr):
+    """Adapters from `first` on: their slots, 0 where there is none of that rank, their ranks, and where B of each begins at that one, the last two in units of 16 numbers.
 
-
-@triton.jit
-def _b_places(delta, units, rank, rows, columns):
-    """Where the row of B of each adapter begins at a rank, for columns 16 u to 16 u + 15 that of the u-th, [ROWS, COLUMNS]; each column's slot."""
-    slots, ranks, starts = columns * 0, columns * 0, columns.to(tl.int64) * 0
-    UNITS: tl.constexpr = len(units[0])
-    for unit in tl.static_range(UNITS):
-        slot, all_ranks, here = units[0][unit], units[1][unit], columns // _UNIT == unit
-        start = (slot - 1).to(tl.int64) * delta[1] + all_ranks.to(tl.int64) * delta[7] + rank
-        slots, ranks = tl.where(here, slot, slots), tl.where(here, all_ranks, ranks)
-        starts = tl.where(here, start, starts)
-    return starts[None, :] + rows[:, None].to(tl.int64) * ranks[None, :], slots
-
-
-@triton.jit
-def _load_b(delta, units, rank, rows, own):
-    """B [ROWS, 16 UNITS] there, zero where there is none and in rows that are not `own`, and slots."""
-    UNITS: tl.constexpr = len(units[0])
-    columns = tl.arange(0, UNITS * _UNIT)
-    places, slots = _b_places(delta, units, rank, rows, columns)
-    places = tl.max_contiguous(tl.multiple_of(places + columns[None, :] % _UNIT, [1, _UNIT]), [1, _UNIT])
-    there = tl.max_constancy(own[:, None] & (slots > 0)[None, :], [1, _UNIT])
-    return tl.load(delta[0] + places, mask=there, other=0.0), slots
-
-
-@triton.jit
-def load_factor(delta, split, rows, ends, ms, M, SHAPE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
-    """All that `expand` needs and no kernel of the graph writes: the first adapter's B, the slots of tokens, the parts of rows, and of the `ends`, the first row and the last. Nothing here waits for it.
-
-    With PDL later adapters' B are sent for to the L2 cache.
+    They are scalars, which take no registers of a tile. Where there is none, B of another is named, and slot 1 where a pipeline leaves these loads out: an
+    asynchronous copy needs an address that exists even if it copies nothing.
     """
+    slots, ranks, starts = (), (), ()
+    for unit in tl.static_range(UNITS):
+        unit_ptr = delta[2] + _ITEM * (tl.minimum(first + unit, count - 1) + 1)
+        slot, there, units = tl.where(first < count, tl.load(unit_ptr), 1), first + unit < count, 1
+        start = (slot - 1) * (delta[1] // _UNIT).to(tl.int32)
+        if SHAPE[1] > _UNIT:
+            units = tl.where(first < count, tl.load(unit_ptr + 1) // _UNIT, 1)
+            there = there & (rank < units * _UNIT)
+            start += tl.minimum(rank // _UNIT, units - 1)
+        slots += (tl.where(there, slot, 0),)  # type: ignore[assignment]
+        ranks += (units,)  # type: ignore[assignment]
+        starts += (start + units * delta[7],)  # type: ignore[assignment]
+    return slots, ranks, starts
+
+
+@triton.jit
+def _spread(each, columns):
+    """For each column the scalar of its adapter, of which each has 16 columns."""
+    found = columns * 0 + each[0]
+    UNITS: tl.constexpr = len(each)
+    for unit in tl.static_range(1, UNITS):
+        found = tl.where(columns // _UNIT == unit, each[unit], found)
+    return found
+
+
+@triton.jit
+def _b_ptrs(delta, units, rows, UNITS: tl.constexpr):
+    """B [ROWS, 16 UNITS] of some adapters, 16 columns of each."""
+    columns = tl.arange(0, UNITS * _UNIT)
+    places = _spread(units[2], columns)[None, :] + rows[:, None] * _spread(units[1], columns)[None, :]
+    places = places.to(tl.int64) * _UNIT + (columns % _UNIT)[None, :]
+    return delta[0] + tl.max_contiguous(tl.multiple_of(places, [1, _UNIT]), [1, _UNIT])
+
+
+@triton.jit
+def _load_first(delta, split, count, rank, rows, SHAPE: tl.constexpr):
+    """B [ROWS, 16] of the split-th adapter, zero if there is none, and its slot."""
+    units = _load_units(delta, split, count, rank, SHAPE, 1)
+    there = (rows >= 0) & (units[0][0] > 0)
+    return tl.load(_b_ptrs(delta, units, rows, 1), mask=there[:, None], other=0.0), units[0][0]
+
+
+@triton.jit
+def load_factor(delta, split, rows, ends, ms, M, SHAPE: tl.constexpr):
+    """All that `expand` needs and no kernel of the graph writes: the first adapter's B, the slots of tokens, the parts of rows, and of the `ends`, the first row and the last. Nothing here waits for it."""
     token_slots = tl.load(delta[3] + ms, mask=ms < M, other=0)
     parts, low, high = rows, 0, 0
     if SHAPE[0] > 1:
         parts, low, high = tl.load(delta[4] + rows), tl.load(delta[4] + ends[0]), tl.load(delta[4] + ends[1])
     count = tl.load(delta[2])
-    unit = _load_b(delta, _load_slots(delta, split, count, 0, 1), 0, rows, rows >= 0)
-    if PDL:
-        for first in tl.range(SPLITS + split * SHAPE[3], count, SPLITS * SHAPE[3], num_stages=1):
-            units = _load_slots(delta, first, count, 0, SHAPE[3])
-            places, slots = _b_places(delta, units, 0, rows, tl.arange(0, SHAPE[3]) * _UNIT)
-            prefetch(delta[0] + tl.where((slots > 0)[None, :], places, 0))
+    unit = _load_first(delta, split, count, 0, rows, SHAPE)
     return unit, count, token_slots, parts, low, high
 
 
 @triton.jit
 def _load_shrunk(delta, rank, ms, token_slots, part, SHAPE: tl.constexpr):
     """A x of tokens, 16 ranks of a part, float32 [16, BM]; zero if a token has no adapter."""
-    _, _, _, _, _, shrunk_ptr, split_stride, _ = delta
+    shrunk_ptr, split_stride = delta[5], delta[6]
     starts = ms.to(tl.int64) * (SHAPE[0] * SHAPE[1]) + part * SHAPE[1] + rank
     ptrs = shrunk_ptr + tl.multiple_of(starts, [16])[None, :] + tl.arange(0, _UNIT)[:, None]
     mask = tl.broadcast_to((token_slots > 0)[None, :], ptrs.shape)
@@ -241,45 +246,59 @@ def _load_shrunk(delta, rank, ms, token_slots, part, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _add_units(sums, b, slots, shrunk, token_slots):
-    """Sums [ROWS, BM] plus B [ROWS, COLUMNS] of some adapters, each times its tokens' columns of what these have shrunk to [16, BM]."""
-    COLUMNS: tl.constexpr = slots.shape[0]
-    BM: tl.constexpr = shrunk.shape[1]
-    each = tl.broadcast_to(shrunk[None, :, :], [COLUMNS // _UNIT, _UNIT, BM])
-    each = tl.where(slots[:, None] == token_slots[None, :], tl.reshape(each, [COLUMNS, BM]), 0.0)
-    return tl.dot(b, each.to(b.dtype), sums, input_precision="ieee")
+def _own_ptrs(delta, i, columns):
+    """Where this program keeps 16 ranks of what its i-th tokens have shrunk to, [COLUMNS, BM]."""
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    places = (program * i.shape[0] + i)[None, :] * _UNIT + (columns % _UNIT)[:, None]
+    return delta[8] + tl.max_contiguous(tl.multiple_of(places, [_UNIT, 1]), [_UNIT, 1])
 
 
 @triton.jit
 def expand(sums, delta, factor, rows, ms, split, SHAPE: tl.constexpr, SPLITS: tl.constexpr):
     """Sums [ROWS, BM] of rows of a weight and tokens `ms` plus what adapters add: the split-th adapter, and of several at once behind the first SPLITS, in a pipelined loop, every SPLITS-th.
 
-    They are one product over 16 ranks of each, where those that a token does not have are zero.
+    They are one product over 16 ranks of each, where those that a token does not have are zero: copied asynchronously, as B is, from a place where the
+    program has written what its tokens have shrunk to. Programs that share a place, even to write the same, take 4 us and more for that.
     """
+    UNITS: tl.constexpr = SHAPE[3]
     unit, count, token_slots, parts, low, high = factor
+    columns, i = tl.arange(0, UNITS * _UNIT), tl.arange(0, ms.shape[0])
+    start = SPLITS + split * UNITS
     for rank in tl.range(0, SHAPE[1], _UNIT, num_stages=1):
         if rank > 0:
-            unit = _load_b(delta, _load_slots(delta, split, count, rank, 1), rank, rows, rows >= 0)
+            unit = _load_first(delta, split, count, rank, rows, SHAPE)
         lowest = _load_shrunk(delta, rank, ms, token_slots, low, SHAPE)
         highest = lowest
         if SHAPE[0] > 1:
             highest = _load_shrunk(delta, rank, ms, tl.where(high > low, token_slots, 0), high, SHAPE)
         for part in tl.range(low, high + 1, num_stages=1):
-            own, total = rows >= 0, lowest
+            b, total, own = unit[0], lowest, rows >= 0
             if SHAPE[0] > 1:
-                own, total = parts == part, tl.where(part == low, lowest, highest)
+                own = parts == part
+                b = tl.where(own[:, None], b, 0.0).to(b.dtype)
+                total = tl.where(part == low, lowest, highest)
             if SHAPE[0] > 2:  # noqa: SIM102 - a constant
                 if (part > low) & (part < high):
                     total = _load_shrunk(delta, rank, ms, token_slots, part, SHAPE)
-            b = tl.where(own[:, None], unit[0], 0.0).to(unit[0].dtype)
-            sums = _add_units(sums, b, unit[1], total, token_slots)
-            start = SPLITS + split * SHAPE[3]
+            total = total.to(b.dtype)
+            x = tl.where((token_slots == unit[1])[None, :], total, 0.0).to(b.dtype)
+            sums = tl.dot(b, x, sums, input_precision="ieee")
             if start < count:  # a pipeline that has nothing to do takes as long to begin
-                units = _load_slots(delta, start, count, rank, SHAPE[3])
-                for first in tl.range(start, count, SPLITS * SHAPE[3]):
-                    several, slots = _load_b(delta, units, rank, rows, own)
-                    units = _load_slots(delta, first + SPLITS * SHAPE[3], count, rank, SHAPE[3])
-                    sums = _add_units(sums, several, slots, total, token_slots)
+                tl.debug_barrier()
+                tl.store(_own_ptrs(delta, i, tl.arange(0, _UNIT)), total)
+                tl.debug_barrier()
+                x_ptrs = _own_ptrs(delta, i, columns)
+                units = _load_units(delta, start, count, rank, SHAPE, UNITS)
+                for first in tl.range(start, count, SPLITS * UNITS):
+                    b_ptrs = _b_ptrs(delta, units, rows, UNITS)
+                    if SHAPE[0] > 1:
+                        later = tl.load(b_ptrs, mask=tl.broadcast_to(own[:, None], b_ptrs.shape), other=0.0)
+                    else:
+                        later = tl.load(b_ptrs)
+                    slots = _spread(units[0], columns)[:, None]
+                    each = tl.load(x_ptrs, mask=(slots == token_slots[None, :]) & (slots > 0), other=0.0)
+                    units = _load_units(delta, first + SPLITS * UNITS, count, rank, SHAPE, UNITS)
+                    sums = tl.dot(later, each, sums, input_precision="ieee")
     return sums
 
 
@@ -293,7 +312,7 @@ def expand_kernel(
     ms = tl.program_id(1) * BM + tl.arange(0, BM)
     rows = tl.minimum(columns, N - 1)
     ends = tl.program_id(0) * BN, tl.minimum(tl.program_id(0) * BN + BN, N) - 1
-    factor = load_factor(delta, 0, rows, ends, ms, T, SHAPE, 1, PDL)
+    factor = load_factor(delta, 0, rows, ends, ms, T, SHAPE)
     wait_for_last(PDL)
     out_ptrs = out_ptr + ms[None, :].to(tl.int64) * out_stride + columns[:, None]
     mask = (ms < T)[None, :] & (columns < N)[:, None]
