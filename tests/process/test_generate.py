@@ -32,7 +32,7 @@ def test_a_streamed_answer_is_the_whole_text_and_nothing_else(llm: LLM) -> None:
 
 
 def test_statistics_say_how_many_drafts_were_right() -> None:
-    flags = ("--temperature", "0", "--max-tokens", "400", "--ignore-eos", "--stats", "--speculate", "ngram")
+    flags = ("--temperature", "0", "--max-tokens", "200", "--ignore-eos", "--stats", "--speculate", "ngram")
     done = run("generate", "Once upon a time", *flags)
     assert done.returncode == 0, done.stderr
     found = re.search(r", drafts (\d+), accepted drafts (\d+)\n", done.stderr.decode())

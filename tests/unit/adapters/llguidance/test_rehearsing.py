@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoserve.adapters.llguidance import reading
@@ -71,7 +71,6 @@ def rehearsed(schema: object) -> str:
     return rehearse(reading.grammar_text(Constraint("json_schema", written), lambda _: False), written)
 
 
-@settings(max_examples=300, deadline=None)
 @given(SCHEMAS)
 def test_no_plain_schema_would_be_refused(schema: dict[str, Any]) -> None:
     assert is_plain(json.dumps(schema))
