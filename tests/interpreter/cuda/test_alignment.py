@@ -92,7 +92,7 @@ def test_kernels_load_what_is_aligned_and_one_serves_all_deterministic_steps(tmp
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_STORE_BINARY_ONLY": "0"}
     path = [str(pathlib.Path(__file__).parents[3]), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     done = subprocess.run(
         [sys.executable, str(program)],
