@@ -8,6 +8,7 @@ import math
 import mmap
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
@@ -143,6 +144,13 @@ def host_pages(wanted: Wanted) -> list[Tensor]:
 
     places = zip(wanted, starts, sizes, strict=False)
     return [tensor(start, size).view(dtype).view(tuple(shape)) for (shape, dtype), start, size in places]
+
+
+def lock_pages(numbers: Tensor) -> None:
+    """Page-lock a tensor of `host_pages`, in 4 ms where torch takes 70, until it is gone: whoever queues a copy to a GPU keeps it until that is over. Launches wait for either."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(int(runtime.cudaHostRegister(numbers.data_ptr(), numbers.nbytes, 0)))
+    weakref.finalize(numbers, runtime.cudaHostUnregister, numbers.data_ptr()).atexit = False
 
 
 class _Block:

@@ -17,7 +17,7 @@ from nanoserve.adapters.pytorch.cuda.arena import Arena, Shapes
 from nanoserve.adapters.pytorch.cuda.batches import EMPTY, Batch
 from nanoserve.adapters.pytorch.cuda.many_rows import ManyRows
 from nanoserve.adapters.pytorch.linear import Linear
-from nanoserve.adapters.pytorch.lora.layout import padded_rank
+from nanoserve.adapters.pytorch.lora.layout import LoraWeights, padded_rank
 from nanoserve.adapters.pytorch.lora.store import HostLoras
 from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, shrink
 from nanoserve.kernels.linear.low_rank.tuning import (
@@ -79,6 +79,7 @@ class DeviceLoras:
         self._batch, self._is_adapted = EMPTY, False
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._filled: Any = None
+        self._queued = list[tuple[Any, LoraWeights]]()  # copies that may not be over
 
     def await_slots(self) -> None:
         """Let kernels that are queued from now on see the slots that earlier plans have filled."""
@@ -92,17 +93,16 @@ class DeviceLoras:
             self._rows.pop(row, None)
         for admitted in plan.admitted:
             self._rows[admitted.row] = admitted.lora_slot
+        self._queued = [each for each in self._queued if not each[0].query()]
         for each in plan.lora_loads:
             weights = self.host[each.digest]
             self._ranks[each.slot] = weights.rank
             target = self._numbers[each.slot - 1, : len(weights.numbers)]
-            if self._stream is None:
-                target.copy_(weights.numbers)
-                continue
             with torch.cuda.stream(self._stream):
                 target.copy_(weights.numbers, non_blocking=True)
-        if plan.lora_loads and self._stream is not None:
-            self._filled = self._stream.record_event()
+            if self._stream is not None:
+                self._filled = self._stream.record_event()
+                self._queued.append((self._filled, weights))
 
     def adapts(self, batch: Batch) -> bool:
         """True if a row of the batch that decodes has an adapter; the arena then says which have which."""

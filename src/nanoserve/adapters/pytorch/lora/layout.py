@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from nanoserve.adapters.pytorch.devices import host_pages, lock_pages
 from nanoserve.adapters.pytorch.linear import Linear
 from nanoserve.adapters.pytorch.lora.folder import Factors
 from nanoserve.adapters.pytorch.models import DecoderModel
@@ -109,12 +110,12 @@ class Layout:
     ) -> LoraWeights:
         """An adapter's factors, or the `part` of them that a rank needs, as numbers of this layout, their scales in B."""
         rank = padded_rank(max(factor.rank for factor in factors.values()))
-        is_whole = len(factors) == len(self.places) and all(each.rank == rank for each in factors.values())
-        make = torch.empty if is_whole else torch.zeros
-        weights = LoraWeights(rank, make(rank * self.size, dtype=dtype, pin_memory=pinned))
+        weights = LoraWeights(rank, *host_pages([((rank * self.size,), dtype)]))  # zeros
         # By torch's own threads: several at once would each call all of them.
         for name, factor in factors.items():
             self._put(weights, name, self._cut(name, factor, part))
+        if pinned:
+            lock_pages(weights.numbers)
         return weights
 
     @torch.inference_mode()
