@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nanoserve.entrypoints.app.traces.reader import TraceFile
-from tests.process.command import error_line, run
+from nanoserve.entrypoints.cli.main import run_command
 from tests.process.server_process import ServerProcess, server_process
 from tests.unit.adapters.engine_process.client.log_reader import FORMAT, LogReader
 from tests.unit.entrypoints.server.watch.live_stream import LiveStream, live
@@ -117,7 +117,10 @@ def test_words_are_written_where_they_are_asked_for_and_shown_to_no_holder_of_an
     assert TraceFile(str(log), FORMAT).header.has_words
 
 
-def test_a_path_that_cannot_be_written_is_one_clear_line(tmp_path: pathlib.Path) -> None:
-    ended = run("serve", "--port", "0", "--trace", str(tmp_path / "no" / "log"))
-    assert ended.returncode == 2
-    assert "trace: cannot write" in error_line(ended)
+def test_a_path_that_cannot_be_written_is_one_clear_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["serve", "--port", "0", "--trace", str(tmp_path / "no" / "log")]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert "trace: cannot write" in shown.err

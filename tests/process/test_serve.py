@@ -17,7 +17,7 @@ import pytest
 
 from nanoserve.entrypoints.cli.main import run_command
 from tests.patience import PATIENCE, wait_until
-from tests.process.command import error_line, run
+from tests.process.command import run
 from tests.process.conftest import KEY
 from tests.process.server_process import ServerProcess, server_process
 
@@ -192,11 +192,12 @@ def test_a_signal_while_it_loads_ends_it(tmp_path: pathlib.Path) -> None:
         assert "Traceback" not in server.err.read_text()
 
 
-def test_a_port_in_use_is_found_before_anything_is_loaded() -> None:
+def test_a_port_in_use_is_found_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        done = run("serve", "--port", str(other.getsockname()[1]))
-    assert done.returncode == 1
-    assert error_line(done).endswith("[PORT_IN_USE]")
+        assert run_command(["serve", "--port", str(other.getsockname()[1])]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert shown.err.endswith("[PORT_IN_USE]\n")
 
 
 @pytest.mark.parametrize(

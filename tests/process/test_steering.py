@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nanoserve.adapters.embedded import model_folder
+from nanoserve.entrypoints.cli.main import run_command
 from tests.patience import PATIENCE, wait_until
 from tests.process.server_process import ServerProcess, server_process
 
@@ -91,10 +92,9 @@ def test_clients_that_leave_a_paused_server_are_freed(trained: ServerProcess) ->
         assert ask(trained)
 
 
-def test_steering_needs_a_key_where_other_machines_can_connect(tmp_path: pathlib.Path) -> None:
-    with server_process(tmp_path, *OPTIONS, "--host", "0.0.0.0") as server:
-        assert server.wait() != 0
-        assert "steering_key" in server.err.read_text().replace("-", "_")
+def test_steering_needs_a_key_where_other_machines_can_connect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["serve", "--port", "0", *OPTIONS, "--host", "0.0.0.0"]) != 0
+    assert "steering_key" in capsys.readouterr().err.replace("-", "_")
 
 
 def make_weights(root: pathlib.Path, name: str, *, scale: float) -> pathlib.Path:
