@@ -7,11 +7,9 @@ import pathlib
 import re
 import signal
 
-import pytest
-
 from nanoserve.entrypoints.offline import LLM, SamplingParams
 from tests.patience import PATIENCE
-from tests.process.command import error_line, run, started
+from tests.process.command import run, started
 
 
 def test_a_streamed_answer_is_the_whole_text_and_nothing_else(llm: LLM) -> None:
@@ -104,18 +102,3 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
         assert process.stderr.read() == b""
         assert process.wait(timeout=PATIENCE) == 141
         process.stderr.close()
-
-
-@pytest.fixture
-def broken_folder(folder: str, tmp_path: pathlib.Path) -> pathlib.Path:
-    for page in pathlib.Path(folder).iterdir():
-        (tmp_path / page.name).write_bytes(
-            page.read_bytes()[:5000] if page.suffix == ".safetensors" else page.read_bytes()
-        )
-    return tmp_path
-
-
-def test_a_corrupt_checkpoint_is_one_clear_line(broken_folder: pathlib.Path) -> None:
-    done = run("generate", "--model", str(broken_folder), "hello")
-    assert done.returncode == 1
-    assert "model.safetensors" in error_line(done)

@@ -49,6 +49,13 @@ def half(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+def half_a_head(folder: Path) -> None:
+    """The names and places of the tensors end in their midst."""
+    file = folder / WEIGHTS
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int.from_bytes(whole[:8], "little") // 2])
+
+
 def half_an_index(folder: Path) -> None:
     """The second shard is missing."""
     index = {"weight_map": {"model.norm.weight": "first.safetensors", "lm_head.weight": "second.safetensors"}}
@@ -97,6 +104,11 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         (WEIGHTS, "layers.1.self_attn.o_proj.weight", "weight_scale_inv", "download it again"),
     ),
     "olmo2, half a file": ("olmo2", half, (WEIGHTS, "not a readable safetensors file", "download it again")),
+    "olmo2, half a head": (
+        "olmo2",
+        half_a_head,
+        (WEIGHTS, "not a readable safetensors file", "download it again"),
+    ),
     "phi3, half of two shards": (
         "phi3",
         half_an_index,
