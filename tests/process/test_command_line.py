@@ -17,6 +17,7 @@ from nanoserve.entrypoints.cli.main import nanoserve
 from tests.patience import PATIENCE, wait_until
 from tests.process.command import COMMAND, environment, error_line, run
 from tests.process.server_process import server_process
+from tests.unit.entrypoints.timed_server import timed_server
 
 WITHOUT_TORCH = """
 import sys
@@ -137,7 +138,7 @@ def test_a_full_disk_is_one_line(command: str, buffered: str) -> None:
     assert done.stderr == b"nanoserve: output: No space left on device\n"
 
 
-@pytest.mark.parametrize("arguments", [("models",), ("simulate", "--duration", "20"), ("--version",)])
+@pytest.mark.parametrize("arguments", [("models",), ("simulate", "--duration", "5"), ("--version",)])
 def test_a_reader_that_leaves_ends_a_command_quietly(arguments: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -171,10 +172,11 @@ def run_without(streams: str, *arguments: str) -> subprocess.CompletedProcess[by
 
 @pytest.mark.parametrize(
     "arguments",
-    [("env",), ("generate", "--max-tokens", "2"), ("models",), ("--help",), ("chat", "--max-tokens", "2")],
+    [("env",), ("generate", "--max-tokens", "2"), ("models",), ("--help",), ("chat", "--url")],
 )
 def test_what_cannot_be_written_because_output_is_closed_is_no_success(arguments: tuple[str, ...]) -> None:
-    done = run_without(">&-", *arguments)
+    with timed_server() as server:
+        done = run_without(">&-", *arguments, *[server.url] * (arguments[-1] == "--url"))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"nanoserve: output: Bad file descriptor\n"
 
@@ -184,9 +186,11 @@ def test_nothing_that_is_said_of_an_error_goes_to_standard_output() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_closed_standard_input_is_an_empty_one(command: str) -> None:
-    closed, empty = run_without("<&-", command), run_without("</dev/null", command)
+@pytest.mark.parametrize("arguments", [("generate",), ("chat", "--url")])
+def test_a_closed_standard_input_is_an_empty_one(arguments: tuple[str, ...]) -> None:
+    with timed_server() as server:
+        command = [*arguments, *[server.url] * (arguments[-1] == "--url")]
+        closed, empty = run_without("<&-", *command), run_without("</dev/null", *command)
     assert (closed.returncode, closed.stdout, closed.stderr) == (empty.returncode, empty.stdout, empty.stderr)
 
 
