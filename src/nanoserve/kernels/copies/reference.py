@@ -27,11 +27,7 @@ def copy_pages(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def embed(
-    tokens: Tensor,
-    rows: Sequence[int],
-    positions: Sequence[int],
-    weight: Tensor,
-    scale: float | None = None,
+    tokens: Tensor, rows: Sequence[int], positions: Sequence[int], weight: Tensor, scale: float | None = None
 ) -> Tensor:
     """The vectors [n, K] of the tokens at tokens[rows[i], positions[i]], times `scale`, rounded to the dtype of `weight`; -1 stands for token 0."""
     vectors = torch.stack(

@@ -18,13 +18,7 @@ from nanoserve.kernels.experts.launch import (
 )
 from nanoserve.kernels.experts.reference import Chosen, Experts, Routing
 from nanoserve.kernels.forms.launch import quantize_rows_into
-from nanoserve.kernels.testing import (
-    Comparison,
-    Inputs,
-    compare_around_poison,
-    expect,
-    scratch,
-)
+from nanoserve.kernels.testing import Comparison, Inputs, compare_around_poison, expect, scratch
 
 PAIRS_PER_EXPERT: Final = (1, 8, 20, 40, 64)
 """One number for each tile that lists run with."""

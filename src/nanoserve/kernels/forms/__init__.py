@@ -16,14 +16,7 @@ from typing import Final
 
 from nanoserve.kernels.forms.fp8 import FP8
 from nanoserve.kernels.forms.integers import Int4, Int4WithMinimum, Int8
-from nanoserve.kernels.forms.layout import (
-    PLAIN,
-    Form,
-    StoredWeight,
-    form_of,
-    row_arguments,
-    step_arguments,
-)
+from nanoserve.kernels.forms.layout import PLAIN, Form, StoredWeight, form_of, row_arguments, step_arguments
 from nanoserve.kernels.forms.mxfp4 import MXFP4
 
 FORMS: Final[Mapping[str, Form]] = {"fp8": FP8(), "mxfp4": MXFP4(), "int4": Int4(), "int8": Int8()}

@@ -123,9 +123,7 @@ def add_splits(
     places = (result * splits + s)[:, None] * LATENT + elements[None, :]
     acc = tl.sum(tl.load(accs_ptr + places, mask=mask, other=0.0) * tl.exp2(ms - m)[:, None], axis=0)
     tl.store(
-        out_ptr + result * LATENT + elements,
-        (acc / l).to(out_ptr.dtype.element_ty),
-        mask=elements < LATENT,
+        out_ptr + result * LATENT + elements, (acc / l).to(out_ptr.dtype.element_ty), mask=elements < LATENT
     )
 
 

@@ -203,13 +203,7 @@ def check_fp8_linear(
         out = expect(wanted, before)
         parts = {"weight": weight, "bias": product.bias, "residual": out if product.added else None}
         yield from inputs.compare(
-            fp8_linear,
-            product.case(rows),
-            x=numbers,
-            x_scales=scales,
-            out=out,
-            invariant=invariant,
-            **parts,
+            fp8_linear, product.case(rows), x=numbers, x_scales=scales, out=out, invariant=invariant, **parts
         )
 
 

@@ -61,12 +61,7 @@ class LinearWorkspace(NamedTuple):
 
     @classmethod
     def create(
-        cls,
-        weights: Iterable[Tensor | StoredWeight],
-        *,
-        max_m: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        cls, weights: Iterable[Tensor | StoredWeight], *, max_m: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
         """Allocate the scratch memory of `skinny_linear` for weights like these.
 
@@ -231,12 +226,7 @@ def widened(weight: Tensor | StoredWeight, scratch: Tensor) -> Tensor:
 
 
 def invariant_linear(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    *,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
+    x: Tensor, weight: Tensor, out: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> None:
     """Compute out = x weight^T + bias + residual, with the same bits in each row for any number of rows.
 

@@ -180,15 +180,7 @@ def _slices(bm: int, n: int, k: int, joining: float) -> int:
 
 @cache
 def skinny_tile(
-    m: int,
-    n: int,
-    k: int,
-    itemsize: int,
-    *,
-    gate: bool,
-    splits: int | None,
-    room: int,
-    form: Form = PLAIN,
+    m: int, n: int, k: int, itemsize: int, *, gate: bool, splits: int | None, room: int, form: Form = PLAIN
 ) -> SkinnyTile:
     """The tile of a product of m rows of x with weight [n, k].
 

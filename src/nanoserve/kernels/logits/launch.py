@@ -60,12 +60,7 @@ WARPS = 16
 
 
 def token_logprobs(
-    logits: Tensor,
-    token_ids: Tensor,
-    *,
-    logprobs: Tensor,
-    ranks: Tensor,
-    totals: Tensor,
+    logits: Tensor, token_ids: Tensor, *, logprobs: Tensor, ranks: Tensor, totals: Tensor
 ) -> None:
     """Score one token per row.
 

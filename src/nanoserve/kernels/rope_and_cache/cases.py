@@ -26,12 +26,7 @@ NEWEST: Final = tuple((row, LENGTHS[row] - 1) for row in (3, 0, 4, 1, 2))
 
 
 def check_tokens(
-    inputs: Inputs,
-    heads: Heads,
-    tokens: Sequence[tuple[int, int]],
-    *,
-    newest: bool = False,
-    alike: int = 1,
+    inputs: Inputs, heads: Heads, tokens: Sequence[tuple[int, int]], *, newest: bool = False, alike: int = 1
 ) -> Iterator[Comparison]:
     """Tokens of (row, position), the last `alike` of which are one; `newest`: where each is the newest of its row."""
     places = Places.of(inputs, tokens)

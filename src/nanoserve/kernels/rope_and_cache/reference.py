@@ -9,12 +9,7 @@ from nanoserve.kernels.heads import HeadTransform, rotate
 
 
 def rope_and_cache(
-    qkv: Tensor,
-    *,
-    num_heads: int,
-    head_dim: int,
-    positions: Tensor,
-    transform: HeadTransform,
+    qkv: Tensor, *, num_heads: int, head_dim: int, positions: Tensor, transform: HeadTransform
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, num_heads, head_dim], keys and values [T, num_kv_heads, head_dim] of T tokens, in float32."""
     heads = qkv.view(qkv.shape[0], -1, head_dim)
