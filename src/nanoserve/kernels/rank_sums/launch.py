@@ -41,6 +41,7 @@ def add_ranks_into(
     *,
     parity: int,
     eps: float,
+    sent: int | None = None,
     weight: Tensor | None = None,
     out: Tensor | None = None,
     branch_norm: Tensor | None = None,
@@ -56,6 +57,7 @@ def add_ranks_into(
         offset: in bytes, a multiple of 16; there each block has [M, K] in the dtype of `x`.
         parity: 0 and 1 in turn.
         eps: added to the mean square, of both norms if there are two.
+        sent: in bytes, a multiple of 16; where each block has room for what others send there, `sent_bytes`. Without it all parts are read where they lie.
         weight: of the norm of the sum, as in `add_rms_norm_into`.
         out: of that norm, as there; both or neither.
         branch_norm: [K]; the sum over the ranks is normed with it before it is added.
@@ -65,10 +67,15 @@ def add_ranks_into(
     add_ranks_kernel[(num_rows,)](
         x_ptr=x, addresses_ptr=peers.addresses, exchanges_ptr=peers.exchanges, words_ptr=peers.words,
         branch_norm_ptr=branch_norm, weight_ptr=weight, out_ptr=out,
-        offset=offset, eps=eps,
+        offset=offset, sent=sent if peers.waits else None, eps=eps,
         RANK=peers.rank, SIZE=peers.size, PARITY=parity, K=size, BLOCK=triton.next_power_of_2(size),
         WAITS=peers.waits, PDL=pdl, num_warps=_warps(size), **launch_options(pdl),
     )  # fmt: skip
+
+
+def sent_bytes(ranks: int, rows: int, row_bytes: int) -> int:
+    """Bytes of the words in which ranks send each other so many rows; a row has a multiple of 8."""
+    return 16 * ranks * rows * (row_bytes // 8 + 1)
 
 
 def gather_ranks_into(

@@ -2,7 +2,8 @@
 
 Every rank has a block of memory that all can read and write. It begins with flags, one for each rank that may write it. A kernel
 first tells every other rank, by the number of the exchange, that what came before it on this GPU is written, and waits until all others
-have told it the same. One program tells, and all wait, so that no program waits for one that has not begun.
+have told it the same. One program tells, and all wait, so that no program waits for one that has not begun. Few rows are sent instead, each
+word with that number: they cross once, and nothing is told.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ setp.eq.u32 first, thread, 0;
 mov.b32 $0, 0;
 }""")
 
-# The clock, and what the host says, are looked at only after a millisecond: they lie behind the bus.
-_WAIT: tl.constexpr = tl.constexpr("""{
+
+def _until(looks: str, ends: str, begins: str = "") -> tl.constexpr:
+    """Instructions that look until `over` is set, or the host's words at $3 or the clock end it; these are asked after a millisecond: they lie behind the bus."""
+    return tl.constexpr(f"""{{
 .reg .pred over;
-.reg .b32 thread;
-.reg .b64 began, now, found;
-mov.u32 thread, %tid.x;
-setp.ne.u32 over, thread, 0;
-@over bra leave;
+.reg .b32 thread, low, high, one, two;
+.reg .b64 began, now, found, other;
+{begins}
 mov.u64 began, %globaltimer;
 again:
-ld.acquire.sys.global.b64 found, [$1];
-setp.ge.s64 over, found, $2;
+{looks}
 @over bra leave;
 mov.u64 now, %globaltimer;
 sub.s64 now, now, began;
@@ -46,8 +46,36 @@ setp.lt.s64 over, now, found;
 @over bra again;
 st.relaxed.sys.global.b64 [$3], $4;
 leave:
+{ends}
+}}""")
+
+
+_WAIT: tl.constexpr = _until(
+    "ld.acquire.sys.global.b64 found, [$1];\nsetp.ge.s64 over, found, $2;",
+    ends="mov.b32 $0, 0;",
+    begins="mov.u32 thread, %tid.x;\nsetp.ne.u32 over, thread, 0;\n@over bra leave;",
+)
+
+# Eight bytes of numbers go as two words of eight bytes, each half of them with the number of the exchange. A word of eight bytes is read whole or not
+# at all, whatever its order among others, so that what comes with the right number is right: nothing need be released or acquired.
+_SEND: tl.constexpr = tl.constexpr("""{
+.reg .b32 low, high;
+.reg .b64 one, two;
+mov.b64 {low, high}, $2;
+mov.b64 one, {low, $3};
+mov.b64 two, {high, $3};
+st.relaxed.sys.global.v2.b64 [$1], {one, two};
 mov.b32 $0, 0;
 }""")
+
+_TAKE: tl.constexpr = _until(
+    """ld.relaxed.sys.global.v2.b64 {found, other}, [$1];
+mov.b64 {low, one}, found;
+mov.b64 {high, two}, other;
+setp.eq.u32 over, one, $2;
+setp.eq.and.u32 over, two, $2, over;""",
+    ends="mov.b64 $0, {low, high};",
+)
 
 
 @triton.jit
@@ -56,9 +84,7 @@ def _signal(addresses_ptr, flags, exchange, RANK: tl.constexpr, SIZE: tl.constex
     for peer in tl.static_range(SIZE):
         if peer != RANK:
             flag = tl.load(addresses_ptr + peer) + flags + 8 * RANK
-            tl.inline_asm_elementwise(
-                _SIGNAL, "=r,l,l", [flag, exchange], dtype=tl.int32, is_pure=False, pack=1
-            )
+            tl.inline_asm_elementwise(_SIGNAL, "=r,l,l", [flag, exchange], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -72,22 +98,78 @@ def _await(addresses_ptr, flags, exchange, words_ptr, RANK: tl.constexpr, SIZE: 
     own = tl.load(addresses_ptr + RANK) + flags
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            missed = tl.full([], peer + 1, tl.int64)
-            zero += tl.inline_asm_elementwise(
-                _WAIT,
-                "=r,l,l,l,l",
-                [own + 8 * peer, exchange, words, missed],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
+            asked = [own + 8 * peer, exchange, words, tl.full([], peer + 1, tl.int64)]
+            zero += tl.inline_asm_elementwise(_WAIT, "=r,l,l,l,l", asked, tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
     return zero
 
 
-@triton.jit(do_not_specialize=["offset"])
+@triton.jit
+def _unpack(packed, TYPE: tl.constexpr):
+    """The numbers in 64 bits each, in their order; float32."""
+    halves = tl.join(packed.to(tl.int32), (packed >> 32).to(tl.int32))
+    if TYPE.primitive_bitwidth == 16:
+        numbers = tl.reshape(tl.join(halves, halves >> 16), [4 * packed.shape[0]]).to(tl.int16)
+    else:
+        numbers = tl.reshape(halves, [2 * packed.shape[0]])
+    return numbers.to(TYPE, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _add_sent(
+    total, addresses_ptr, exchange, words_ptr, offset, sent, row,
+    RANK: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Add the row of every rank, in their order: this rank's is sent to all others, and theirs come to this block.
+
+    What a rank sends is computed from all that it has taken and read before. So where its row of the next exchange is here, the places of this one
+    are free, those of words and of parts.
+    """
+    UNITS: tl.constexpr = K * TYPE.primitive_bitwidth // 64
+    units = tl.arange(0, BLOCK * TYPE.primitive_bitwidth // 64)
+    own = tl.load(addresses_ptr + RANK)
+    part = tl.multiple_of((own + offset).to(tl.pointer_type(tl.int64)), 16)
+    packed = tl.load(part + row * UNITS + units, mask=units < UNITS, other=0)
+    # All that is beyond a row is one more unit. Of the two that a thread has, the first ones of all threads lie side by side, and then the second ones.
+    units = tl.minimum(units, UNITS)
+    places = sent + 16 * (row * (UNITS + 1) + units % 2 * (UNITS // 2 + 1) + units // 2)
+    # The number is odd, as nothing is that memory is filled with at first.
+    apart, number = 16 * tl.num_programs(0) * (UNITS + 1), (2 * exchange + 1).to(tl.int32)
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            words = [tl.load(addresses_ptr + peer) + places + RANK * apart, packed, number]
+            tl.inline_asm_elementwise(_SEND, "=r,l,l,r", words, tl.int32, is_pure=False, pack=1)
+    # Every rank sends all before it waits: what has effects stays in order, and what is taken depends on this.
+    zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [number], tl.int32, is_pure=False, pack=1)
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            total += _unpack(packed, TYPE)
+        else:
+            missed = tl.full([], rank + 1, tl.int64)
+            words = [own + places + (rank * apart + zero), number, words_ptr.to(tl.int64), missed]
+            taken = tl.inline_asm_elementwise(_TAKE, "=l,l,r,l,l", words, tl.int64, is_pure=True, pack=1)
+            total += _unpack(taken, TYPE)
+    return total
+
+
+@triton.jit
+def _add_read(
+    total, addresses_ptr, exchange, words_ptr, offset, row,
+    RANK: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr, WAITS: tl.constexpr,
+):  # fmt: skip
+    """Add the row of every rank, in their order, read where it lies."""
+    ks = tl.arange(0, BLOCK)
+    zero = _await(addresses_ptr, 0, exchange, words_ptr, RANK, SIZE) if WAITS else 0
+    for rank in tl.static_range(SIZE):
+        part = (tl.load(addresses_ptr + rank) + (offset + zero)).to(tl.pointer_type(TYPE))
+        part = tl.multiple_of(part, 16) + row * K + ks
+        total += tl.load(part, mask=ks < K, other=0.0, cache_modifier=".cg").to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["offset", "sent"])
 def add_ranks_kernel(
-    x_ptr, addresses_ptr, exchanges_ptr, words_ptr, branch_norm_ptr, weight_ptr, out_ptr, offset, eps,
+    x_ptr, addresses_ptr, exchanges_ptr, words_ptr, branch_norm_ptr, weight_ptr, out_ptr, offset, sent, eps,
     RANK: tl.constexpr, SIZE: tl.constexpr, PARITY: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
     WAITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -105,22 +187,22 @@ def add_ranks_kernel(
         branch_weight = tl.load(branch_norm_ptr + ks, mask=valid, other=0.0).to(tl.float32)
     row = tl.program_id(0).to(tl.int64)
     wait_for_last(PDL)
-    if WAITS:
-        exchange = tl.load(exchanges_ptr + PARITY)
-        if row == 0:
+    exchange = tl.load(exchanges_ptr + PARITY)
+    if WAITS and row == 0:
+        if sent is None:
             _signal(addresses_ptr, 0, exchange, RANK, SIZE)
-            tl.store(exchanges_ptr + 1 - PARITY, exchange + 1)
+        tl.store(exchanges_ptr + 1 - PARITY, exchange + 1)
+    TYPE: tl.constexpr = x_ptr.dtype.element_ty
     stream_ptrs = x_ptr + row * K + ks
     stream = tl.load(stream_ptrs, mask=valid, other=0.0).to(tl.float32)
-    zero = _await(addresses_ptr, 0, exchange, words_ptr, RANK, SIZE) if WAITS else 0
     total = stream if branch_norm_ptr is None else tl.zeros([BLOCK], tl.float32)
-    for rank in tl.static_range(SIZE):
-        part = (tl.load(addresses_ptr + rank) + (offset + zero)).to(tl.pointer_type(x_ptr.dtype.element_ty))
-        part = tl.multiple_of(part, 16)
-        total += tl.load(part + row * K + ks, mask=valid, other=0.0, cache_modifier=".cg").to(tl.float32)
+    if sent is None:
+        total = _add_read(total, addresses_ptr, exchange, words_ptr, offset, row, RANK, SIZE, K, BLOCK, TYPE, WAITS)  # fmt: skip
+    else:
+        total = _add_sent(total, addresses_ptr, exchange, words_ptr, offset, sent, row, RANK, SIZE, K, BLOCK, TYPE)  # fmt: skip
     if branch_norm_ptr is not None:
         total = stream + total * tl.rsqrt(tl.sum(total * total, 0) / K + eps) * branch_weight
-    rounded = total.to(x_ptr.dtype.element_ty)
+    rounded = total.to(TYPE)
     tl.store(stream_ptrs, rounded, mask=valid)
     if out_ptr is not None:
         stream = rounded.to(tl.float32)

@@ -68,7 +68,7 @@ class ForwardLauncher:
 
         With a `width`, as many tokens of each, drafts behind the newest, and logits [B * width, vocab]; rows may then be at their limits.
         """
-        self._sums.begin()
+        self._sums.begin(sends=not self.many.is_invariant)
         stream = self._space.stream[: len(places) * max(width, 1)]
         self._embed_newest(places, stream, pdl=pdl)
         step = self._step(stream, places=places, splits=splits, width=width, pdl=pdl)

@@ -23,8 +23,8 @@ class Pending(NamedTuple):
 class Sums:
     """Sums of a GPU that computes a model by itself; `ranks.exchange.Exchange` makes those of several."""
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, *, sends: bool = False) -> None:
+        """A step begins, which `sends` few rows' parts to other ranks if there are any."""
 
     def part(self, _rows: int, /) -> Tensor | None:
         """[rows, hidden], where this rank's part of the next sum belongs; None if there are no other parts."""

@@ -1,7 +1,7 @@
 """The exchange in a step between GPUs that compute one model together: parts of sums, and columns of logits.
 
 Each rank leaves its part in a block of memory that all read (`PeerMemory`); the kernels of `kernels.rank_sums` wait for the others' and read
-them there. Parts are left at two places in turn: a rank that takes part in an exchange has read the parts of the last one.
+them there. Parts are left at two places in turn: a rank that takes part in an exchange has read the parts of the last one. Steps that decode few rows send them instead.
 All ranks launch the same kernels in the same order, and each step makes an even number of sums, so that graphs captured apart fit behind one another.
 """
 
@@ -25,6 +25,7 @@ from nanoserve.kernels.rank_sums.launch import (
     add_ranks_into,
     add_slots_into,
     gather_ranks_into,
+    sent_bytes,
 )
 from nanoserve.ports.engine_facts import RunnerCounts
 from nanoserve.ports.errors import ModelLoadError, StepFailedError
@@ -34,6 +35,8 @@ from nanoserve.ports.step import StepPlan, StepResult
 READY_SECONDS: Final = 600.0
 """Seconds that a kernel of the first rank waits for another one while ranks get ready, and compile each at its pace."""
 ALIGNMENT: Final = 4096
+MOST_SENT: Final = 8
+"""Rows of parts that ranks send each other; more are read where they lie."""
 _ABANDONED: Final = -1
 _ROWS: Final = 3
 
@@ -77,7 +80,10 @@ class Exchange(Sums):
         shard = _aligned(max_logits * self._share * dtype.itemsize)
         self._parts = HEADER, HEADER + part
         self._shards = HEADER + 2 * part, HEADER + 2 * part + shard
-        self.size = HEADER + 2 * (part + shard)
+        sent = _aligned(sent_bytes(ranks.size, MOST_SENT, hidden * dtype.itemsize))
+        begin = HEADER + 2 * (part + shard)
+        self._sent = begin, begin + sent
+        self.size = begin + 2 * sent
         self._memory: Memory = make_memory(self.size)
         self._addresses = torch.zeros(ranks.size, dtype=torch.int64, device=device)
         limit = patience(ranks.rank, READY_SECONDS)
@@ -85,6 +91,7 @@ class Exchange(Sums):
         counts = torch.tensor([1, 0, 1, 0], dtype=torch.int64, device=device)
         self._peers = Peers(ranks.rank, ranks.size, self._addresses, counts, self._words, self._memory.waits)
         self._parity = self._shard_parity = 0
+        self._sends = False
 
     def meet(self) -> None:
         """Learn where the other ranks' blocks are; returns when all ranks are here."""
@@ -94,7 +101,9 @@ class Exchange(Sums):
     def try_out(self) -> None:
         """Write to all ranks and read from all, at both places. Raises `ModelLoadError` if something else arrives."""
         device, dtype, size = self._addresses.device, self._dtype, self.ranks.size
-        for _ in range(2):
+        for turn in range(4):
+            if turn % 2 == 0:
+                self.begin(sends=turn > 0)
             parts = [_pattern(rank, self._hidden).to(device, dtype) for rank in range(size)]
             self.part(_ROWS).copy_(parts[self.ranks.rank])
             stream = torch.ones_like(parts[0])
@@ -119,10 +128,10 @@ class Exchange(Sums):
         """From now on, ranks are close behind one another."""
         self._words[1] = int(patience(self.ranks.rank, MOST_SECONDS) * 1e9)
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, *, sends: bool = False) -> None:
+        """A step begins, in which few rows' parts are sent."""
         assert self._parity == 0, "an odd number of sums was made in a step"
-        self._shard_parity = 0
+        self._shard_parity, self._sends = 0, sends and self._hidden * self._dtype.itemsize % 8 == 0
 
     def part(self, rows: int) -> Tensor:
         """[rows, hidden], where this rank's part of the next sum belongs."""
@@ -148,6 +157,7 @@ class Exchange(Sums):
             self._peers,
             self._parts[parity],
             parity=parity,
+            sent=self._sent[parity] if self._sends and len(stream) <= MOST_SENT else None,
             eps=0.0 if last is None else last.eps,
             weight=None if norm is None else norm.weight,
             out=None if norm is None else out,
