@@ -99,7 +99,7 @@ def test_head_dims(inputs: Inputs, head_dim: int, norm: bool, tiling: Tiling) ->
 @cases(("batch", "splits"), [(8, 2)], also=[(1, 2), (1, 32), (32, 2), (64, 1), (256, 1)])
 @cases("head_dim", [64], also=[8, 16, 32, 128])
 def test_the_tilings_of_serving(inputs: Inputs, head_dim: int, batch: int, splits: int) -> None:
-    tiling = choose_tile(batch, head_dim, inputs.dtype, splits)
+    tiling = choose_tile(batch, head_dim, inputs.dtype, splits, kv_heads=2)
     check(inputs, Heads(4, 2, head_dim), [3, 150, 1, 65], splits, tiling)
 
 
@@ -235,10 +235,25 @@ def test_splits_fill_the_machine_and_bound_the_longest_walk() -> None:
                 assert splits == 1 or context / splits > 32, "splits without a tile"
     batches = (1, 8, 16, 32, 64, 256)
     assert [choose_splits(batch, 8, 1024, 132, size=128) for batch in batches] == [16, 8, 8, 4, 1, 1]
-    assert [choose_splits(batch, 8, 1024, 132) for batch in batches] == [8, 4, 4, 1, 1, 1]
+    assert [choose_splits(batch, 8, 1024, 132) for batch in batches] == [16, 4, 4, 1, 1, 1]
     assert choose_splits(1, 8, 4096, 132) == 32
     assert choose_splits(1, 8, 32768, 132) == 64
     assert [choose_splits(batch, 4, 640, 132, 32, size=512) for batch in (1, 8, 64)] == [32, 8, 1]
+
+
+def test_one_row_with_heads_of_128_has_a_few_large_programs() -> None:
+    contexts = (64, 500, 1024, 1025, 2048, 2049, 8192, 8193)
+    assert [choose_splits(1, 8, each, 132) for each in contexts] == [1, 8, 16, 32, 32, 32, 32, 64]
+    assert [choose_splits(1, 2, each, 132) for each in contexts] == [1, 8, 16, 16, 16, 32, 32, 128]
+    narrow = [choose_splits(1, 8, each, 132, 32) for each in contexts]
+    assert narrow == [1, 8, 16, 32, 32, 64, 64, 64]
+    tilings = [choose_tile(1, 128, torch.bfloat16, 16, kv_heads=heads) for heads in (2, 4, 8)]
+    assert [each.warps for each in tilings] == [8, 8, 4]
+    assert choose_tile(1, 128, torch.bfloat16, 32, kv_heads=2) == tilings[2] == Tiling(64, 4, 3, early=True)
+    assert choose_tile(1, 128, torch.bfloat16, 64) == choose_tile(1, 128, torch.bfloat16, 64, kv_heads=2)
+    for heads in (1, 2, 4, 8, 16, 32):  # what is made for the longest row is enough for shorter ones
+        splits = [choose_splits(1, heads, each, 132) for each in range(1, 20_000, 61)]
+        assert splits == sorted(splits)
 
 
 def test_wide_groups_have_a_warp_for_each_16_rows() -> None:

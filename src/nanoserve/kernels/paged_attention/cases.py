@@ -110,8 +110,9 @@ def check_decode_attention(
     case = DecodeCase.of(inputs, heads, lengths or LENGTHS)
     wanted = case.exact()
     for batch in BATCHES:
-        for splits in (*SPLITS, tuning.LONG_SPLITS) if batch == 1 else SPLITS:
-            tiling = tuning.choose_tile(batch, heads.head_dim, case.cache.keys.dtype, splits)
+        for splits in (*SPLITS, tuning.LONG_SPLITS, 2 * tuning.LONG_SPLITS) if batch == 1 else SPLITS:
+            sizes = batch, heads.head_dim, case.cache.keys.dtype, splits
+            tiling = tuning.choose_tile(*sizes, kv_heads=heads.num_kv_heads)
             for pdl in inputs.launches:
                 name = f"{heads}, {splits} splits, tiles of {tiling.tokens} tokens"
                 yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)
@@ -127,8 +128,8 @@ def check_drafted_attention(
         case = DecodeCase.of(inputs, heads, LENGTHS, width=width)
         wanted, padded = case.exact(), tuning.padded_group(heads.num_heads // heads.num_kv_heads, width)
         for batch, splits in itertools.product(batches, SPLITS):
-            kept = case.cache.keys.dtype
-            tiling = tuning.choose_tile(batch, heads.head_dim, kept, splits, padded=padded)
+            sizes = batch, heads.head_dim, case.cache.keys.dtype, splits
+            tiling = tuning.choose_tile(*sizes, padded=padded, kv_heads=heads.num_kv_heads)
             for pdl in inputs.launches:
                 name = f"{heads}, {width} tokens of each row, {splits} splits, tiles of {tiling.tokens}"
                 yield from case.compare(name, case.run(splits, tiling, pdl=pdl), wanted)

@@ -31,7 +31,10 @@ FEW_ROWS = 8
 LONG_ROW = 1024
 """Tokens beyond which the rows of one or two places are worth larger tiles, each of which is read by fewer programs."""
 LONG_SPLITS = 32
-"""As many splits of one or two places, or more, say that their rows are long."""
+"""As many splits of one or two places, or more, say that their rows are long; one row with heads of 128 elements has no more up to LONGEST tokens."""
+LONGEST = 8 * LONG_ROW
+FEW_HEADS = 4
+"""So many KV heads of such a row, or fewer, leave half of the multiprocessors without a program in half of these splits, and want eight warps."""
 
 
 class Tiling(NamedTuple):
@@ -109,13 +112,16 @@ def padded_group(group: int, width: int = 1) -> int:
 
 
 def choose_tile(
-    batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1, *, padded: int = 16
+    batch: int, head_dim: int, dtype: torch.dtype, splits: int = 1, *, padded: int = 16, kv_heads: int = ANY
 ) -> Tiling:
     """The tiling for `batch` places in this many splits, at most 256 elements a head, and a cache of `dtype`.
 
     With more than 16 `padded` rows, a warp for each 16 at least: their sums would not fit into the registers of fewer.
     """
     size, table = key_bytes(head_dim, dtype), NARROW_TILINGS if dtype.itemsize == 1 else TILINGS
+    if (batch, size, dtype.itemsize, padded) == (1, 256, 2, 16) and splits <= LONG_SPLITS:
+        warps = 8 if kv_heads <= FEW_HEADS and splits < LONG_SPLITS else 4
+        return Tiling(64, warps, 3, early=True)
     tiling = next(
         tiling
         for most_bytes, most_rows, least_splits, tiling in table
@@ -149,8 +155,9 @@ def choose_splits(
         filling = 1
     if batch <= LONE_ROWS and max_context > LONG_ROW:
         smallest, filling = 2 * smallest, max(1, filling // 2)
-    elif batch == 1 and size == 256:  # its four warps walk tiles faster than two in twice the splits
-        smallest = 2 * tile
+    if batch == 1 and size == 256 and max_context <= (LONGEST if tile == 64 else LONG_ROW):
+        most = LONG_SPLITS // 2 if kv_heads <= FEW_HEADS and max_context <= 2 * LONG_ROW else LONG_SPLITS
+        smallest, filling = 64, min(filling, most)
     useful = next_power_of_2(triton.cdiv(max_context, smallest))
     needed = next_power_of_2(triton.cdiv(max_context, MAX_TOKENS_PER_SPLIT))
     return min(MAX_SPLITS, max(needed, min(_power_of_2_below(filling), useful)))

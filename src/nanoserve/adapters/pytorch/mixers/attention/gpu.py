@@ -96,7 +96,8 @@ class GpuAttention:
             prefill_attention(query, cache, out, tiles=places, lengths=lengths, width=width, **part.scoring)
             return
         padded = tuning.padded_group(self._num_heads // self._num_kv_heads, width)
-        tiling = tuning.choose_tile(len(places), part.head_dim, cache.keys.dtype, step.splits, padded=padded)
+        heads = {"padded": padded, "kv_heads": self._num_kv_heads}
+        tiling = tuning.choose_tile(len(places), part.head_dim, cache.keys.dtype, step.splits, **heads)
         how: dict[str, Any] = {
             "splits": step.splits,
             "scratch": self._scratch,
