@@ -224,6 +224,5 @@ class Inputs:
 
 def copy_apart(blocks: Tensor) -> Tensor:
     """A copy of blocks that are as far apart as those."""
-    return torch.empty_strided(blocks.shape, blocks.stride(), dtype=blocks.dtype, device=blocks.device).copy_(
-        blocks
-    )
+    apart = torch.empty_strided(blocks.shape, blocks.stride(), dtype=blocks.dtype, device=blocks.device)
+    return apart.copy_(blocks)

@@ -31,8 +31,7 @@ FEW_ROWS = 8
 LONG_ROW = 1024
 """Tokens beyond which the rows of one or two places are worth larger tiles, each of which is read by fewer programs."""
 LONG_SPLITS = 32
-"""As many splits of one or two places, or more, say that their rows are long; one row with heads of 128 elements has no more up to LONGEST tokens."""
-LONGEST = 8 * LONG_ROW
+"""As many splits of one or two places, or more, say that their rows are long; one row with heads of 128 elements has no more up to 8,192 tokens."""
 FEW_HEADS = 4
 """So many KV heads of such a row, or fewer, leave half of the multiprocessors without a program in half of these splits, and want eight warps."""
 
@@ -120,8 +119,7 @@ def choose_tile(
     """
     size, table = key_bytes(head_dim, dtype), NARROW_TILINGS if dtype.itemsize == 1 else TILINGS
     if (batch, size, dtype.itemsize, padded) == (1, 256, 2, 16) and splits <= LONG_SPLITS:
-        warps = 8 if kv_heads <= FEW_HEADS and splits < LONG_SPLITS else 4
-        return Tiling(64, warps, 3, early=True)
+        return Tiling(64, 8 if kv_heads <= FEW_HEADS and splits < LONG_SPLITS else 4, 3, early=True)
     tiling = next(
         tiling
         for most_bytes, most_rows, least_splits, tiling in table
@@ -155,7 +153,7 @@ def choose_splits(
         filling = 1
     if batch <= LONE_ROWS and max_context > LONG_ROW:
         smallest, filling = 2 * smallest, max(1, filling // 2)
-    if batch == 1 and size == 256 and max_context <= (LONGEST if tile == 64 else LONG_ROW):
+    if batch == 1 and size == 256 and max_context <= (8192 if tile == 64 else LONG_ROW):
         most = LONG_SPLITS // 2 if kv_heads <= FEW_HEADS and max_context <= 2 * LONG_ROW else LONG_SPLITS
         smallest, filling = 64, min(filling, most)
     useful = next_power_of_2(triton.cdiv(max_context, smallest))

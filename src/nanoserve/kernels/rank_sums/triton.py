@@ -14,66 +14,42 @@ import triton.language as tl
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 
 _SIGNAL: tl.constexpr = tl.constexpr("""{
-.reg .pred first;
-.reg .b32 thread;
-mov.u32 thread, %tid.x;
-setp.eq.u32 first, thread, 0;
-@first st.release.sys.global.b64 [$1], $2;
-mov.b32 $0, 0;
+.reg .pred first; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 first, thread, 0;
+@first st.release.sys.global.b64 [$1], $2; mov.b32 $0, 0;
 }""")
 
 
 def _until(looks: str, ends: str, begins: str = "") -> tl.constexpr:
     """Instructions that look until `over` is set, or the host's words at $3 or the clock end it; these are asked after a millisecond: they lie behind the bus."""
     return tl.constexpr(f"""{{
-.reg .pred over;
-.reg .b32 thread, low, high, one, two;
-.reg .b64 began, now, found, other;
-{begins}
-mov.u64 began, %globaltimer;
-again:
-{looks}
-@over bra leave;
-mov.u64 now, %globaltimer;
-sub.s64 now, now, began;
-setp.lt.s64 over, now, 1000000;
-@over bra again;
-ld.relaxed.sys.global.b64 found, [$3];
-setp.ne.s64 over, found, 0;
-@over bra leave;
-ld.relaxed.sys.global.b64 found, [$3+8];
-setp.lt.s64 over, now, found;
-@over bra again;
+.reg .pred over; .reg .b32 thread, low, high, one, two; .reg .b64 began, now, found, other;
+{begins} mov.u64 began, %globaltimer;
+again: {looks} @over bra leave;
+mov.u64 now, %globaltimer; sub.s64 now, now, began; setp.lt.s64 over, now, 1000000; @over bra again;
+ld.relaxed.sys.global.b64 found, [$3]; setp.ne.s64 over, found, 0; @over bra leave;
+ld.relaxed.sys.global.b64 found, [$3+8]; setp.lt.s64 over, now, found; @over bra again;
 st.relaxed.sys.global.b64 [$3], $4;
-leave:
-{ends}
+leave: {ends}
 }}""")
 
 
 _WAIT: tl.constexpr = _until(
-    "ld.acquire.sys.global.b64 found, [$1];\nsetp.ge.s64 over, found, $2;",
+    "ld.acquire.sys.global.b64 found, [$1]; setp.ge.s64 over, found, $2;",
     ends="mov.b32 $0, 0;",
-    begins="mov.u32 thread, %tid.x;\nsetp.ne.u32 over, thread, 0;\n@over bra leave;",
+    begins="mov.u32 thread, %tid.x; setp.ne.u32 over, thread, 0; @over bra leave;",
 )
 
 # Eight bytes of numbers go as two words of eight bytes, each half of them with the number of the exchange. A word of eight bytes is read whole or not
 # at all, whatever its order among others, so that what comes with the right number is right: nothing need be released or acquired.
 _SEND: tl.constexpr = tl.constexpr("""{
-.reg .b32 low, high;
-.reg .b64 one, two;
-mov.b64 {low, high}, $2;
-mov.b64 one, {low, $3};
-mov.b64 two, {high, $3};
-st.relaxed.sys.global.v2.b64 [$1], {one, two};
-mov.b32 $0, 0;
+.reg .b32 low, high; .reg .b64 one, two;
+mov.b64 {low, high}, $2; mov.b64 one, {low, $3}; mov.b64 two, {high, $3};
+st.relaxed.sys.global.v2.b64 [$1], {one, two}; mov.b32 $0, 0;
 }""")
 
 _TAKE: tl.constexpr = _until(
-    """ld.relaxed.sys.global.v2.b64 {found, other}, [$1];
-mov.b64 {low, one}, found;
-mov.b64 {high, two}, other;
-setp.eq.u32 over, one, $2;
-setp.eq.and.u32 over, two, $2, over;""",
+    """ld.relaxed.sys.global.v2.b64 {found, other}, [$1]; mov.b64 {low, one}, found; mov.b64 {high, two}, other;
+setp.eq.u32 over, one, $2; setp.eq.and.u32 over, two, $2, over;""",
     ends="mov.b64 $0, {low, high};",
 )
 

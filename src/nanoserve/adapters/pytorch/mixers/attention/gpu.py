@@ -98,13 +98,8 @@ class GpuAttention:
         padded = tuning.padded_group(self._num_heads // self._num_kv_heads, width)
         heads = {"padded": padded, "kv_heads": self._num_kv_heads}
         tiling = tuning.choose_tile(len(places), part.head_dim, cache.keys.dtype, step.splits, **heads)
-        how: dict[str, Any] = {
-            "splits": step.splits,
-            "scratch": self._scratch,
-            "tiling": tiling,
-            "pdl": step.pdl,
-        }
-        how |= {**part.scoring, "limits": limits, "width": width}
+        how: dict[str, Any] = {"splits": step.splits, "scratch": self._scratch, "pdl": step.pdl}
+        how |= {**part.scoring, "limits": limits, "width": width, "tiling": tiling}
         decode_attention(qkv, cache, transform, out, batch_rows=places, lengths=lengths, **how)
 
     def _cache(self, part: Attention) -> PagedCache:
