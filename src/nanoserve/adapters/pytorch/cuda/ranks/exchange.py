@@ -81,17 +81,15 @@ class Exchange(Sums):
         self._parts = HEADER, HEADER + part
         self._shards = HEADER + 2 * part, HEADER + 2 * part + shard
         sent = _aligned(sent_bytes(ranks.size, MOST_SENT, hidden * dtype.itemsize))
-        begin = HEADER + 2 * (part + shard)
-        self._sent = begin, begin + sent
-        self.size = begin + 2 * sent
+        self._sent = HEADER + 2 * (part + shard), HEADER + 2 * (part + shard) + sent
+        self.size = self._sent[1] + sent
         self._memory: Memory = make_memory(self.size)
         self._addresses = torch.zeros(ranks.size, dtype=torch.int64, device=device)
-        limit = patience(ranks.rank, READY_SECONDS)
-        self._words = torch.tensor([0, int(limit * 1e9)], pin_memory=device.type == "cuda")
+        limit = int(1e9 * patience(ranks.rank, READY_SECONDS))
+        self._words = torch.tensor([0, limit], pin_memory=device.type == "cuda")
         counts = torch.tensor([1, 0, 1, 0], dtype=torch.int64, device=device)
         self._peers = Peers(ranks.rank, ranks.size, self._addresses, counts, self._words, self._memory.waits)
-        self._parity = self._shard_parity = 0
-        self._sends = False
+        self._parity, self._shard_parity, self._sends = 0, 0, False
 
     def meet(self) -> None:
         """Learn where the other ranks' blocks are; returns when all ranks are here."""
@@ -119,10 +117,9 @@ class Exchange(Sums):
     def _compare(self, found: Tensor, wanted: Tensor) -> None:
         if not torch.equal(found, wanted):
             self.check()
-            message = (
+            raise ModelLoadError(
                 "the GPUs do not read from each other what they have written; leave tensor_parallel_size at 1"
             )
-            raise ModelLoadError(message)
 
     def start_serving(self) -> None:
         """From now on, ranks are close behind one another."""

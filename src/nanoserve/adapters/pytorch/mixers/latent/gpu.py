@@ -117,9 +117,8 @@ class GpuLatents:
     def _rounds(self, spans: Sequence[ChunkSpan], way: int | None) -> list[list[tuning.Span]]:
         """Keys that are expanded together; none if to absorb is cheaper and nothing else is asked for."""
         chunks = [(start, length) for _, start, length, _ in spans]
-        sizes = {
-            name: getattr(self._spec, name) for name in ("latent_dim", "rope_dim", "nope_dim", "value_dim")
-        }
+        names = ("latent_dim", "rope_dim", "nope_dim", "value_dim")
+        sizes = {name: getattr(self._spec, name) for name in names}
         if way is None and not tuning.is_cheaper(chunks, **sizes):
             return []
         rows = [(row, start + length) for row, start, length, _ in spans]
