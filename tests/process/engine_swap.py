@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+from collections.abc import Iterator
 from unittest import mock
 
 from nanoserve.entrypoints.cli import main
 from nanoserve.entrypoints.compose.engine_client import remote_engine
 
 
-def run(engine: str) -> None:
-    """Run the command line; `engine` is the module that a server starts as its engine."""
-    swapped = functools.partial(remote_engine, command=(sys.executable, "-m", engine))
+@contextlib.contextmanager
+def swapped(engine: str) -> Iterator[None]:
+    """Servers of this process start the module `engine` as their engine meanwhile."""
+    remote = functools.partial(remote_engine, command=(sys.executable, "-m", engine))
     unprepared = mock.patch("nanoserve.entrypoints.compose.early.launching.launch", side_effect=OSError)
-    with unprepared, mock.patch("nanoserve.entrypoints.server.serve.remote_engine", swapped):
+    with unprepared, mock.patch("nanoserve.entrypoints.server.serve.remote_engine", remote):
+        yield
+
+
+def run(engine: str) -> None:
+    """Run the command line with it."""
+    with swapped(engine):
         main()
 
 

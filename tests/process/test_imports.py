@@ -17,13 +17,15 @@ from nanoserve.entrypoints.compose.config.serve_settings import ServeSettings
 from nanoserve.entrypoints.compose.config.serve_settings import ListenSettings
 from nanoserve.entrypoints.server.serve import serve
 from nanoserve.entrypoints.server.serving import Serving
+from tests.process.engine_swap import swapped
 
 def announce(started):
     print(json.dumps(list(sys.modules)))
     os.kill(os.getpid(), signal.SIGTERM)
 
 model = EngineSettings(model=str(model_folder()))
-serve(Serving(engine=model, serve=ServeSettings(listen=ListenSettings(port=0)), log=LogSettings()), announce)
+with swapped("tests.process.scripted_engine"):
+    serve(Serving(engine=model, serve=ServeSettings(listen=ListenSettings(port=0)), log=LogSettings()), announce)
 """
 GENERATE = """
 import json, sys
