@@ -25,6 +25,7 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     describe,
     most_items,
     most_partials,
+    most_room,
     most_units,
     shrink_ways,
     slice_count,
@@ -239,7 +240,10 @@ def test_a_token_has_the_bits_it_has_alone(inputs: Inputs) -> None:
         adapters = Adapters(numbers, *lists, *(inputs.these(each) for each in made[2:]))
         out = torch.zeros(len(tokens), 96, dtype=inputs.dtype, device=inputs.device)
         shrunk = torch.empty(1, len(tokens), 2 * rank, dtype=torch.float32, device=inputs.device)
-        add_low_rank(x[tokens], out, Delta(adapters, product, shrunk, inputs.these([0]), invariant=True))
+        room = inputs.poisoned(most_room(96, len(tokens), inputs.dtype.itemsize))
+        add_low_rank(
+            x[tokens], out, Delta(adapters, product, shrunk, inputs.these([0]), room, invariant=True)
+        )
         return out
 
     together = deltas(list(range(21)))

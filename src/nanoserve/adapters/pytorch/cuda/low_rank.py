@@ -26,6 +26,7 @@ from nanoserve.kernels.linear.low_rank.tuning import (
     describe,
     most_items,
     most_partials,
+    most_room,
     most_units,
     shrink_ways,
     slice_count,
@@ -71,11 +72,12 @@ class DeviceLoras:
             for linear, site in layout.sites.items()
         }
         widest = max(site.num_parts for site in layout.sites.values()) * self.rank
-        most = most_partials(max(sizes.max_num_seqs, sizes.max_num_batched_tokens))
-        self._shrunk = torch.empty(widest * most, dtype=torch.float32, device=device)
+        tokens = max(sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        self._shrunk = torch.empty(widest * most_partials(tokens), dtype=torch.float32, device=device)
+        longest = max(site.out_features for site in layout.sites.values())
+        self._room = torch.empty(most_room(longest, tokens, dtype.itemsize), dtype=dtype, device=device)
         self._ready = torch.zeros(1, dtype=torch.int32, device=device)
-        self._rows: dict[int, int] = {}
-        self._ranks: dict[int, int] = {}
+        self._rows, self._ranks = dict[int, int](), dict[int, int]()
         self._batch, self._is_adapted = EMPTY, False
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._filled: Any = None
@@ -91,15 +93,13 @@ class DeviceLoras:
         """Note the slots of rows, and fill those of the plan; applying a plan twice is applying it once."""
         for row in plan.released:
             self._rows.pop(row, None)
-        for admitted in plan.admitted:
-            self._rows[admitted.row] = admitted.lora_slot
+        self._rows |= {each.row: each.lora_slot for each in plan.admitted}
         self._queued = [each for each in self._queued if not each[0].query()]
         for each in plan.lora_loads:
             weights = self.host[each.digest]
             self._ranks[each.slot] = weights.rank
-            target = self._numbers[each.slot - 1, : len(weights.numbers)]
             with torch.cuda.stream(self._stream):
-                target.copy_(weights.numbers, non_blocking=True)
+                self._numbers[each.slot - 1][: len(weights.numbers)].copy_(weights.numbers, non_blocking=True)
             if self._stream is not None:
                 self._filled = self._stream.record_event()
                 self._queued.append((self._filled, weights))
@@ -107,14 +107,14 @@ class DeviceLoras:
     def adapts(self, batch: Batch) -> bool:
         """True if a row of the batch that decodes has an adapter; the arena then says which have which."""
         if batch is not self._batch:
-            found = self._describe("batch", ((row, 1) for row in batch.places))
-            self._batch, self._is_adapted = batch, bool(found)
+            self._is_adapted = bool(self._describe("batch", ((row, 1) for row in batch.places)))
+            self._batch = batch
         return self._is_adapted
 
     def describe(self, chunks: Iterable[Chunk], batch: Batch) -> int:
         """Write who has which adapter in a step with chunks; returns the number of units."""
-        rows = [(each.row, each.length) for each in chunks]
-        return self._describe("chunk", (*rows, *((row, 1) for row in batch.places)))
+        rows = [*((each.row, each.length) for each in chunks), *((row, 1) for row in batch.places)]
+        return self._describe("chunk", rows)
 
     def _describe(self, kind: str, rows: Iterable[tuple[int, int]]) -> int:
         made = describe(((self._rows.get(row, 0), count) for row, count in rows), self._ranks)
@@ -127,8 +127,8 @@ class DeviceLoras:
 
     def ways(self, most: int) -> list[int]:
         """Numbers of tokens up to `most`, one for each way in which kernels are launched for them."""
-        widths = {site.in_features for site in self.host.layout.sites.values()}
-        return shrink_ways(sorted(widths), most, invariant=self.many.is_invariant)
+        widths = sorted({site.in_features for site in self.host.layout.sites.values()})
+        return shrink_ways(widths, most, invariant=self.many.is_invariant)
 
     def of_batch(self, places: int, *, pdl: bool) -> StepLoras:
         """The adapters of a batch of this many places."""
@@ -154,7 +154,7 @@ class DeviceLoras:
         slices = slice_count(tokens, width, invariant=self.many.is_invariant)
         shape = (slices, tokens, product.num_parts * self.rank)
         shrunk = self._shrunk[: shape[0] * shape[1] * shape[2]].view(shape)
-        delta = Delta(adapters, product, shrunk, self._ready, self.many.is_invariant)
+        delta = Delta(adapters, product, shrunk, self._ready, self._room, self.many.is_invariant)
         shrink(x, delta, norm_weight=norm_weight, pdl=pdl)
         return delta
 

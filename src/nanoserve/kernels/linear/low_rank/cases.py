@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoserve.kernels.linear.low_rank import reference
 from nanoserve.kernels.linear.low_rank.launch import Adapters, Delta, Product, expand_into, shrink
-from nanoserve.kernels.linear.low_rank.tuning import ITEM, PADDING, describe, slice_count
+from nanoserve.kernels.linear.low_rank.tuning import ITEM, PADDING, describe, most_room, slice_count
 from nanoserve.kernels.testing import Comparison, Inputs, expect
 
 START = 16
@@ -51,7 +51,8 @@ def random_delta(
     product = Product(START, start_b, parts, part_of.to(inputs.device) if parts > 1 else None)
     slices = slices or slice_count(tokens, width, invariant=invariant)
     shrunk = inputs.poisoned(slices, tokens, parts * max(ranks), dtype=torch.float32)
-    return Delta(adapters, product, shrunk, inputs.these([0]), invariant), wanted
+    room = inputs.poisoned(most_room(columns, tokens, inputs.dtype.itemsize))
+    return Delta(adapters, product, shrunk, inputs.these([0]), room, invariant), wanted
 
 
 def check_add_low_rank(

@@ -58,12 +58,14 @@ class Delta(NamedTuple):
         shrunk: float32 [slices of x, T, parts * the largest rank], contiguous, A x of the tokens that have adapters.
         invariant: whether the bits of a token depend on no other one.
         ready: int32 [1], written where x is there, for products of several tokens that begin beside `shrink`.
+        room: of `tuning.most_room` numbers in the dtype of the adapters.
     """
 
     adapters: Adapters
     product: Product
     shrunk: Tensor
     ready: Tensor
+    room: Tensor
     invariant: bool = False
 
     def arguments(self, *, repeats: float = 0, tokens: int = 0) -> dict[str, Any]:
@@ -72,9 +74,9 @@ class Delta(NamedTuple):
         splits, _, width = shrunk.shape
         delta = (
             numbers, numbers.stride(0), units, slots, slots if product.parts is None else product.parts,
-            shrunk, shrunk.stride(0), product.start_b,
-            shrunk if repeats else numbers.new_empty(tokens * UNIT),
+            shrunk, shrunk.stride(0), product.start_b, self.room,
         )  # fmt: skip
+        assert tokens * UNIT <= len(self.room)
         rank = width // product.num_parts
         if repeats:
             at_once = triton.next_power_of_2(max(splits, int(repeats) // rank))

@@ -41,12 +41,9 @@ def _load_a(item, numbers_ptr, slot_stride, start_a, part, start, ks, left, K: t
 
 
 @triton.jit
-def _load_norm(norm_ptr, start, ks, left):
+def _load_norm(ptr, start, ks, left):
     """The norm's weight of these elements."""
-    norm = 1.0
-    if norm_ptr is not None:
-        norm = tl.load(norm_ptr + start + ks, mask=ks < left, other=0.0).to(tl.float32)
-    return norm
+    return 1.0 if ptr is None else tl.load(ptr + start + ks, mask=ks < left, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -95,9 +92,8 @@ def shrink_kernel(
     norm = _load_norm(norm_ptr, start, ks, left)
     next_item = item
     if SEVERAL:
-        next_item = _load_item(
-            items_ptr, tl.minimum(tl.program_id(1) + tl.num_programs(1), num_items), num_items
-        )
+        after = tl.minimum(tl.program_id(1) + tl.num_programs(1), num_items)
+        next_item = _load_item(items_ptr, after, num_items)
     wait_for_last(PDL)
     _say_ready(ready_ptr, 1)
     for number in tl.range(tl.program_id(1), num_items, tl.num_programs(1), num_stages=1):
@@ -111,9 +107,8 @@ def shrink_kernel(
                 if STEPS == 1:
                     later_a = _load_a(later, numbers_ptr, slot_stride, start_a, part, start, ks, left, K)
                 later_tokens = tl.load(order_ptr + later[3] + i, mask=i < later[4], other=0).to(tl.int64)
-                next_item = _load_item(
-                    items_ptr, tl.minimum(number + 2 * tl.num_programs(1), num_items), num_items
-                )
+                after = tl.minimum(number + 2 * tl.num_programs(1), num_items)
+                next_item = _load_item(items_ptr, after, num_items)
         sums = _add_step(tl.zeros([PIECES, TILE, _UNIT], tl.float32), x, a, norm)
         for k in tl.range(STEP, STEPS * STEP, STEP, num_stages=1):
             a = _load_a(item, numbers_ptr, slot_stride, start_a, part, start + k, ks, left - k, K)
@@ -174,8 +169,7 @@ def expand_row(factor, ROWS: tl.constexpr):
 def _load_units(delta, first, count, rank, SHAPE: tl.constexpr, UNITS: tl.constexpr):
     """Adapters from `first` on: their slots, 0 where there is none of that rank, their ranks, and where B of each begins at that one, the last two in units of 16 numbers.
 
-    They are scalars, which take no registers of a tile. Where there is none, B of another is named, and slot 1 where a pipeline leaves these loads out: an
-    asynchronous copy needs an address that exists even if it copies nothing.
+    They are scalars, which take no registers of a tile. Those that are not there have an address that exists, as copies of nothing need one, too; slot 1's if a pipeline leaves the loads out.
     """
     slots, ranks, starts = (), (), ()
     for unit in tl.static_range(UNITS):
@@ -215,8 +209,8 @@ def _b_ptrs(delta, units, rows, UNITS: tl.constexpr):
 def _load_first(delta, split, count, rank, rows, SHAPE: tl.constexpr):
     """B [ROWS, 16] of the split-th adapter, zero if there is none, and its slot."""
     units = _load_units(delta, split, count, rank, SHAPE, 1)
-    there = (rows >= 0) & (units[0][0] > 0)
-    return tl.load(_b_ptrs(delta, units, rows, 1), mask=there[:, None], other=0.0), units[0][0]
+    there = ((rows >= 0) & (units[0][0] > 0))[:, None]
+    return tl.load(_b_ptrs(delta, units, rows, 1), mask=there, other=0.0), units[0][0]
 
 
 @triton.jit
@@ -248,8 +242,8 @@ def _load_shrunk(delta, rank, ms, token_slots, part, SHAPE: tl.constexpr):
 @triton.jit
 def _own_ptrs(delta, i, columns):
     """Where this program keeps 16 ranks of what its i-th tokens have shrunk to, [COLUMNS, BM]."""
-    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-    places = (program * i.shape[0] + i)[None, :] * _UNIT + (columns % _UNIT)[:, None]
+    i += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * i.shape[0]
+    places = i[None, :] * _UNIT + (columns % _UNIT)[:, None]
     return delta[8] + tl.max_contiguous(tl.multiple_of(places, [_UNIT, 1]), [_UNIT, 1])
 
 
@@ -257,8 +251,7 @@ def _own_ptrs(delta, i, columns):
 def expand(sums, delta, factor, rows, ms, split, SHAPE: tl.constexpr, SPLITS: tl.constexpr):
     """Sums [ROWS, BM] of rows of a weight and tokens `ms` plus what adapters add: the split-th adapter, and of several at once behind the first SPLITS, in a pipelined loop, every SPLITS-th.
 
-    They are one product over 16 ranks of each, where those that a token does not have are zero: copied asynchronously, as B is, from a place where the
-    program has written what its tokens have shrunk to. Programs that share a place, even to write the same, take 4 us and more for that.
+    They are one product over 16 ranks of each, zero where a token does not have one: copied as B is, from a place of the program. Programs that share one take 4 us and more for that.
     """
     UNITS: tl.constexpr = SHAPE[3]
     unit, count, token_slots, parts, low, high = factor
@@ -291,10 +284,7 @@ def expand(sums, delta, factor, rows, ms, split, SHAPE: tl.constexpr, SPLITS: tl
                 units = _load_units(delta, start, count, rank, SHAPE, UNITS)
                 for first in tl.range(start, count, SPLITS * UNITS):
                     b_ptrs = _b_ptrs(delta, units, rows, UNITS)
-                    if SHAPE[0] > 1:
-                        later = tl.load(b_ptrs, mask=tl.broadcast_to(own[:, None], b_ptrs.shape), other=0.0)
-                    else:
-                        later = tl.load(b_ptrs)
+                    later = tl.load(b_ptrs, mask=tl.broadcast_to(own[:, None], b_ptrs.shape), other=0.0)
                     slots = _spread(units[0], columns)[:, None]
                     each = tl.load(x_ptrs, mask=(slots == token_slots[None, :]) & (slots > 0), other=0.0)
                     units = _load_units(delta, first + SPLITS * UNITS, count, rank, SHAPE, UNITS)

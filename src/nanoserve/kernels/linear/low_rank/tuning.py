@@ -12,7 +12,7 @@ UNIT: Final = 16
 ITEM: Final = 5
 """Numbers of a unit or an item: slot, rank of the slot, first rank of the item, first place in `order`, number of tokens."""
 PADDING: Final = 48
-"""Rows before and behind units: each of up to eight slices of a product looks `AT_ONCE` further than to the last, and uses nothing of that."""
+"""Rows before and behind units and items: those of programs without one are looked at, too."""
 STEP: Final = 1024
 """Elements of each row of x and A that one program multiplies at a time; they are in flight all together."""
 WARPS: Final = 4
@@ -115,3 +115,10 @@ def shrink_ways(widths: Sequence[int], most: int, *, invariant: bool) -> list[in
 def expand_tile(itemsize: int) -> tuple[int, int]:
     """Columns and tokens of one program that adds to a product."""
     return (128, 64) if itemsize < 4 else (32, 32)
+
+
+def most_room(columns: int, tokens: int, itemsize: int) -> int:
+    """Numbers of the places of all programs of a product, which has up to eight slices, and tiles of up to twice as many tokens as columns, in float32 four times."""
+    bn, bm = expand_tile(itemsize)
+    behind = triton.cdiv(columns, bn) * triton.cdiv(tokens, bm) * bm
+    return UNIT * max(behind, 8 * itemsize * (columns + 128))
