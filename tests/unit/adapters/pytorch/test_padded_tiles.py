@@ -1,4 +1,4 @@
-"""What a padded step writes of its tiles lies within their section of the arena, however few rows the engine has."""
+"""What steps write lies within the room that an engine has for it, however few rows it has: tiles of padded steps, and splits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 
 from nanoserve.adapters.pytorch.cuda.arena import Arena
 from nanoserve.adapters.pytorch.cuda.mixed_steps import CHUNKS, TOKENS
+from nanoserve.adapters.pytorch.cuda.mixers import GpuMixers
 from nanoserve.adapters.pytorch.cuda.transfers import Uploads
 from nanoserve.adapters.pytorch.mixers.attention.gpu import GpuAttention
 from nanoserve.adapters.pytorch.mixers.gpu_mixer import GpuFacts
 from nanoserve.ports.engine_facts import EngineSizes
 from nanoserve.ports.layer_spec import AttentionSpec
-from tests.tiny_spec import TINY
+from tests.tiny_spec import TINY, tiny_spec
 
 
 class Sections:
@@ -54,6 +55,24 @@ def test_tiles_of_padded_steps_fit(rows: int, most: int) -> None:
         spans = [(row, 0, length, sum(lengths[:row])) for row, length in enumerate(lengths)]
         tiles = attention.prepare(spans, None, (padded, count))
         assert len(tiles) >= sum(-(-length // attention.tile) for length in lengths)
+
+
+@pytest.mark.parametrize("heads", [2, 8, 40])
+def test_there_is_room_for_the_splits_of_every_length(heads: int) -> None:
+    """A short row may have more than the longest one."""
+    spec = tiny_spec(1, heads=(heads, heads, 128))
+    sizes = EngineSizes(
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        max_model_len=4096,
+        vocab_size=8,
+        block_size=16,
+        num_blocks=8,
+    )
+    facts = GpuFacts(sizes, torch.bfloat16, torch.device("cpu"), 132, invariant=False, decoded=1)
+    mixers: Any = GpuMixers(spec, facts)
+    room = len(mixers.by_layer[0]._scratch.ms) // heads
+    assert room >= max(mixers.choose_splits(1, length) for length in range(1, 4097))
 
 
 def test_no_section_of_an_arena_takes_more_than_it_has_room_for() -> None:

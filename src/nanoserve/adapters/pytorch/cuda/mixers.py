@@ -47,11 +47,11 @@ class GpuMixers:
             for each in self._mixers
             for name, shape in each.sections.items()
         }
-        sizes = buckets(facts.sizes.max_num_seqs)
-        most = max(
-            bucket * max([1, *widths_of(bucket, facts.sizes)]) * self.choose_splits(bucket, self._longest)
-            for bucket in sizes
-        )
+        most = max(  # a short row may have more splits than the longest one; between powers of two their number only grows
+            bucket * max([1, *widths_of(bucket, facts.sizes)]) * self.choose_splits(bucket, min(1 << power, self._longest))
+            for bucket in buckets(facts.sizes.max_num_seqs)
+            for power in range(self._longest.bit_length() + 1)
+        )  # fmt: skip
         for each in self._mixers:
             each.allocate(most)
 
