@@ -74,6 +74,7 @@ class ScriptedEngine:
         self._replies: dict[str, ScriptedReply] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def load_lora(self, name: str, folder: str) -> None:
         self.engine.name_lora(name, self.engine.read_lora(folder))
@@ -108,7 +109,7 @@ class ScriptedEngine:
         return not self.engine.scheduler.table.requests
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task, self._loop = asyncio.create_task(self._run()), asyncio.get_running_loop()
 
     async def stop(self) -> None:
         assert self._task is not None
@@ -132,8 +133,10 @@ class ScriptedEngine:
         """Not needed."""
 
     def allow(self, turns: int | None) -> None:
+        """From any thread: an event that another one sets while its loop begins to wait is never heard."""
         self.budget = turns
-        self._wake.set()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     def die(self) -> None:
         """Fail every request as if the engine's process had ended."""
