@@ -1,4 +1,4 @@
-"""torch's devices and dtypes by the names that settings use, its threads, and whether a GPU is one the kernels run on."""
+"""torch's devices and dtypes by the names that settings use, its threads, pages of the host, and GPUs: whether the kernels run on one, and what its driver loads first."""
 
 from __future__ import annotations
 

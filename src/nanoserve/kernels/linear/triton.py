@@ -22,10 +22,17 @@ from nanoserve.kernels.linear.low_rank.triton import (
     expand_row,
     load_factor,
     load_row_factor,
-    prefetch,
     wait_for_x,
 )
 from nanoserve.kernels.linear.straight.triton import multiply_row, multiply_straight, row_words
+
+
+@triton.jit
+def _prefetch(ptrs):
+    """Ask the L2 cache for the lines that hold `ptrs`."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -205,7 +212,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
         LINE: tl.constexpr = min(WORDS, 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth)
         line_ptrs = weight_row_ptrs + (tl.arange(0, WORDS // LINE) * LINE)[None, :]
         for word in tl.static_range(0, AHEAD * WORDS, WORDS):
-            prefetch(line_ptrs + word)
+            _prefetch(line_ptrs + word)
     present = ms[None, :] < M
     factor = None
     if delta is not None:

@@ -31,20 +31,18 @@ class Sections:
         assert len(values) <= math.prod(self.sections[section].shape)
 
 
+def make_sizes(rows: int, tokens: int, longest: int) -> EngineSizes:
+    numbers: Any = {"vocab_size": 8, "block_size": 16, "num_blocks": 8}
+    return EngineSizes(max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=longest, **numbers)
+
+
 @pytest.mark.parametrize("most", CHUNKS)
 @pytest.mark.parametrize("rows", [1, 8, CHUNKS[0], 256])
 def test_tiles_of_padded_steps_fit(rows: int, most: int) -> None:
     mixer = TINY.layers[0].mixer
     assert isinstance(mixer, AttentionSpec)
     for padded in TOKENS:
-        sizes = EngineSizes(
-            max_num_seqs=rows,
-            max_num_batched_tokens=max(padded, rows),
-            max_model_len=8192,
-            vocab_size=8,
-            block_size=16,
-            num_blocks=8,
-        )
+        sizes = make_sizes(rows, max(padded, rows), 8192)
         facts = GpuFacts(sizes, torch.bfloat16, torch.device("cpu"), 132, invariant=False, decoded=4)
         attention = GpuAttention({0: mixer}, facts)
         arena: Any = Sections(attention.sections)
@@ -61,14 +59,7 @@ def test_tiles_of_padded_steps_fit(rows: int, most: int) -> None:
 def test_there_is_room_for_the_splits_of_every_length(heads: int) -> None:
     """A short row may have more than the longest one."""
     spec = tiny_spec(1, heads=(heads, heads, 128))
-    sizes = EngineSizes(
-        max_num_seqs=1,
-        max_num_batched_tokens=16,
-        max_model_len=4096,
-        vocab_size=8,
-        block_size=16,
-        num_blocks=8,
-    )
+    sizes = make_sizes(1, 16, 4096)
     facts = GpuFacts(sizes, torch.bfloat16, torch.device("cpu"), 132, invariant=False, decoded=1)
     mixers: Any = GpuMixers(spec, facts)
     room = len(mixers.by_layer[0]._scratch.ms) // heads
@@ -77,14 +68,7 @@ def test_there_is_room_for_the_splits_of_every_length(heads: int) -> None:
 
 def test_no_section_of_an_arena_takes_more_than_it_has_room_for() -> None:
     """Written on, block tables behind it were zero, and answers other tokens."""
-    sizes = EngineSizes(
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        max_model_len=64,
-        vocab_size=8,
-        block_size=16,
-        num_blocks=8,
-    )
+    sizes = make_sizes(4, 64, 64)
     arena = Arena(sizes, [[0]], {"tiles": (3, 4)}, Uploads(torch.device("cpu")))
     arena.write("tiles", [1] * 12)
     arena.write("lengths", [1], row=4)

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from nanoserve.adapters.pytorch.cuda.batches import bucket_of, buckets, widths_of
+from nanoserve.adapters.pytorch.cuda.batches import bucket_of, widths_of
 from nanoserve.adapters.pytorch.garbage import no_garbage_collected
 from nanoserve.ports.engine_facts import EngineSizes
 
@@ -122,7 +122,7 @@ class Keys:
 
     def __init__(self, sizes: EngineSizes, choose_splits: Callable[[int, int], int]) -> None:
         self._sizes, self._most = sizes, sizes.max_num_seqs
-        self._choose_splits, self._buckets = functools.cache(choose_splits), buckets(self._most)
+        self._choose_splits = functools.cache(choose_splits)
         self.stand_ins = StandIns[Key](8 * PATIENCE, lambda key, other: max(other.places - key.places, 8))
 
     def of(
@@ -162,7 +162,7 @@ class Keys:
     def _nearly(self, key: Key) -> Iterator[Key]:
         """Keys of plain steps that compute what this one's does, the nearest first: any number of splits is right, and places beyond the batch are padded.
 
-        Of the two places take longer: a second row of 4-bit weights takes half as long again.
+        A further place costs more than other splits: products of two rows with 4-bit weights take half as long again as of one.
         """
         if key.splits == DRAW_ALONE or key.adapted or key.width:
             return

@@ -14,14 +14,6 @@ _UNIT = tl.constexpr(UNIT)
 
 
 @triton.jit
-def prefetch(ptrs):
-    """Ask the L2 cache for the lines that hold `ptrs`."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _load_item(items_ptr, item, num_items):
     """The item there: its slot, the slot's rank, the first of its ranks, its first place and the number of its tokens, 0 behind the last."""
     ptr = items_ptr + _ITEM * (item + 1)
