@@ -52,8 +52,7 @@ def with_table(page: str) -> str:
 def _values(parameter: Parameter) -> str:
     if parameter.kind in _VALUES:
         return _VALUES[parameter.kind]
-    low = f"above {parameter.low:g}" if parameter.above else _bound(parameter.low)
-    return f"{low} to {_bound(parameter.high)}"
+    return f"{_bound(parameter.low)} to {_bound(parameter.high)}"
 
 
 def _bound(value: float) -> str:

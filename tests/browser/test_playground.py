@@ -121,7 +121,7 @@ def test_a_completion_has_128_tokens_where_nothing_else_is_asked_for(page: Page)
     ("field", "wrong", "problem", "right"),
     [
         ("p-temperature", "-1", "must be from 0 to 100, got -1", "0"),
-        ("p-top_p", "0", "must be above 0 and at most 1, got 0", "1"),
+        ("p-top_p", "-1", "must be from 0 to 1, got -1", "1"),
         ("p-max_tokens", "2.5", "must be a whole number, got 2.5", "2"),
         ("alternatives", "21", "must be from 0 to 20, got 21", "20"),
     ],

@@ -69,7 +69,7 @@ class Parameter:
         name: the field of `SamplingParams`, the option and the field of HTTP bodies.
         kind, default: of the value; None is a value where `optional` is true.
         meaning: one sentence, for people.
-        low, high: the range of a number, without `low` itself if `above` is true.
+        low, high: the range of a number.
         most, characters: how many texts there may be, and their length together.
         label: how a form calls it; the name if empty.
         names: how HTTP interfaces call it, where not by its name; one without names refuses it, or reads it itself.
@@ -84,7 +84,6 @@ class Parameter:
     optional: bool = False
     low: Any = None
     high: Any = None
-    above: bool = False
     most: int = 0
     characters: int = 0
     label: str = ""
@@ -101,7 +100,7 @@ class Parameter:
             return
         match self.kind:
             case Kind.NUMBER:
-                checks.check_number(self.name, value, self.low, self.high, open_low=self.above)
+                checks.check_number(self.name, value, self.low, self.high)
             case Kind.INTEGER:
                 checks.check_integer(self.name, value, self.low, self.high)
             case Kind.SWITCH:
@@ -195,10 +194,9 @@ class SamplingParams:
     top_p: float = _number(
         1.0,
         Group.COMMON,
-        "Sample from the most likely tokens that together have this probability.",
+        "Sample from the most likely tokens that together have this probability; 0 takes the likeliest.",
         low=0.0,
         high=1.0,
-        above=True,
         doors=_ALL_DOORS,
     )
     max_tokens: int | None = _integer(

@@ -68,7 +68,7 @@ def _row(parameter: Parameter) -> dict[str, object]:
     if parameter.kind is Kind.NUMBER:
         row["step"] = 0.05 if parameter.high <= 1 else 0.1
     if parameter.kind in {Kind.NUMBER, Kind.INTEGER}:
-        row |= {"low": parameter.low, "high": parameter.high, "above": parameter.above}
+        row |= {"low": parameter.low, "high": parameter.high}
     return row
 
 

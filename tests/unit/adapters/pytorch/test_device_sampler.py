@@ -132,7 +132,8 @@ def test_half_precision_logits_are_shaped_in_float32() -> None:
 def test_settings_are_what_the_kernels_read() -> None:
     greedy = device_settings(admitted(0, temperature=0.0, seed=2**64 - 3).sampling, VOCAB)
     assert (greedy.temperature, greedy.top_k, greedy.seed_low, greedy.seed_high) == (0.0, VOCAB, -3, -1)
-    assert device_settings(admitted(0, temperature=2.0, top_k=1).sampling, VOCAB).temperature == 0
+    for alone in ({"top_k": 1}, {"top_p": 0.0}):
+        assert device_settings(admitted(0, temperature=2.0, **alone).sampling, VOCAB).temperature == 0
     tiny = device_settings(
         admitted(0, temperature=1e-300, top_p=1e-300, top_k=-1, min_p=0.5, seed=2**31).sampling, VOCAB
     )

@@ -146,7 +146,7 @@ def test_the_models_defaults_give_way_to_flags(run: Run) -> None:
     assert run(assembly, "hello").out == alone("hello", tokens=3) + "\n"
     assert run(assembly, "hello", "--max-tokens", "5").out == alone("hello", tokens=5) + "\n"
     bad = scripted_assembly(defaults=SamplingDefaults(values={"top_p": 9.0}, origin="its file"))
-    assert "top_p: must be in (0, 1], got 9.0 (from its file)" in run(bad, "hello").err
+    assert "top_p: must be in [0, 1], got 9.0 (from its file)" in run(bad, "hello").err
 
 
 def test_ctrl_c_in_a_batch_keeps_what_there_is(

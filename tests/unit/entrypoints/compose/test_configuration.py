@@ -98,7 +98,7 @@ def test_the_environment_can_name_the_file(toml: str) -> None:
         ({"NANOSERVE_MAX_ITL_MS": "0"}, "max_itl_ms: must be above 0"),
         (
             {"NANOSERVE_TOP_P": "7"},
-            "top_p: must be in (0, 1], got 7.0 (from NANOSERVE_TOP_P)",
+            "top_p: must be in [0, 1], got 7.0 (from NANOSERVE_TOP_P)",
         ),
     ],
 )

@@ -43,7 +43,7 @@ NUMBERS: Final[Mapping[str, type]] = {
 
 def device_settings(sampling: RowSampling, vocab_size: int) -> DeviceSettings:
     """The settings of one row, those that could vanish in float32 kept above 0."""
-    greedy = sampling.temperature == 0 or sampling.top_k == 1
+    greedy = 0 in (sampling.temperature, sampling.top_p) or sampling.top_k == 1
     return DeviceSettings(
         temperature=0.0 if greedy else max(sampling.temperature, SMALLEST_SETTING),
         top_k=sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size,

@@ -12,9 +12,8 @@ import { SAMPLING } from "./sampling.js";
  * @property {unknown} fallback what holds where neither the request nor the model says anything; null shows nothing
  * @property {"chat" | "completion"} [only] the one kind of request that takes it
  * @property {number} [step] of a number
- * @property {number} [low] of a number or integer: the least, or where it is `above` what the least is above
+ * @property {number} [low] of a number or integer: the least
  * @property {number} [high] the most
- * @property {boolean} [above]
  * @property {Record<string, unknown>} [own] by the kind of request, what the page sends where the field is empty
  * @property {string} [hint] shown below it
  * @property {string} [meaning] shown where one points at it
@@ -48,14 +47,13 @@ const PARSERS = { number: parseNumber, integer: parseInteger, text: (text) => te
 
 /**
  * The value that a text field stands for; undefined where it is empty. Throws Error with what is wrong.
- * @param {{kind: string, low?: number, high?: number, above?: boolean}} parameter no switch
+ * @param {{kind: string, low?: number, high?: number}} parameter no switch
  * @param {string} text
  */
-export function parseValue({ kind, low = null, high = null, above = false }, text) {
+export function parseValue({ kind, low = null, high = null }, text) {
   if (text.trim() === "") return undefined;
   const value = PARSERS[kind](text);
-  const isBelow = low !== null && (above ? value <= low : value < low);
-  if (isBelow || (high !== null && value > high)) throw new Error(`must be ${above ? "above" : "from"} ${low} ${above ? "and at most" : "to"} ${high}, got ${text.trim()}`);
+  if ((low !== null && value < low) || (high !== null && value > high)) throw new Error(`must be from ${low} to ${high}, got ${text.trim()}`);
   return value;
 }
 

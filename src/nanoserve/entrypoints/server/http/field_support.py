@@ -166,8 +166,7 @@ def _described(parameter: Parameter) -> msgspec.Meta:
     """Its meaning and range for readers of the schema; `SamplingParams` checks them."""
     schema: dict[str, Any] | None = None
     if parameter.kind in (Kind.NUMBER, Kind.INTEGER):
-        low = "exclusiveMinimum" if parameter.above else "minimum"
-        schema = {low: parameter.low, "maximum": parameter.high}
+        schema = {"minimum": parameter.low, "maximum": parameter.high}
     return msgspec.Meta(description=parameter.meaning, extra_json_schema=schema)
 
 

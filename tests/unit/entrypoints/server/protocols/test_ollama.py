@@ -47,6 +47,7 @@ OLLAMA_HARMLESS: list[Json] = [
     },
     {"options": {"mirostat": 0, "mirostat_tau": 5.0, "typical_p": 1.0, "repeat_last_n": -1, "num_thread": 4}},
     {"options": {"something": "new"}, "something": "new"},
+    {"options": {"top_p": 0, "repeat_last_n": 0}},
 ]
 BOTH = ("generate", "ollama-chat")
 
@@ -110,6 +111,17 @@ def test_options_reach_the_engine(world: AppWorld, name: str) -> None:
     for more in ({"speculate": False}, {"options": {"speculate": False}}):
         assert HTTP.post(world.url + DIALECTS[name].path, json={**short(name), **more}).status_code == 200
         assert not world.engine.requests[-1].sampling.drafts
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("window", [-1, 0])
+def test_no_token_is_penalized_where_the_last_of_none_are(world: AppWorld, name: str, window: int) -> None:
+    given = {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    body = {**short(name), "options": {**given, "num_predict": 2, "repeat_last_n": window}}
+    assert HTTP.post(world.url + DIALECTS[name].path, json=body).status_code == 200
+    sampling = world.engine.requests[-1].sampling
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    assert penalties == ((1.0, 0.0, 0.0) if window == 0 else tuple(given.values()))
 
 
 def test_a_prompt_is_wrapped_or_raw_or_goes_on(world: AppWorld) -> None:

@@ -36,7 +36,7 @@ _STARTED: Final = datetime.now(UTC)
 _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _REFUSED: Final = [
-    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest:str}"),
+    f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs/{digest:str}")
 ]
 
 
@@ -168,10 +168,10 @@ def _details(service: TextService) -> wire.Details:
 
 ROUTES: Final = (generate, chat, embed, embeddings, tags, running, show, version, refuse)
 
-
 LATEST: Final = ":latest"
 _UP_TO_THE_END: Final = (-1, -2)
 _ANY_SEED: Final = -1
+_UNPENALIZED: Final = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def known_name(given: str, service: TextService) -> str:
@@ -204,12 +204,9 @@ async def generate_order(body: wire.GenerateBody, context: RequestContext) -> Or
 
 def chat_order(body: wire.OllamaChatBody, context: RequestContext) -> Order:
     """The order of a body of `/api/chat`; raises `BadValueError`."""
-    messages: list[Message] = []
-    messages += [_message(turn) for turn in body.messages or ()]
-    tools, options = (
-        fields.read_tools(body.tools, context.service, _tool),
-        _thinking(body.think, context.service),
-    )
+    messages = [_message(turn) for turn in body.messages or ()]
+    tools = fields.read_tools(body.tools, context.service, _tool)
+    options = _thinking(body.think, context.service)
     last = messages[-1]
     continues = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     conversation = Conversation(
@@ -259,6 +256,7 @@ def _order(
                 num_predict=None if options.num_predict in _UP_TO_THE_END else options.num_predict,
                 seed=None if options.seed == _ANY_SEED else options.seed,
                 **({} if body.speculate is None else {"speculate": body.speculate}),
+                **({} if options.repeat_last_n != 0 else _UNPENALIZED),
             ),
             Api.OLLAMA,
             service.settings.defaults,

@@ -39,6 +39,7 @@ class Options(Struct, kw_only=True):
     num_ctx: int | None = None
     num_predict: int | None = None
     seed: int | None = None
+    repeat_last_n: Annotated[int | None, only(-1, 0)] = None
 
 
 class _Asked(Struct, kw_only=True):
