@@ -33,6 +33,8 @@ def test_models(llama: ollama.Client, server: ServerProcess) -> None:
     assert shown.details is not None
     assert shown.details.quantization_level == "F32"
     assert llama.generate(MODEL).done_reason == llama.chat(MODEL).done_reason == "load"
+    assert llama.pull(MODEL).status == "success"
+    assert [each.status for each in llama.pull(MODEL, stream=True)][-1] == "success"
     with httpx.Client(base_url=server.url, headers=HEADERS, timeout=PATIENCE) as plain:
         assert plain.get("/api/version").json()["version"].count(".") == 2
         assert plain.head("/").status_code == 200
@@ -45,7 +47,8 @@ def test_errors_have_the_class_of_the_client(llama: ollama.Client, server: Serve
         (lambda: list(llama.chat("another", HELLO, stream=True)), 404, "another"),
         (lambda: llama.chat(MODEL, HELLO, options={"temperature": -1}), 400, "options.temperature"),
         (lambda: llama.chat(MODEL, [{"role": "user", "content": "a " * 3000}]), 400, "context"),
-        (lambda: llama.pull("llama3"), 400, "/api/pull"),
+        (lambda: llama.pull("llama3"), 404, "llama3"),
+        (lambda: list(llama.pull("llama3", stream=True)), 404, "llama3"),
         (lambda: llama.delete(MODEL), 400, "/api/delete"),
         (embedding, 400, "makes no vectors"),
     ):

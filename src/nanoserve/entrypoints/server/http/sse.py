@@ -122,6 +122,11 @@ class RequestContext:
         """The body; see `read_body`."""
         return await read_body(self.request, kind, any_type=any_type)
 
+    async def asked(self, kind: type[BodyT]) -> tuple[BodyT, str]:
+        """The body, and its model as answers call it; raises `UnknownModelError`, too."""
+        body: Any = await self.read(kind)
+        return body, self.service.check_model(body.model)
+
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is cancelled, and `ClientLeftError` raised, when the client hangs up first."""
         return await unless(left(self.request.receive), work, ClientLeftError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.unit.entrypoints.server.http.app_world import CONTEXT, AppWorld
@@ -163,10 +165,28 @@ def test_what_is_said_of_the_model(world: AppWorld) -> None:
     assert HTTP.post(f"{world.url}/api/show", json={}).status_code == 400
 
 
+@pytest.mark.parametrize("name", [{"model": "scripted"}, {"name": "alias:latest", "insecure": True}])
+def test_a_model_that_is_there_has_been_pulled(world: AppWorld, name: Json) -> None:
+    streamed = HTTP.post(f"{world.url}/api/pull", json=name)
+    assert (streamed.status_code, streamed.headers["content-type"]) == (200, "application/x-ndjson")
+    lines = [json.loads(line) for line in streamed.text.splitlines()]
+    assert lines == [{"status": "pulling manifest"}, {"status": "success"}]
+    whole = HTTP.post(f"{world.url}/api/pull", json={**name, "stream": False})
+    assert (whole.status_code, whole.json()) == (200, {"status": "success"})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_no_other_model_can_be_pulled(world: AppWorld, stream: bool) -> None:
+    answer = HTTP.post(f"{world.url}/api/pull", json={"model": "another", "stream": stream})
+    assert (answer.status_code, "another" in answer.json()["error"]) == (404, True)
+    nameless = HTTP.post(f"{world.url}/api/pull", json={"stream": stream})
+    assert (nameless.status_code, nameless.json()["error"]) == (400, "model: is required")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        *(("POST", f"/api/{each}", 400) for each in ("pull", "push", "create", "copy", "blobs/x", "embed")),
+        *(("POST", f"/api/{each}", 400) for each in ("push", "create", "copy", "blobs/x", "embed")),
         ("DELETE", "/api/delete", 400),
         ("GET", "/api/chat", 405),
         ("POST", "/api/nothing", 404),

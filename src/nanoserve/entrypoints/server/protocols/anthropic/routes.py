@@ -35,8 +35,8 @@ async def create_message(
     context: NamedDependency[RequestContext], conversations: NamedDependency[ConversationStore]
 ) -> Response[Any]:
     """Answer a conversation, at once or as a stream of events."""
-    body, service, request = await context.read(wire.CreateMessage), context.service, context.request
-    model = service.check_model(body.model)
+    body, model = await context.asked(wire.CreateMessage)
+    service, request = context.service, context.request
     threading = Threading(
         body,
         is_announced=is_of_thread(request.scope["headers"]),
@@ -68,8 +68,7 @@ async def create_message(
 @post("/v1/messages/count_tokens", status_code=200, **documented(wire.CountTokens))
 async def count_tokens(context: NamedDependency[RequestContext]) -> wire.TokenCount:
     """The number of tokens of the prompt."""
-    body = await context.read(wire.CountTokens)
-    context.service.check_model(body.model)
+    body, _ = await context.asked(wire.CountTokens)
     return await context.unless_left(_counted(body, context.service))
 
 

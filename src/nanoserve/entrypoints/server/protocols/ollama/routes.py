@@ -35,9 +35,8 @@ API_VERSION: Final = "0.12.11"
 _STARTED: Final = datetime.now(UTC)
 _NEVER: Final = datetime(9999, 12, 31, tzinfo=UTC)
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_REFUSED: Final = [
-    f"/api/{each}" for each in ("pull", "push", "create", "copy", "delete", "blobs/{digest:str}")
-]
+_REFUSED: Final = [f"/api/{each}" for each in ("push", "create", "copy", "delete", "blobs/{digest:str}")]
+_PULLED: Final = '{"status":"pulling manifest"}\n{"status":"success"}\n'
 
 
 @post("/api/generate", status_code=200, **documented(wire.GenerateBody))
@@ -108,11 +107,8 @@ async def running(service: NamedDependency[TextService]) -> wire.OllamaModels:
 @post("/api/show", status_code=200, **documented(wire.ShowBody))
 async def show(context: NamedDependency[RequestContext]) -> wire.ShownModel:
     """The facts about a model."""
-    body, service = await context.read(wire.ShowBody, any_type=True), context.service
-    name = body.model or body.name
-    if name is None:
-        raise BadValueError("model", "is required")
-    known_name(name, service)
+    service = context.service
+    check_named(await context.read(wire.ShowBody, any_type=True), service)
     tokenizer = service.settings.tokenizer_facts
     return wire.ShownModel(
         parameters="\n".join(f"{key} {value}" for key, value in service.settings.defaults.items()),
@@ -127,6 +123,16 @@ async def show(context: NamedDependency[RequestContext]) -> wire.ShownModel:
         capabilities=_capabilities(service),
         modified_at=_STARTED,
     )
+
+
+@post("/api/pull", status_code=200, **documented(wire.PullBody))
+async def pull(context: NamedDependency[RequestContext]) -> Response[Any]:
+    """Done at once for the model that is served."""
+    body = await context.read(wire.PullBody, any_type=True)
+    check_named(body, context.service)
+    if body.stream is False:
+        return Response({"status": "success"})
+    return Response(_PULLED, media_type=LineWriter.media_type)
 
 
 @get("/api/version")
@@ -166,7 +172,7 @@ def _details(service: TextService) -> wire.Details:
     return wire.Details(quantization_level=_LEVELS.get(service.facts.dtype, service.facts.dtype))
 
 
-ROUTES: Final = (generate, chat, embed, embeddings, tags, running, show, version, refuse)
+ROUTES: Final = (generate, chat, embed, embeddings, tags, running, show, pull, version, refuse)
 
 LATEST: Final = ":latest"
 _UP_TO_THE_END: Final = (-1, -2)
@@ -184,13 +190,18 @@ def known_name(given: str, service: TextService) -> str:
     return given
 
 
+def check_named(body: wire.ShowBody, service: TextService) -> None:
+    """Raise `BadValueError` or `UnknownModelError` unless the body names a model that the service knows."""
+    if (name := body.model or body.name) is None:
+        raise BadValueError("model", "is required")
+    known_name(name, service)
+
+
 async def generate_order(body: wire.GenerateBody, context: RequestContext) -> Order:
     """The order of a body of `/api/generate`; raises `BadValueError`."""
     if body.raw:
-        if body.think is not None:
-            raise BadValueError("think", "cannot be combined with `raw`, which sends the prompt as it is")
-        for name in ("system", "context"):
-            if getattr(body, name):
+        for name in ("think", "system", "context"):
+            if getattr(body, name) not in (None, "", []):
                 raise BadValueError(name, "cannot be combined with `raw`, which sends the prompt as it is")
         return _order(body, body.prompt, context)
     messages: list[Message] = [{"role": "system", "content": body.system}] if body.system else []

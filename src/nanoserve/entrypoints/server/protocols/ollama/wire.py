@@ -133,6 +133,13 @@ class ShowBody(Struct, kw_only=True):
     verbose: bool | None = None
 
 
+class PullBody(ShowBody):
+    """The body of `/api/pull`."""
+
+    insecure: Annotated[bool | None, harmless("nothing is downloaded")] = None
+    stream: bool | None = None
+
+
 class OllamaError(Struct):
     """The body of every answer that is not a success, and the last line of a stream that broke."""
 

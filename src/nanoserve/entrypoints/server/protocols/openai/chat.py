@@ -36,6 +36,7 @@ from nanoserve.ports.request import FinishReason
 from nanoserve.ports.sampling import Api, SamplingParams
 from nanoserve.ports.step import TokenLogprobs
 
+_CALLED: Final = ("function", "arguments"), ("custom", "input")
 _DONE: Final = b"data: [DONE]\n\n"
 _FINISH_NAMES: Final = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
 
@@ -43,9 +44,7 @@ _FINISH_NAMES: Final = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
 @post("/v1/chat/completions", status_code=200, **documented(wire.ChatBody))
 async def chat_completions(context: NamedDependency[RequestContext]) -> Response[wire.ChatCompletion]:
     """Answer a conversation `n` times."""
-    body = await context.read(wire.ChatBody)
-    service = context.service
-    service.check_model(body.model)
+    (body, _), service = await context.asked(wire.ChatBody), context.service
     sampling = chat_sampling(body, service)
     prompt = read_conversation(body, service)
     order = fields.make_order(
@@ -337,16 +336,12 @@ def _delta(events: Sequence[tool_calls.AnswerEvent]) -> dict[str, Any]:
             case tool_calls.ReasoningDelta(more):
                 reasoning.append(more)
             case tool_calls.CallBegun(index, call_id, name, is_custom):
-                kind, field = ("custom", "input") if is_custom else ("function", "arguments")
+                kind, field = _CALLED[is_custom]
                 calls[index] = {"index": index, "id": call_id, "type": kind, kind: {"name": name, field: ""}}
             case tool_calls.CallEnded():
                 pass
             case _:
-                kind, field = (
-                    ("custom", "input")
-                    if isinstance(event, tool_calls.InputDelta)
-                    else ("function", "arguments")
-                )
+                kind, field = _CALLED[isinstance(event, tool_calls.InputDelta)]
                 call = calls.setdefault(event.index, {"index": event.index, kind: {field: ""}})
                 call[kind][field] += event.text
     delta: dict[str, Any] = {"content": "".join(text)} if text else {}

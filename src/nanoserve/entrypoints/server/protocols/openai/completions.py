@@ -32,9 +32,7 @@ _LEGACY_MAX_TOKENS: Final = 16
 @post("/v1/completions", status_code=200, **documented(wire.CompletionBody))
 async def completions(context: NamedDependency[RequestContext]) -> Response[wire.Completion]:
     """Continue each prompt `n` times; the choices of prompt p have the indices p * n to p * n + n - 1."""
-    body = await context.read(wire.CompletionBody)
-    service = context.service
-    service.check_model(body.model)
+    (body, _), service = await context.asked(wire.CompletionBody), context.service
     sampling, drops_output = completion_sampling(body, service)
     service.check_count(count_prompts(body.prompt))
     prompts = read_prompts(body.prompt)

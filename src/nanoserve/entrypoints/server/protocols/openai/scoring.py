@@ -147,8 +147,7 @@ class PooledList(_Listed, kw_only=True):
 @post("/v1/embeddings", status_code=200, **documented(wire.EmbeddingBody))
 async def embeddings(context: NamedDependency[RequestContext]) -> wire.EmbeddingList:
     """The vector of each text."""
-    body = await context.read(wire.EmbeddingBody)
-    model = context.service.check_model(body.model)
+    body, model = await context.asked(wire.EmbeddingBody)
     pooler = Pooler(context, body, "input")
     texts = read_prompts(body.input, "input")
     vectors, count = await context.unless_left(pooler.embed(texts, body.dimensions, body.prompt_name))
@@ -171,8 +170,7 @@ def packed(vector: list[float]) -> str:
 @post(["/v1/rerank", "/v2/rerank", "/rerank"], status_code=200, **documented(RerankBody))
 async def rerank(context: NamedDependency[RequestContext]) -> Ranking:
     """Order documents by how well they answer a query."""
-    body = await context.read(RerankBody)
-    model = context.service.check_model(body.model)
+    body, model = await context.asked(RerankBody)
     if body.top_n is not None:
         check_integer("top_n", body.top_n, 1)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
@@ -194,8 +192,7 @@ async def rerank(context: NamedDependency[RequestContext]) -> Ranking:
 @post(["/v1/score", "/score"], status_code=200, **documented(ScoreBody))
 async def score(context: NamedDependency[RequestContext]) -> ScoreList:
     """Score pairs of texts."""
-    body = await context.read(ScoreBody)
-    model = context.service.check_model(body.model)
+    body, model = await context.asked(ScoreBody)
     pairs = make_pairs(body.text_1, body.text_2)
     work = Pooler(context, body, "text_2").score(pairs, body.instruction)
     scores, count = await context.unless_left(work)
@@ -206,8 +203,7 @@ async def score(context: NamedDependency[RequestContext]) -> ScoreList:
 @post("/classify", status_code=200, **documented(ClassifyBody))
 async def classify(context: NamedDependency[RequestContext]) -> ClassList:
     """Classify texts."""
-    body = await context.read(ClassifyBody)
-    model = context.service.check_model(body.model)
+    body, model = await context.asked(ClassifyBody)
     pooler = Pooler(context, body, "input")
     spec = pooler.spec(Task.CLASSIFY)
     pooled, count = await context.unless_left(pooler.pool(spec, read_prompts(body.input, "input")))
@@ -221,8 +217,7 @@ async def classify(context: NamedDependency[RequestContext]) -> ClassList:
 @post("/pooling", status_code=200, **documented(PoolingBody))
 async def pooling(context: NamedDependency[RequestContext]) -> PooledList:
     """The vectors of texts as they were pooled, neither normalized nor turned into scores; of tokens that are classified the scores."""
-    body = await context.read(PoolingBody)
-    model = context.service.check_model(body.model)
+    body, model = await context.asked(PoolingBody)
     pooler = Pooler(context, body, "input")
     tasks = (Task.EMBED, Task.CLASSIFY, Task.TOKEN_CLASSIFY) if body.task is None else (Task(body.task),)
     spec = pooler.spec(*tasks)

@@ -55,8 +55,7 @@ def _model(name: str, service: TextService) -> wire.ModelCard:
 @post("/tokenize", status_code=200, **documented(wire.TokenizeBody))
 async def tokenize(context: NamedDependency[RequestContext]) -> wire.TokenizedText:
     """The ids of a text, or of the prompt that the model's template makes of a conversation."""
-    body, service = await context.read(wire.TokenizeBody), context.service
-    service.check_model(body.model)
+    (body, _), service = await context.asked(wire.TokenizeBody), context.service
     ids = await context.unless_left(_ids(body, service))
     texts = None
     if body.return_token_strs:
@@ -70,8 +69,7 @@ async def tokenize(context: NamedDependency[RequestContext]) -> wire.TokenizedTe
 @post("/detokenize", status_code=200, **documented(wire.DetokenizeBody))
 async def detokenize(context: NamedDependency[RequestContext]) -> wire.Text:
     """The text of ids, special tokens included unless they are to be skipped."""
-    body, service = await context.read(wire.DetokenizeBody), context.service
-    service.check_model(body.model)
+    (body, _), service = await context.asked(wire.DetokenizeBody), context.service
     return wire.Text(await service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens))
 
 

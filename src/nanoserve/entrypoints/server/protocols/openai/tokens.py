@@ -109,9 +109,7 @@ class Tokens(msgspec.Struct, kw_only=True):
 @post("/inference/v1/generate", status_code=200, **documented(TokensBody))
 async def generate_tokens(context: NamedDependency[RequestContext]) -> Response[Tokens]:
     """Continue one prompt `n` times."""
-    body = await context.read(TokensBody)
-    service = context.service
-    service.check_model(body.model)
+    (body, _), service = await context.asked(TokensBody), context.service
     asked = body.sampling_params
     given = {name: value for name, (_, value) in fields.given_sampling(asked, Api.OPENAI).items()}
     for name, count in ("logprobs", asked.logprobs), ("prompt_logprobs", given.get("prompt_logprobs")):
@@ -132,8 +130,7 @@ async def generate_tokens(context: NamedDependency[RequestContext]) -> Response[
         routed_experts=routed and body.return_routed_experts is not False,
         max_tokens_name=given.get("max_tokens") and "max_tokens",
     )
-    writer = TokensWriter(body, service, sampling)
-    return await context.respond(writer, [order])
+    return await context.respond(TokensWriter(body, service, sampling), [order])
 
 
 class TokensWriter(ChunkWriter):

@@ -197,15 +197,13 @@ class Responding:
 
     def _continued(self, body: wire.CreateResponse) -> tuple[Item, ...]:
         """The conversation that the body continues."""
-        name = "previous_response_id"
-        if body.previous_response_id is None:
+        name, given = "previous_response_id", body.previous_response_id
+        if given is None:
             return ()
-        record = self._store.find(self._owner, body.previous_response_id, StoredResponse)
+        record = self._store.find(self._owner, given, StoredResponse)
         if record is None:
-            fate = self._store.fate(self._owner, body.previous_response_id)
-            message = (
-                f"{name}: previous response with id {shown(body.previous_response_id)} not found: it {fate}"
-            )
+            fate = self._store.fate(self._owner, given)
+            message = f"{name}: previous response with id {shown(given)} not found: it {fate}"
             raise RequestError(400, message, param=name, code="previous_response_not_found")
         if record.status in _UNFINISHED:
             raise BadValueError(name, f"that response is {record.status} and cannot be continued")
