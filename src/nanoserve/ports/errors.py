@@ -20,11 +20,13 @@ class RequestRefusedError(NanoserveError):
 
 
 class PromptTooLongError(RequestRefusedError):
-    """Prompt and answer do not fit into the context window; `parameter` names what to change, where that is known."""
+    """Prompt and answer do not fit into the context window; `parameter` names what to change, `sizes` are tokens of prompt, answer and context, where known."""
 
-    def __init__(self, message: str, parameter: str | None = None) -> None:
+    def __init__(
+        self, message: str, parameter: str | None = None, sizes: tuple[int, int, int] | None = None
+    ) -> None:
         super().__init__(f"{parameter}: {message}" if parameter else message)
-        self.parameter = parameter
+        self.parameter, self.sizes = parameter, sizes
 
 
 class RequestTooLargeError(RequestRefusedError):

@@ -303,10 +303,10 @@ class EdgeChecks:
             )
             if order.pooling is not None:
                 message = f"a text of {length} tokens is too long, {_CONTEXT.format(context)}"
-            if length >= context or order.max_tokens_name is None:
-                raise PromptTooLongError(f"{message}; shorten the prompt", order.prompt_name)
-            name = order.max_tokens_name
-            raise PromptTooLongError(f"{message}; shorten the prompt or lower {name}", name)
+            sizes = length, budget, context
+            if length >= context or (name := order.max_tokens_name) is None:
+                raise PromptTooLongError(f"{message}; shorten the prompt", order.prompt_name, sizes)
+            raise PromptTooLongError(f"{message}; shorten the prompt or lower {name}", name, sizes)
 
     def _check_prompt(self, order: Order, facts: EngineFacts) -> int:
         prompt, name = order.prompt, order.prompt_name

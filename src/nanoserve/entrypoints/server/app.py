@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 from litestar import HttpMethod, Litestar, Request, Response, route
@@ -25,7 +25,7 @@ from nanoserve.entrypoints.server.batches.running import BatchService, asking
 from nanoserve.entrypoints.server.http import security
 from nanoserve.entrypoints.server.http.access_log import AccessLog
 from nanoserve.entrypoints.server.http.bodies import BOUNDS_KEY
-from nanoserve.entrypoints.server.http.errors import Shapes, error_response_in
+from nanoserve.entrypoints.server.http.errors import NO_SHAPES, Shapes, error_response_in
 from nanoserve.entrypoints.server.http.limits import Pacing
 from nanoserve.entrypoints.server.http.sse import context_of
 from nanoserve.entrypoints.server.protocols import ERROR_SHAPES, MEMBER_ROUTES, ROUTES, is_for_member
@@ -39,8 +39,6 @@ from nanoserve.entrypoints.server.watch.tracing import Tracing
 from nanoserve.ports.driven import Clock
 from nanoserve.ports.driving import EngineClient
 from nanoserve.ports.errors import EngineLoadingError
-
-NO_SHAPES: Final[Shapes] = {}
 
 
 @attrs.define(kw_only=True, eq=False)

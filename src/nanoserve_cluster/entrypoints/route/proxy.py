@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from nanoserve.entrypoints.compose.host_names import names_elsewhere
 from nanoserve.entrypoints.server.http.errors import RequestError, send_problem
 from nanoserve.entrypoints.server.http.sse import ClientLeftError, left, unless
+from nanoserve.entrypoints.server.protocols import ERROR_SHAPES
 from nanoserve_cluster.domain.routing.router import Placement
 from nanoserve_cluster.entrypoints.route.bounds import AnswerTooLargeError, Keeping
 from nanoserve_cluster.entrypoints.route.fleet import Fleet, Replica
@@ -111,7 +112,7 @@ class Proxy(Collector):
         except ClientLeftError:
             return
         except RequestError as error:
-            await send_problem(error.problem, scope, receive, send)
+            await send_problem(error.problem, scope, receive, send, ERROR_SHAPES)
 
     async def _send(self, send: Send, message: Any) -> None:
         if self.is_draining and message["type"] == "http.response.start":
@@ -194,9 +195,8 @@ class Proxy(Collector):
             else:
                 return
         if refusal is None:
-            headers = {"retry-after": "1"}
             message = "No server is there to answer; try again soon."
-            raise RequestError(503, message, code="no_replica", headers=headers)
+            raise RequestError(503, message, code="no_replica", headers={"retry-after": "1"})
         await _send_whole(send, *refusal)
 
     async def _place(self, scope: Any, body: bytes, tried: set[int]) -> Placement | None:

@@ -133,6 +133,22 @@ async def _ask(world: World, *arguments: Any, **named: Any) -> Answered:
 
 
 @pytest.mark.parametrize(
+    ("path", "headers", "told"),
+    [
+        ("/v1/chat/completions", {}, lambda body: body["error"]["code"] == "no_replica"),
+        ("/v1/messages", {}, lambda body: body["error"]["type"] == "overloaded_error"),
+        ("/v1/models", {"anthropic-version": "1"}, lambda body: body["type"] == "error"),
+        ("/api/chat", {}, lambda body: body["error"].startswith("No server is there")),
+    ],
+)
+def test_a_refusal_of_its_own_has_the_shape_of_the_paths_protocol(
+    path: str, headers: dict[str, Any], told: Callable[[Any], bool]
+) -> None:
+    answer = asyncio.run(World(is_away).ask(path=path, **headers))
+    assert (answer.status, told(msgspec.json.decode(answer.body))) == (503, True)
+
+
+@pytest.mark.parametrize(
     "broken",
     [
         is_away,

@@ -52,13 +52,14 @@ def _bounded(message: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class Problem:
-    """An exception as every protocol can tell it; `kind` is OpenAI's error type."""
+    """An exception as every protocol can tell it; `kind` is OpenAI's error type, `sizes` are those of `PromptTooLongError`."""
 
     status: int
     kind: str = attrs.field()
     message: str = attrs.field(default="", converter=_bounded)
     param: str | None = None
     code: str | None = None
+    sizes: tuple[int, int, int] | None = None
     headers: Mapping[str, str] = attrs.field(factory=dict)
 
     @kind.default
@@ -97,6 +98,7 @@ class ErrorBody(msgspec.Struct):
 
 Shapes = Mapping[str, type[ErrorShape]]
 """Shapes of errors of the protocols that have their own, by the prefix of their paths, or by a header that their clients send to any path."""
+NO_SHAPES: Final[Shapes] = {}
 
 
 class RequestError(NanoserveError):
@@ -150,10 +152,11 @@ def shape_of(path: str, shapes: Shapes, headers: Iterable[tuple[bytes, bytes]] =
 
 
 async def send_problem(
-    problem: Problem, scope: Scope, receive: Receive, send: Send, shape: type[ErrorShape] = ErrorBody
+    problem: Problem, scope: Scope, receive: Receive, send: Send, shapes: Shapes = NO_SHAPES
 ) -> None:
-    """A whole answer of the layers around Litestar."""
-    body, headers = msgspec.json.encode(shape.of(problem)), dict(problem.headers)
+    """A whole answer of the layers around Litestar, in the shape of its path."""
+    shape, headers = shape_of(scope["path"], shapes, scope["headers"]), dict(problem.headers)
+    body = msgspec.json.encode(shape.of(problem))
     answer = ASGIResponse(body=body, headers=headers, status_code=problem.status, media_type=MediaType.JSON)
     await answer(scope, receive, send)
 
@@ -200,6 +203,7 @@ def _classify_ours(error: NanoserveError) -> Problem | None:
                 status=status,
                 code=code,
                 message=_MESSAGES.get(kind) or str(error),
+                sizes=getattr(error, "sizes", None),
                 param=getattr(error, "parameter", "model" if kind is errors.UnknownModelError else None),
                 headers={"retry-after": str(max(1, seconds))} if status == 503 else {},
             )

@@ -30,7 +30,7 @@ from nanoserve.entrypoints.app.orders import CURRENT, Client
 from nanoserve.entrypoints.compose.config.kinds import ValueKind, integer, number, secrets, text
 from nanoserve.entrypoints.compose.config.serve_settings import AccessSettings
 from nanoserve.entrypoints.compose.host_names import names_elsewhere
-from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem, shape_of
+from nanoserve.entrypoints.server.http.errors import RequestError, Shapes, classify, send_problem
 from nanoserve.ports.checks import shown
 from nanoserve.ports.counts import Buckets, Lock
 from nanoserve.ports.errors import BadValueError
@@ -156,8 +156,7 @@ class Gate:
                 if scope["path"] not in self._readable or scope["method"] not in _READING:
                     self._let_in(scope)
         except RequestError as error:
-            shape = shape_of(scope["path"], self._shapes, scope["headers"])
-            await send_problem(classify(error), scope, receive, send, shape)
+            await send_problem(classify(error), scope, receive, send, self._shapes)
             return
         await self._app(scope, receive, send)
 

@@ -10,6 +10,7 @@ import structlog
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from nanoserve.entrypoints.server.http.errors import ErrorBody, RequestError, classify
+from nanoserve.entrypoints.server.protocols.anthropic.wire import AnthropicError
 from nanoserve.ports import errors
 from nanoserve.ports.errors import (
     DeadlineError,
@@ -53,6 +54,21 @@ def test_every_error_has_its_status_and_code(
     assert problem.kind == ("server_error" if status >= 500 else "invalid_request_error")
     assert ("retry-after" in problem.headers) == (status == 503)
     assert b"secret" not in msgspec.json.encode(ErrorBody.of(problem))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((40, 600, 512), "input length and `max_tokens` exceed context limit: 40 + 600 > 512, decrease"),
+        ((600, 5, 512), "prompt is too long: 600 tokens > 512 maximum"),
+        (None, "prompt is too long: any words"),
+    ],
+)
+def test_what_does_not_fit_is_told_to_anthropics_clients_by_its_sizes(
+    sizes: tuple[int, int, int] | None, told: str
+) -> None:
+    error = errors.PromptTooLongError("any words", sizes=sizes)
+    assert AnthropicError.of(classify(error)).error.message.startswith(told)
 
 
 def test_how_long_to_wait_is_what_the_error_says() -> None:

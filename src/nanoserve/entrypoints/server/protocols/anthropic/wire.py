@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -134,7 +133,6 @@ class CreateMessage(CountTokens, kw_only=True):
     metadata: Annotated[Metadata | None, FIELDS["metadata"]] = None
 
 
-_SIZES: Final = re.compile(r"has (\d+) tokens, the answer may have (\d+), .* length is (\d+)")
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn"]
 
 
@@ -167,21 +165,21 @@ class AnthropicError(Struct, kw_only=True):
     def of(cls, problem: Problem) -> AnthropicError:
         """The type says less than the problem's status."""
         other = "invalid_request_error" if problem.status < 500 else "api_error"
-        code, message = problem.code or "", problem.message
+        code = problem.code or ""
         details = {"error_code": code} if code.startswith("thread_") else UNSET
-        if code == "context_length_exceeded":
-            message = _too_long(message)
+        message = _too_long(problem) if code == "context_length_exceeded" else problem.message
         return cls(error=AnthropicErrorDetail(_ERROR_TYPES.get(problem.status, other), message, details))
 
 
-def _too_long(message: str) -> str:
+def _too_long(problem: Problem) -> str:
     """Anthropic's words, which its clients read: they shorten the conversation, or ask again for as many tokens as there is room for."""
-    found = _SIZES.search(message)
-    prompt, answer, most = map(int, found.groups()) if found else (0, 0, 0)
-    if prompt < most:
-        sum_of = f"{prompt} + {answer} > {most}, decrease input length or `max_tokens` and try again"
-        return f"input length and `max_tokens` exceed context limit: {sum_of}"
-    return f"prompt is too long: {f'{prompt} tokens > {most} maximum' if found else message}"
+    if problem.sizes is None:
+        return f"prompt is too long: {problem.message}"
+    prompt, answer, most = problem.sizes
+    if prompt >= most:
+        return f"prompt is too long: {prompt} tokens > {most} maximum"
+    sum_of = f"{prompt} + {answer} > {most}, decrease input length or `max_tokens` and try again"
+    return f"input length and `max_tokens` exceed context limit: {sum_of}"
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
