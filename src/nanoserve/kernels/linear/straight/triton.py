@@ -74,31 +74,31 @@ def multiply_straight(
 ):  # fmt: skip
     """Sums [ROWS, BM] of rows of a weight times M rows of x, over SLICE columns from `start` on, BK at a time.
 
-    `loaded_rows` are the rows in the order of `fragment_rows`. The words of a step are asked for before the step before it is multiplied, the first before the wait;
-    all of x of a step comes first, since what is asked for later arrives later.
+    `loaded_rows` are the rows in the order of `fragment_rows`. Words, scales and x of a step are asked for before the step before it is multiplied, words of the first before the wait.
     """
     word_ptrs = weight_ptr + loaded_rows.to(tl.int64)[:, None] * (K // PACK) + start // PACK
     word_ptrs += tl.arange(0, 16)[None, :]
-    scale_ptrs = scale_ptr + rows * SCALES + start // GROUP
-    loaded_ptrs = scale_ptr + loaded_rows * SCALES + start // GROUP
+    scale_ptr += start // GROUP
     words = _load_words((), word_ptrs, BK, PACK)
-    scales, loaded = _load_scales((), scale_ptrs, BK, GROUP), _load_scales((), loaded_ptrs, BK, GROUP)
+    scales = _load_scales((), scale_ptr + rows * SCALES, BK, GROUP)
+    loaded = _load_scales((), scale_ptr + loaded_rows * SCALES, BK, GROUP)
     wait_for_last(PDL)
     ms = tl.arange(0, BM)
     present = ms[:, None] < M
-    x_ptrs = x_ptr + tl.minimum(ms, M - 1)[:, None] * K + start + tl.arange(0, 16 * PACK)[None, :]
+    # Steps are added to where x begins: pointers that a loop carries would be exchanged between threads behind it.
+    places = start + tl.minimum(ms, M - 1)[:, None] * K + tl.arange(0, 16 * PACK)[None, :]
+    xs = _load_x((), x_ptr + places, present, BK, 16 * PACK, FORM, BM > 8)
     sums = tl.zeros([rows.shape[0], BM], tl.float32)
     for _ in range(BK, SLICE, BK):
-        xs = _load_x((), x_ptrs, present, BK, 16 * PACK, FORM, BM > 8)
-        word_ptrs, x_ptrs = word_ptrs + BK // PACK, x_ptrs + BK
-        following = _load_words((), word_ptrs, BK, PACK)
-        sums = _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
-        words = following
+        word_ptrs, x_ptr = word_ptrs + BK // PACK, x_ptr + BK
+        next_xs = _load_x((), x_ptr + places, present, BK, 16 * PACK, FORM, BM > 8)
+        next_words, next_scales, next_loaded = _load_words((), word_ptrs, BK, PACK), scales, loaded
         if GROUP <= BK:
-            scale_ptrs, loaded_ptrs = scale_ptrs + BK // GROUP, loaded_ptrs + BK // GROUP
-            scales = _load_scales((), scale_ptrs, BK, GROUP)
-            loaded = _load_scales((), loaded_ptrs, BK, GROUP)
-    xs = _load_x((), x_ptrs, present, BK, 16 * PACK, FORM, BM > 8)
+            scale_ptr += BK // GROUP
+            next_scales = _load_scales((), scale_ptr + rows * SCALES, BK, GROUP)
+            next_loaded = _load_scales((), scale_ptr + loaded_rows * SCALES, BK, GROUP)
+        sums = _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
+        xs, words, scales, loaded = next_xs, next_words, next_scales, next_loaded
     return _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
 
 
