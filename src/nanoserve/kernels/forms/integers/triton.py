@@ -251,13 +251,8 @@ def _number_pair(
         )  # fmt: skip
     if MINIMUM:
         pairs = tl.inline_asm_elementwise(
-            "fma.rn.bf16x2 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [pairs, factors, less],
-            tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+            "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [pairs, factors, less], tl.int32, is_pure=True, pack=1
+        )  # fmt: skip
     elif SCALED:
         pairs = tl.inline_asm_elementwise(
             "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, factors], tl.int32, is_pure=True, pack=1

@@ -48,12 +48,7 @@ def _unpacked(words, ROWS: tl.constexpr, WORDS: tl.constexpr):
 def _scaled(words, factors, FIRST: tl.constexpr):
     """Numbers FIRST and FIRST + 4 of each word times bfloat16 `factors`, which each word has twice, in a further dimension."""
     pairs = tl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;",
-        "=r,r,r",
-        [_pairs(words, FIRST), factors],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
+        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [_pairs(words, FIRST), factors], tl.int32, is_pure=True, pack=1
     )
     lower = pairs.to(tl.int16).to(tl.bfloat16, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True))
