@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -339,6 +340,20 @@ def test_words_of_one_row_go_straight_into_registers(
     tuning.row_tile.cache_clear()
 
 
+def test_straight_tiles_of_the_measured_shapes() -> None:
+    """Long slices of up to eight rows are multiplied by warps that wait for no other one; a row's chunks are one step where they can be."""
+    of = functools.partial(tuning.skinny_tile, itemsize=2, splits=None, room=1 << 18)
+    assert of(8, 28672, 4096, gate=True, form=FP8())[:4] == (8, 64, 256, 1)
+    assert of(16, 28672, 4096, gate=True, form=FP8())[:4] == (16, 64, 256, 2)
+    assert of(8, 14336, 4096, gate=True, form=FP8())[:4] == (8, 64, 256, 2)
+    assert of(8, 4096, 14336, gate=False, form=FP8())[:4] == (8, 64, 256, 8)
+    assert of(8, 6144, 4096, gate=False, form=FP8())[:4] == (16, 64, 256, 8)
+    assert of(8, 28672, 4096, gate=True, form=Int4())[:4] == (16, 64, 512, 8)
+    warps = {k: tuning.straight_warps(k, Int4()) for k in (2048, 4096, 5120, 14336, 17408)}
+    assert warps == {2048: 2, 4096: 4, 5120: 8, 14336: 8, 17408: 8}
+    assert [tuning.straight_warps(k, FP8()) for k in (4096, 5120, 8192, 2112)] == [8, 8, 8, 0]
+
+
 @cases("form", [Int4(), FP8(BLOCK)], also=[Int4(ROW), FP8()], ids=str)
 @cases(("n", "k", "gate"), [(130, 1536, None)], also=[(72, 768, "silu"), (66, 4096, None), (40, 256, "silu")])
 def test_words_that_go_straight_into_registers(
@@ -352,7 +367,7 @@ def test_words_that_go_straight_into_registers(
     product = stored_product(half, n, k, form, gate=gate, bias=True)
     what: dict[str, Any] = {"room": 1 << 20, "form": form}
     tile = tuning.skinny_tile(5, n, k, 2, gate=gate is not None, splits=None, **what)
-    assert tile.straight is (gate is None or isinstance(form, Int4))
+    assert tile.straight
     agree(check_skinny_linear(half, product, [5, 16]), TOLERANCE[torch.float16])
     if gate is None:
         agree(check_split_linear(half, product._replace(bias=None), [3]), 1e-3)
