@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import processors
 
 from nanoserve.adapters.embedded import model_folder
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 PROMPTS = {"query": "Find what answers this: ", "document": ""}
 
@@ -65,13 +66,16 @@ def make_embedding_model(
     default: str | None = None,
 ) -> SentenceTransformer:
     """Write a model to the folder; what made it, to compare with."""
+    import sentence_transformers  # noqa: PLC0415 - takes seconds
+    import sentence_transformers.sentence_transformer.modules as st  # noqa: PLC0415 - as above
+
     base = folder / "base"
     model: Any = transformers.Qwen3Model(qwen3_config(make_tokenizer(base)))
     enlarge(model)
     model.save_pretrained(base)
-    modules: list[Any] = [Transformer(str(base)), Pooling(48, pooling_mode=mode)]
-    modules += [Normalize()] * normalized
-    made = SentenceTransformer(
+    modules: list[Any] = [st.Transformer(str(base)), st.Pooling(48, pooling_mode=mode)]
+    modules += [st.Normalize()] * normalized
+    made = sentence_transformers.SentenceTransformer(
         modules=modules, device="cpu", prompts=dict(prompts), default_prompt_name=default
     )
     made.save(str(folder / "model"))

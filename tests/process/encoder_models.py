@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.process.embedding_models import enlarge
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense
 
 WORDS: Final = (
     "the",
@@ -132,9 +134,12 @@ def make_vectors(
     folder: pathlib.Path, family: str, mode: str, *, dense: Sequence[Dense] = (), normalized: bool = True
 ) -> SentenceTransformer:
     """Write a model of sentence-transformers to the folder; what made it, to compare with."""
+    import sentence_transformers  # noqa: PLC0415 - takes seconds
+    import sentence_transformers.sentence_transformer.modules as st  # noqa: PLC0415 - as above
+
     make_encoder(folder / "base", family)
-    modules: list[Any] = [Transformer(str(folder / "base")), Pooling(48, pooling_mode=mode), *dense]
-    modules += [Normalize()] * normalized
-    made = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
+    modules: list[Any] = [st.Transformer(str(folder / "base")), st.Pooling(48, pooling_mode=mode), *dense]
+    modules += [st.Normalize()] * normalized
+    made = sentence_transformers.SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
     made.save(str(folder / "model"))
     return made

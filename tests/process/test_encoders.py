@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
-from sentence_transformers.sentence_transformer.modules import Dense
 
 from nanoserve.entrypoints.compose.bootstrap import assemble_for_verification
 from nanoserve.entrypoints.compose.config.engine_settings import EngineSettings
@@ -42,6 +40,8 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: pathlib.Path, fami
 
 
 def test_layers_behind_a_pooler_are_computed(tmp_path: pathlib.Path) -> None:
+    from sentence_transformers.sentence_transformer.modules import Dense  # noqa: PLC0415 - takes seconds
+
     torch.manual_seed(3)
     dense = [Dense(48, 32), Dense(32, 20, bias=False, activation_function=torch.nn.Identity())]
     reference = make_vectors(tmp_path, "bert", "mean", dense=dense, normalized=False)
@@ -53,6 +53,8 @@ def test_layers_behind_a_pooler_are_computed(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_of_pairs_are_those_of_a_cross_encoder(tmp_path: pathlib.Path, family: str) -> None:
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - takes seconds
+
     tokenizer, model = make_encoder(tmp_path, family, "ForSequenceClassification", num_labels=1)
     logits = [run(tokenizer, model, QUERY, text).logits[0, 0] for text in TEXTS]
     reference = CrossEncoder(str(tmp_path), device="cpu").predict([(QUERY, text) for text in TEXTS])

@@ -22,7 +22,7 @@ BODY = {
     "messages": [{"role": "user", "content": "Tell me a story."}],
     "temperature": 0.5,
     "min_p": 0.1,
-    "max_tokens": 48,
+    "max_tokens": 32,
     "ignore_eos": True,
     "stream": True,
 }
@@ -63,10 +63,10 @@ def test_a_streamed_chat_goes_through_no_more_modules_than_before(
 ) -> None:
     server, notes = profiled
     stream(server)  # what is done once is done now
-    times = [stream(server) for _ in range(12)]
+    times = [stream(server) for _ in range(6)]
     # Probes and reports come and go with the clock: what belongs to a request is entered each time, to a chunk nearly each time.
     first = set.intersection(*entered(notes, [(each[0], each[1]) for each in times]))
-    windows = entered(notes, [window for each in times for window in pairwise(each[10:41])])
+    windows = entered(notes, [window for each in times for window in pairwise(each[6:27])])
     counts = Counter(module for window in windows for module in window)
     later = {module for module, count in counts.items() if count >= 0.75 * len(windows)}
     assert {process for process, _ in first} > {process for process, _ in later}, (

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import peft
 import pytest
 import torch
 import transformers
@@ -24,6 +23,8 @@ PROMPT = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, "igno
 @pytest.fixture(scope="module")
 def allowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of adapters, and one beside it."""
+    import peft  # noqa: PLC0415 - takes a second
+
     root = tmp_path_factory.mktemp("adapters")
     base: Any = transformers.AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32)
     config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])

@@ -26,5 +26,5 @@ def note(frame: FrameType, event: str, _argument: object) -> None:
         os.write(NOTES, f"{now} {module}\n".encode())
 
 
-threading.setprofile(note)
-sys.setprofile(note)
+threading.settrace(note)
+sys.settrace(note)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -30,6 +29,8 @@ def base() -> Any:
 @pytest.fixture(scope="module")
 def adapters(base: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
     """Folders by name, with what PEFT makes of base and adapter."""
+    import peft  # noqa: PLC0415 - takes a second
+
     made = {}
     for seed, name in enumerate(("left", "right")):
         folder = tmp_path_factory.mktemp(name)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 
 from tests.unit.adapters.pytorch.tiny_models import TinyModel
@@ -25,6 +24,8 @@ def make_adapter(
     **config: Any,
 ) -> Any:
     """Save an adapter whose factors are all random; returns the base with it merged in, by PEFT in float32."""
+    import peft  # noqa: PLC0415 - takes a second
+
     asked = peft.LoraConfig(
         r=rank,
         lora_alpha=config.pop("lora_alpha", 2 * rank),
