@@ -64,9 +64,9 @@ test-all: $(STAMP) ## run all tests: also engines over models of every family an
 	$(ONE_MORE) $(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)
 
 # Kernels of a processor with AVX2 and nothing newer, in numpy's BLAS library, torch and oneDNN: no AVX512, no bfloat16.
-AVX2 = OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+AVX2 = env OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 test-avx2: $(STAMP) ## run kernels, models and runners as a processor without AVX512 does
-	$(AVX2) $(PYTEST) tests/interpreter/kernels tests/unit/kernels tests/unit/contracts tests/unit/adapters/pytorch tests/unit/adapters/gguf $(PARALLEL)
+	$(BESIDE) $(AVX2) $(PYTEST) tests/interpreter/kernels tests/unit/kernels tests/unit/contracts tests/unit/adapters/pytorch tests/unit/adapters/gguf $(PARALLEL)
 
 coverage: ## run all tests and list the lines that none of them ran
 	$(MAKE) test-all PYTEST_OPTIONS="--cov --cov-report term"
@@ -95,7 +95,7 @@ gpu: $(STAMP) ## run the suites that compute on an NVIDIA GPU, in every dtype
 	$(PYTEST) tests/interpreter --numprocesses 8 --dist worksteal
 
 test-domain: ## run the control plane's tests in an environment that has no torch
-	tools/test_domain_without_torch.sh $(DOMAIN_OPTIONS)
+	$(BESIDE) tools/test_domain_without_torch.sh $(DOMAIN_OPTIONS)
 
 check: $(STAMP) ## format, lint, types, architecture
 	$(BIN)/ruff format --check .
