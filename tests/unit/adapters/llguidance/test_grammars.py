@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
 from llguidance import LLTokenizer
+from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from nanoserve.adapters.llguidance.grammars import LLGrammars
@@ -18,6 +20,7 @@ from nanoserve.adapters.llguidance.schemas import in_known_words
 from nanoserve.adapters.llguidance.vocabulary import make_vocabulary
 from nanoserve.ports.errors import BadValueError
 from nanoserve.ports.grammar import Constraint, ConstraintKind
+from tests.patience import PATIENCE
 from tests.unit.adapters.llguidance.vocabularies import (
     END,
     PADDED,
@@ -418,13 +421,18 @@ def test_a_vocabulary_is_made_once_and_by_a_thread_when_it_is_first_wanted() -> 
     assert thread is not threading.current_thread()
 
 
-def test_a_vocabulary_that_cannot_be_made_refuses_every_constraint_by_its_reason() -> None:
+def test_a_vocabulary_that_cannot_be_made_is_told_once_and_refuses_every_constraint_by_its_reason() -> None:
     wordpieces = Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     wordpieces.decoder = decoders.WordPiece()
     grammars = LLGrammars(lambda: make_vocabulary(wordpieces.to_str(), [1], 2), num_tokens=2, threads=1)
-    for _ in range(2):
-        with pytest.raises(BadValueError, match="of a kind that no grammar can follow"):
-            compiled(grammars, "regex", "a")
+    with capture_logs() as logs:
+        wait([grammars.vocabulary], timeout=PATIENCE)  # which begins when a start is over
+        for _ in range(2):
+            with pytest.raises(BadValueError, match="of a kind that no grammar can follow"):
+                compiled(grammars, "regex", "a")
+    [told] = logs
+    assert (told["log_level"], told["event"]) == ("warning", "no structured output")
+    assert "of a kind that no grammar can follow" in told["reason"]
 
 
 def test_a_grammar_names_special_tokens_and_no_surplus_ids() -> None:
