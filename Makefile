@@ -58,7 +58,7 @@ bytecode: $(STAMP) ## compile what tests import, once: each of several processes
 	-$(PYTEST) tests README.md docs --collect-only --quiet > /dev/null
 
 test: $(STAMP) ## run the unit tests, the kernels, real processes and the README, in eight minutes
-	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients --ignore tests/cluster/process
+	$(ONE_MORE) $(PYTEST) $(PARALLEL) --ignore tests/interpreter/gpu --ignore tests/interpreter/cuda --ignore tests/interpreter/contracts --ignore tests/process/clients --ignore tests/process/measurements --ignore tests/cluster/process
 
 test-all: $(STAMP) ## run all tests: also engines over models of every family and over interpreted kernels, others' clients, the browser, attacks, faults, docs
 	$(ONE_MORE) $(PYTEST) tests README.md docs --hypothesis-profile ci $(PYTEST_OPTIONS) $(PARALLEL)

@@ -42,18 +42,33 @@ def test_a_key_gets_its_requests_and_no_more_whichever_process_answers(tmp_path:
         assert seen["nanoserve:requests_accepted_total"] == 6 + three.count(200)
 
 
-def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> None:
-    bounds = ("--max-num-seqs", "2", "--max-waiting-requests", "3")
+def test_as_many_may_be_connected_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> None:
+    def is_alive(client: httpx.Client) -> bool:
+        return client.get("/livez").status_code == 200
+
+    def attempt(client: httpx.Client) -> int:
+        try:
+            return ask(client, 900, prompt=SLOWLY).status_code
+        except httpx.HTTPError:
+            return 0
+
+    bounds = ("--max-connections", "20", "--max-num-seqs", "2", "--max-waiting-requests", "3")
     with contextlib.ExitStack() as stack, two_processes(tmp_path, *bounds) as server:
-        clients = [stack.enter_context(server.client()) for _ in range(12)]
+        clients = [stack.enter_context(server.client()) for _ in range(20)]
+        assert all(map(is_alive, clients))
+        for _ in range(10):
+            with server.client() as client:
+                assert not is_alive(client)
+        assert all(map(is_alive, clients))
+        clients.pop().close()
+        clients.append(stack.enter_context(server.client()))
+        wait_until(lambda: is_alive(clients[-1]))
+        with server.client() as client:
+            assert not is_alive(client)
+
+        while len(clients) > 12:
+            clients.pop().close()
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(12))
-
-        def attempt(client: httpx.Client) -> int:
-            try:
-                return ask(client, 900, prompt=SLOWLY).status_code
-            except httpx.HTTPError:
-                return 0
-
         attempts = [pool.submit(attempt, client) for client in clients]
         wait_until(lambda: sum(each.done() for each in attempts) == 7)
         assert [each.result() for each in attempts if each.done()] == [503] * 7
@@ -62,21 +77,3 @@ def test_as_many_may_run_and_wait_as_in_one_process(tmp_path: pathlib.Path) -> N
         seen = server.metrics()
         assert balanced(seen)
         assert seen["nanoserve:requests_finished_total"] == 0
-
-
-def test_so_many_connections_may_be_open_at_all_processes_together(tmp_path: pathlib.Path) -> None:
-    def status(client: httpx.Client) -> int:
-        return client.get("/livez").status_code
-
-    with two_processes(tmp_path, "--max-connections", "3") as server, contextlib.ExitStack() as stack:
-        kept = [stack.enter_context(server.client()) for _ in range(3)]
-        assert [status(each) for each in kept] == [200] * 3
-        for _ in range(10):
-            with server.client() as client:
-                assert status(client) == 503
-        assert [status(each) for each in kept] == [200] * 3
-        kept[0].close()
-        last = stack.enter_context(server.client())
-        wait_until(lambda: status(last) == 200)
-        with server.client() as client:
-            assert status(client) == 503

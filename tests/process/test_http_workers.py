@@ -194,7 +194,9 @@ def test_a_process_that_is_killed_takes_its_own_connections_along_and_is_replace
         assert len(processes(server)) == 2
 
 
-def test_one_that_cannot_start_is_tried_again_until_it_can(tmp_path: pathlib.Path) -> None:
+def test_one_that_cannot_start_is_tried_again_until_it_can_and_all_end_with_the_main_one(
+    tmp_path: pathlib.Path,
+) -> None:
     model, hidden = tmp_path / "model", tmp_path / "hidden"
     shutil.copytree(model_folder(), model)
     with two_processes(tmp_path, str(model), "--served-model-name", "built-in") as server:
@@ -205,6 +207,9 @@ def test_one_that_cannot_start_is_tried_again_until_it_can(tmp_path: pathlib.Pat
         hidden.rename(model / "tokenizer.json")
         with clients_of(server, 2) as clients:
             assert "w2" in clients
+        once = family(server)
+        server.process.kill()
+        assert_all_gone(server, once)
 
 
 def test_an_engine_that_is_killed_is_replaced_for_both_processes(server: ServerProcess) -> None:
@@ -302,13 +307,6 @@ def test_ctrl_c_twice_ends_the_streams_in_order_and_leaves_nothing_behind(tmp_pa
         assert server.wait() == 0
         assert_all_gone(server, once)
         assert "Traceback" not in server.err.read_text()
-
-
-def test_all_processes_end_with_the_main_one(tmp_path: pathlib.Path) -> None:
-    with two_processes(tmp_path) as server:
-        once = family(server)
-        server.process.kill()
-        assert_all_gone(server, once)
 
 
 @pytest.mark.parametrize(
