@@ -157,7 +157,7 @@ def fragments(
 
 @triton.jit
 def in_fragment_order(x, FORM: tl.constexpr, WIDE: tl.constexpr):
-    """Columns of x [M, 16 words] in the order that `fragments` gives those of the weight."""
+    """Columns of x [M, chunks of 16 words] in the order that `fragments` gives those of the weight."""
     return integers.in_fragment_order(x, WIDE) if FORM == "int4" else fp8.in_fragment_order(x, WIDE)
 
 

@@ -384,5 +384,5 @@ def _launch(
         ready_ptr=delta.ready if delta and not tile.straight else None, STRAIGHT=tile.straight, AHEAD=tile.ahead if pdl else 0,
         GATE=gate, EVICTION=tile.eviction, STAGES=tile.stages, **delta_arguments(delta, tokens=triton.cdiv(n, tile.bn) * tile.splits * tile.bm),
         PDL=pdl, num_warps=tile.warps, num_stages=tile.stages if delta is None or tile.straight else max(tile.stages, STAGES),
-        **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits else {}), **launch_options(pdl),
+        **({"maxnreg": MOST_REGISTERS} if tile.straight and k > 2 * tile.bk * tile.splits and (gate is None or tile.bm == 8) else {}), **launch_options(pdl),
     )  # fmt: skip

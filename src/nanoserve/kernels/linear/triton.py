@@ -8,15 +8,7 @@ import triton.language as tl
 from nanoserve.kernels.device.gates import gated, output_columns, weight_rows
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
-from nanoserve.kernels.forms.triton import (
-    add_left,
-    fragment_rows,
-    load_rows,
-    load_step_scales,
-    step,
-    unit_sums,
-    x_factor,
-)
+from nanoserve.kernels.forms import triton as forms
 from nanoserve.kernels.linear.low_rank.triton import (
     expand,
     expand_row,
@@ -61,7 +53,7 @@ def row_kernel(  # noqa: PLR0912 - constants choose
     else:
         ks = tl.arange(0, CHUNK)
         far_rows = rows.to(tl.int64)
-        weights = load_rows(
+        weights = forms.load_rows(
             (), weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", 0, DEPTH
         )
         if norm_ptr is not None:
@@ -89,10 +81,10 @@ def row_kernel(  # noqa: PLR0912 - constants choose
             if norm_ptr is not None:
                 squares += x * x
                 x *= norms[c].to(tl.float32)
-            weights = load_rows(
+            weights = forms.load_rows(
                 weights, weight_ptr, scale_ptr, far_rows, K, CHUNK, PACK, UNIT, GROUP, SCALES, "evict_first", c + DEPTH, 1
             )  # fmt: skip
-            products += unit_sums(weights[c], x * x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
+            products += forms.unit_sums(weights[c], x * forms.x_factor(FORM), ROWS, CHUNK, UNIT, FORM)
         sums = tl.sum(products, 1)
         squares = tl.sum(squares, 0)
     if delta is not None:
@@ -119,7 +111,7 @@ def _load_step(
     words = load_slice(weight_ptrs, tl.arange(0, BK // PACK)[None, :] < left // PACK, EVEN, EVICTION)
     scales = 1.0
     if scale_ptrs is not None:
-        scales = load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
+        scales = forms.load_step_scales(scale_ptrs, k, K, BK, GROUP, SCALES, FORM)
     return words, scales
 
 
@@ -148,7 +140,7 @@ def _multiply_whole(
     wait_for_x(ready_ptr, PDL)
     x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
     sums = tl.zeros([BN, x.shape[1]], tl.float32)
-    return add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
+    return forms.add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
 
 
 @triton.jit
@@ -161,7 +153,7 @@ def _multiply_in_steps(
     """The product of a longer slice: a pipelined loop, all of it after the wait. That it says STAGES itself makes scales part of the pipeline."""
     ONE: tl.constexpr = GROUP >= K
     if ONE:
-        row_scales = load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
+        row_scales = forms.load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
     wait_for_x(ready_ptr, PDL)
     sums = tl.zeros([BN, BM], tl.float32)
     for k in tl.range(0, SLICE, BK, num_stages=STAGES):
@@ -169,7 +161,7 @@ def _multiply_in_steps(
             weight_ptrs + k // PACK, scale_ptrs, start + k, left - k, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
         )  # fmt: skip
         x = _load_x(x_ptrs + k, ks[:, None] < left - k, present, FORM, EVEN)
-        sums = add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
+        sums = forms.add_left(sums, words, row_scales if ONE else scales, x, GROUP, FORM, PAIRS)
     return sums
 
 
@@ -219,7 +211,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
         ends = weight_rows(tile, 0, N, BN, GATE), weight_rows(tile, BN - 1, N, BN, GATE)
         factor = load_factor(delta, split, rows, ends, ms, M, SHAPE)
     if STRAIGHT:
-        loaded_rows = weight_rows(tile, fragment_rows(i, BN // 16), N, BN, GATE)
+        loaded_rows = weight_rows(tile, forms.fragment_rows(i, BN // 16), N, BN, GATE)
         sums = multiply_straight(
             x_ptr, weight_ptr, scale_ptr, rows, loaded_rows, start, M,
             K, BM, BK, SLICE, FORM, PACK, GROUP, SCALES, PAIRS, PDL,
@@ -300,8 +292,8 @@ def widen_kernel(
     weight = tl.load(
         weight_ptr + within[:, None] * (K // PACK) + words[None, :], mask=words[None, :] < K // PACK, other=0
     )
-    scales = load_step_scales(scale_ptr + within * SCALES, start, K, BK, GROUP, SCALES, FORM)
-    wide, _ = step(weight, scales, tl.float32, True, GROUP, FORM, False)
+    scales = forms.load_step_scales(scale_ptr + within * SCALES, start, K, BK, GROUP, SCALES, FORM)
+    wide, _ = forms.step(weight, scales, tl.float32, True, GROUP, FORM, False)
     mask = (rows[:, None] < N) & (ks[None, :] < K)
     places = rows[:, None].to(tl.int64) * K + ks[None, :]
     tl.store(out_ptr + places, wide.to(out_ptr.dtype.element_ty), mask=mask)

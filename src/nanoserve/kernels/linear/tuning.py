@@ -45,7 +45,7 @@ JOINING = 2.5
 WHOLE = (256, 512)
 """Slices that up to 32 rows of x multiply in one step."""
 MOST_REGISTERS = 128
-"""The most registers of a thread of products whose words go straight into registers in many steps, so that four programs are beside each other: INT4's down takes 15.4 us for 8 rows, not 22.6."""
+"""The most registers of a thread of products whose words go straight into registers in many steps, so that four programs are beside each other: INT4's down takes 15.4 us for 8 rows, not 22.6. Gates of 9 to 16 rows want more: 1.9% of an 8B's step in FP8."""
 LEAST_STRAIGHT = 48 << 20
 """Numbers of a stored weight from which on words go straight into registers for one row, too: INT4's gate and up of an 8B take 18.8 us then, not 24.6, and down 10.4, not 13.3, but qkv 6.4, not 5.9."""
 MOST_STRAIGHT_ROWS = 16
@@ -67,9 +67,11 @@ class RowTile(NamedTuple):
 @cache
 def row_tile(n: int, k: int, bits: int, *, gate: bool, form: Form = PLAIN) -> RowTile:
     """The tile of a product of one row of x with weight [n, k], of this many bits each; `form` is of the weight where x is of half precision."""
-    if form.straight and n * k >= LEAST_STRAIGHT and (warps := straight_warps(k, form)):
-        return RowTile(16, warps, form.chunk, straight=True)
     chunk = _chunk(k)
+    # In pieces of K the CUDA cores take longer: a 14B's step in INT4 loses 2.2% by o alone.
+    least = LEAST_STRAIGHT // 2 if bits == 4 and n <= k and chunk < k else LEAST_STRAIGHT
+    if form.straight and n * k >= least and (warps := straight_warps(k, form)):
+        return RowTile(16, warps, form.chunk, straight=True)
     # Of packed numbers few pieces in flight leave registers for more programs beside each other: down of an 8B takes 12.5 us, with all of them 16.7.
     if bits == 4:
         return RowTile(16, 4, 1024, 2) if chunk == k > 1024 and n > 32 * BUSY else RowTile(8, 4, chunk, 1)
@@ -198,16 +200,22 @@ def skinny_tile(
     packed = form.per_word > 1
     straight = _straight_splits(n, k) if form.straight and m <= MOST_STRAIGHT_ROWS and itemsize == 2 else 0
     if straight and gate and not packed:  # so many tiles that few slices keep a device reading
-        straight = min(straight, _doubled(n, k, 2 * BUSY if m <= 8 else 4 * BUSY))
+        straight = min(straight, _doubled(n, k, 3 * BUSY if m <= 8 else 4 * BUSY))
     if straight and splits in (None, straight):
-        bk = 512 if form.straight > 64 and k == 512 * straight else 256
-        # Warps that have eight rows of x wait for no other one, which pays in long slices: an 8B's gate and up in 8-bit floats save 0.67 ms of 3.5 a step.
-        return SkinnyTile(8 if m <= 8 and k > 512 * straight else 16, 64, bk, straight, 1, 0, "evict_first", straight=True)  # fmt: skip
+        whole, few = form.straight > 64 and k == 512 * straight, m <= 8
+        if few and (k > 512 * straight or (whole and not gate)):
+            # By warps that wait for no other one: an 8B's gate and up in 8-bit floats save 0.72 ms of 3.52 a step. What is one step is best cut into many programs.
+            bn, bk, warps = (32, 512, 2) if whole else (64, 256, 4)
+            return SkinnyTile(8, bn, bk, straight, 1, 0, "evict_first", warps, straight=True)
+        return SkinnyTile(16, 64, 512 if whole else 256, straight, 1, 0, "evict_first", straight=True)
     if form is not PLAIN:
         if splits is None:
             splits = _doubled(n, k, BUSY) if n < WIDE and not gate else 1
         bm = 8 if m <= 8 and not packed else bm
-        return _stored_tile(bm, n, itemsize, gate=gate, splits=splits, room=room, per_word=form.per_word)
+        tile = _stored_tile(bm, n, itemsize, gate=gate, splits=splits, room=room, per_word=form.per_word)
+        # Of 33 to 64 rows packed numbers of a step are sent for before the wait: 1.7% of an 8B's step in INT4; 32 rows lose 0.8%.
+        early = packed and bm == 64 and itemsize == 2 and k % (tile.bk * splits) == 0
+        return tile._replace(ahead=int(early))
     if splits is None:
         splits = _slices(bm, n, k, JOINING) if bm <= 64 and n < WIDE and not gate else 1
     bn, bk, stages = _shape(bm, n, k // splits, splits, itemsize, gate=gate)

@@ -75,8 +75,8 @@ def fragments(words, DTYPE: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexp
 @triton.jit
 def in_fragment_order(x, WIDE: tl.constexpr):
     """See `forms.triton.in_fragment_order`."""
-    parts = tl.reshape(x, [x.shape[0], 4, 4, 2, 2])
-    return tl.reshape(tl.permute(parts, [0, 2, 4, 1, 3] if WIDE else [0, 2, 1, 4, 3]), x.shape)
+    parts = tl.reshape(x, [x.shape[0], x.shape[1] // 64, 4, 4, 2, 2])
+    return tl.reshape(tl.permute(parts, [0, 1, 3, 5, 2, 4] if WIDE else [0, 1, 3, 2, 5, 4]), x.shape)
 
 
 @triton.jit

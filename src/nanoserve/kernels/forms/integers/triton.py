@@ -284,8 +284,8 @@ def fragments(words, scales, DTYPE: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.
 @triton.jit
 def in_fragment_order(x, WIDE: tl.constexpr):
     """See `forms.triton.in_fragment_order`."""
-    parts = tl.reshape(x, [x.shape[0], 4, 2, 2, 4, 2])
-    return tl.reshape(tl.permute(parts, [0, 4, 2, 3, 1, 5] if WIDE else [0, 4, 2, 1, 3, 5]), x.shape)
+    parts = tl.reshape(x, [x.shape[0], x.shape[1] // 128, 4, 2, 2, 4, 2])
+    return tl.reshape(tl.permute(parts, [0, 1, 5, 3, 4, 2, 6] if WIDE else [0, 1, 5, 3, 2, 4, 6]), x.shape)
 
 
 @triton.jit

@@ -11,15 +11,7 @@ import triton.language as tl
 
 from nanoserve.kernels.device.gates import weight_rows
 from nanoserve.kernels.device.pdl import wait_for_last
-from nanoserve.kernels.forms.triton import (
-    factors,
-    fragments,
-    in_fragment_order,
-    raised,
-    right_factor,
-    row_fragments,
-    scaled,
-)
+from nanoserve.kernels.forms import triton as forms
 
 _ONES = tl.constexpr(0x11111111)
 
@@ -41,28 +33,43 @@ def _load_scales(scales, ptrs, BK: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _load_x(xs, ptrs, present, BK: tl.constexpr, CHUNK: tl.constexpr, FORM: tl.constexpr, WIDE: tl.constexpr):
-    """The tuple `xs` and behind it right factors [CHUNK, BM] of BK columns."""
-    for start in tl.static_range(0, BK, CHUNK):
+def _load_x(xs, ptrs, present, BK: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr, WIDE: tl.constexpr):
+    """The tuple `xs` and behind it right factors [SPAN, BM] of BK columns."""
+    for start in tl.static_range(0, BK, SPAN):
         x = tl.load(ptrs + start, mask=present, other=0.0)
-        xs = xs + (tl.trans(in_fragment_order(x, FORM, WIDE)),)  # noqa: RUF005 - as above
+        xs = xs + (tl.trans(forms.in_fragment_order(x, FORM, WIDE)),)  # noqa: RUF005 - as above
     return xs
+
+
+@triton.jit
+def _span(
+    words, scales, FIRST: tl.constexpr, COUNT: tl.constexpr, DTYPE: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """The numbers of COUNT chunks from the first on, a power of two, side by side as a left factor."""
+    if COUNT == 1:
+        wide = forms.fragments(words[FIRST], scales, DTYPE, FORM, PAIRS, WIDE)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        left = _span(words, scales, FIRST, HALF, DTYPE, FORM, PAIRS, WIDE)
+        right = _span(words, scales, FIRST + HALF, HALF, DTYPE, FORM, PAIRS, WIDE)
+        wide = tl.reshape(tl.permute(tl.join(left, right), [0, 2, 1]), [left.shape[0], 2 * left.shape[1]])
+    return wide
 
 
 @triton.jit
 def _add_step(
     sums, xs, words, scales, loaded_scales,
-    BK: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
+    BK: tl.constexpr, SPAN: tl.constexpr, FORM: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Sums [ROWS, BM] plus the product of BK numbers of each row."""
-    CHUNK: tl.constexpr = 16 * PACK
+    """Sums [ROWS, BM] plus the product of BK numbers of each row, SPAN at a time."""
+    COUNT: tl.constexpr = SPAN // (16 * PACK)
     WIDE: tl.constexpr = sums.shape[1] > 8
     for group in tl.static_range((BK + GROUP - 1) // GROUP):
         part = tl.zeros(sums.shape, tl.float32)
-        for c in tl.static_range(group * GROUP // CHUNK, min(BK, (group + 1) * GROUP) // CHUNK):
-            weight = fragments(words[c], loaded_scales[group], xs[c].dtype, FORM, PAIRS, WIDE)
+        for c in tl.static_range(group * GROUP // SPAN, min(BK, (group + 1) * GROUP) // SPAN):
+            weight = _span(words, loaded_scales[group], c * COUNT, COUNT, xs[c].dtype, FORM, PAIRS, WIDE)
             part = tl.dot(weight, xs[c], part, input_precision="ieee")
-        sums += part * factors(scales[group], FORM)[:, None]
+        sums += part * forms.factors(scales[group], FORM)[:, None]
     return sums
 
 
@@ -83,23 +90,25 @@ def multiply_straight(
     scales = _load_scales((), scale_ptr + rows * SCALES, BK, GROUP)
     loaded = _load_scales((), scale_ptr + loaded_rows * SCALES, BK, GROUP)
     wait_for_last(PDL)
+    # Eight rows of x go through shared memory as a whole; of more, registers hold the left factor of a chunk.
+    SPAN: tl.constexpr = min(BK, GROUP) if BM == 8 else 16 * PACK
     ms = tl.arange(0, BM)
     present = ms[:, None] < M
     # Steps are added to where x begins: pointers that a loop carries would be exchanged between threads behind it.
-    places = start + tl.minimum(ms, M - 1)[:, None] * K + tl.arange(0, 16 * PACK)[None, :]
-    xs = _load_x((), x_ptr + places, present, BK, 16 * PACK, FORM, BM > 8)
+    places = start + tl.minimum(ms, M - 1)[:, None] * K + tl.arange(0, SPAN)[None, :]
+    xs = _load_x((), x_ptr + places, present, BK, SPAN, FORM, BM > 8)
     sums = tl.zeros([rows.shape[0], BM], tl.float32)
     for _ in range(BK, SLICE, BK):
         word_ptrs, x_ptr = word_ptrs + BK // PACK, x_ptr + BK
-        next_xs = _load_x((), x_ptr + places, present, BK, 16 * PACK, FORM, BM > 8)
+        next_xs = _load_x((), x_ptr + places, present, BK, SPAN, FORM, BM > 8)
         next_words, next_scales, next_loaded = _load_words((), word_ptrs, BK, PACK), scales, loaded
         if GROUP <= BK:
             scale_ptr += BK // GROUP
             next_scales = _load_scales((), scale_ptr + rows * SCALES, BK, GROUP)
             next_loaded = _load_scales((), scale_ptr + loaded_rows * SCALES, BK, GROUP)
-        sums = _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
+        sums = _add_step(sums, xs, words, scales, loaded, BK, SPAN, FORM, PACK, GROUP, PAIRS)
         xs, words, scales, loaded = next_xs, next_words, next_scales, next_loaded
-    return _add_step(sums, xs, words, scales, loaded, BK, FORM, PACK, GROUP, PAIRS)
+    return _add_step(sums, xs, words, scales, loaded, BK, SPAN, FORM, PACK, GROUP, PAIRS)
 
 
 @triton.jit
@@ -160,7 +169,7 @@ def _raised(
             there = (tl.arange(0, 8) < USED)[None, :, None, None]
             squares += x * x if USED == 8 else tl.where(there, x * x, 0.0)
             x *= norms[piece].to(tl.float32)
-        pieces = pieces + ((x * raised(DTYPE, FORM, piece)).to(DTYPE),)  # noqa: RUF005 - as above
+        pieces = pieces + ((x * forms.raised(DTYPE, FORM, piece)).to(DTYPE),)  # noqa: RUF005 - as above
     return pieces, squares
 
 
@@ -170,15 +179,15 @@ def _add_row(total, squares, xs, loaded, norm_ptr, DTYPE: tl.constexpr, FORM: tl
     words, scales, norms = loaded
     eight = tl.arange(0, 8)
     pieces, squares = _raised((), squares, xs, norms, norm_ptr, DTYPE, FORM, USED)
-    x = right_factor(pieces, FORM)
+    x = forms.right_factor(pieces, FORM)
     sums = tl.zeros([WARPS, 16, 8], tl.float32)
     for c in tl.static_range(USED):
-        part = tl.dot(row_fragments(words[c], DTYPE, FORM), x)
+        part = tl.dot(forms.row_fragments(words[c], DTYPE, FORM), x)
         sums = tl.where((eight == c)[None, None, :], part, sums)
     of_x = 0.0
     if FORM == "int4":
-        of_x = tl.dot(row_fragments(tl.full([16 * WARPS, 16], _ONES, tl.int32), DTYPE, FORM), x)
-    sums = scaled(sums, of_x, scales, DTYPE, FORM)
+        of_x = tl.dot(forms.row_fragments(tl.full([16 * WARPS, 16], _ONES, tl.int32), DTYPE, FORM), x)
+    sums = forms.scaled(sums, of_x, scales, DTYPE, FORM)
     return total + (sums if USED == 8 else tl.where((eight < USED)[None, None, :], sums, 0.0)), squares
 
 
