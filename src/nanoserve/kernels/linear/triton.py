@@ -9,13 +9,7 @@ from nanoserve.kernels.device.gates import gated, output_columns, weight_rows
 from nanoserve.kernels.device.pdl import let_next_start, wait_for_last
 from nanoserve.kernels.device.tiles import load_chunk, load_chunks, load_slice
 from nanoserve.kernels.forms import triton as forms
-from nanoserve.kernels.linear.low_rank.triton import (
-    expand,
-    expand_row,
-    load_factor,
-    load_row_factor,
-    wait_for_x,
-)
+from nanoserve.kernels.linear.low_rank import triton as low_rank
 from nanoserve.kernels.linear.straight.triton import multiply_row, multiply_straight, row_words
 
 
@@ -61,7 +55,7 @@ def row_kernel(  # noqa: PLR0912 - constants choose
     bias = _load_bias(bias_ptr, rows)
     if delta is not None:
         j = tl.arange(0, ROWS * SHAPE[3] * SHAPE[1]) // (SHAPE[3] * SHAPE[1])
-        factor = load_row_factor(delta, weight_rows(tile, j, N, ROWS, GATE), SHAPE)
+        factor = low_rank.load_row_factor(delta, weight_rows(tile, j, N, ROWS, GATE), SHAPE)
     wait_for_last(PDL)
 
     OUTPUTS: tl.constexpr = ROWS // 2 if GATE is not None else ROWS
@@ -88,7 +82,7 @@ def row_kernel(  # noqa: PLR0912 - constants choose
         sums = tl.sum(products, 1)
         squares = tl.sum(squares, 0)
     if delta is not None:
-        sums += expand_row(factor, ROWS)
+        sums += low_rank.expand_row(factor, ROWS)
     if norm_ptr is not None:
         sums *= tl.rsqrt(squares / K + eps)
     sums += bias
@@ -137,7 +131,7 @@ def _multiply_whole(
     words, scales = _load_step(
         weight_ptrs, scale_ptrs, start, left, K, BK, FORM, PACK, GROUP, SCALES, EVEN, EVICTION
     )
-    wait_for_x(ready_ptr, PDL)
+    low_rank.wait_for_x(ready_ptr, PDL)
     x = _load_x(x_ptrs, ks[:, None] < left, present, FORM, EVEN)
     sums = tl.zeros([BN, x.shape[1]], tl.float32)
     return forms.add_left(sums, words, scales, x, GROUP, FORM, PAIRS)
@@ -154,7 +148,7 @@ def _multiply_in_steps(
     ONE: tl.constexpr = GROUP >= K
     if ONE:
         row_scales = forms.load_step_scales(scale_ptrs, 0, K, BK, GROUP, SCALES, FORM)
-    wait_for_x(ready_ptr, PDL)
+    low_rank.wait_for_x(ready_ptr, PDL)
     sums = tl.zeros([BN, BM], tl.float32)
     for k in tl.range(0, SLICE, BK, num_stages=STAGES):
         words, scales = _load_step(
@@ -209,7 +203,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
     factor = None
     if delta is not None:
         ends = weight_rows(tile, 0, N, BN, GATE), weight_rows(tile, BN - 1, N, BN, GATE)
-        factor = load_factor(delta, split, rows, ends, ms, M, SHAPE)
+        factor = low_rank.load_factor(delta, split, rows, ends, ms, M, SHAPE)
     if STRAIGHT:
         loaded_rows = weight_rows(tile, forms.fragment_rows(i, BN // 16), N, BN, GATE)
         sums = multiply_straight(
@@ -229,7 +223,7 @@ def skinny_kernel(  # noqa: PLR0912 - constants choose
     if delta is not None:
         if ready_ptr is not None:
             wait_for_last(PDL)
-        sums = expand(sums, delta, factor, rows, ms, split, SHAPE, SPLITS)
+        sums = low_rank.expand(sums, delta, factor, rows, ms, split, SHAPE, SPLITS)
 
     if out_ptr is None:
         places = (split * M + ms[None, :]) * N + columns[:, None]
