@@ -136,7 +136,7 @@ def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_st
         depth=depth, max_num_batched_tokens=4000, max_num_seqs=512, num_blocks=20_000, max_model_len=17_000
     )
     for number in range(rows):
-        world.add(f"r{number}", [number], max_tokens=30, stream=stream)
+        world.add(f"r{number}", [number], max_tokens=12, stream=stream)
     for _ in range(3):
         world.turn()
     world.add("long", [token % 1000 for token in range(tokens)], max_tokens=2)
@@ -145,7 +145,7 @@ def test_a_crowd_whose_tokens_are_read_when_they_come_is_not_held_up_by_whole_st
     assert [plan.chunks[0].length for plan in long[:2]] == chunks
     assert [len(plan.decoding) for plan in long[:2]] == [rows, rows]
     assert world.answer("long").token_ids == oracle([token % 1000 for token in range(tokens)], 2)
-    assert all(len(world.answer(f"r{number}").token_ids) == 30 for number in range(rows))
+    assert all(len(world.answer(f"r{number}").token_ids) == 12 for number in range(rows))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ FORMS = {
     "gpt_oss, float32": ("gpt_oss", torch.float32, None),
 }
 PROMPTS = [[(7 * number + 3 * place) % 90 + 4 for place in range(4 + 15 * number)] for number in range(5)]
-SCORED = SamplingParams(temperature=0.9, max_tokens=8, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+SCORED = SamplingParams(temperature=0.9, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=1)
 
 
 ODDS: dict[str, tuple[str, dict[str, Any]]] = {
